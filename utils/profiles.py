@@ -1,0 +1,140 @@
+"""Hardware profiles: the same notebooks on a laptop, on one small GPU, on one large GPU.
+
+A profile names a model and the settings that fit the machine. It is chosen automatically; the
+environment variable `COURSE_PROFILE` (cpu, gpu-small or gpu) overrides the choice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+ENV_VAR = "COURSE_PROFILE"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One machine class and what to run on it.
+
+    `max_model_len` counts tokens (prompt plus answer). `gpu_memory_utilization` is the share of
+    the card's memory that vLLM may take. `group_size` is the number of weights that share one
+    quantization scale: 64 for the bundled model, because its width, 576, is not a multiple of 128.
+    """
+
+    name: str
+    model: str
+    dtype: str
+    device: str
+    max_model_len: int
+    train_examples: int
+    train_steps: int
+    train_batch_size: int
+    learning_rate: float
+    lora_r: int
+    lora_alpha: int
+    gradient_checkpointing: bool
+    eval_examples: int
+    group_size: int
+    gptq_tool: str
+    awq_tool: str
+    gpu_memory_utilization: float
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="cpu",
+            model="bundled",
+            dtype="float32",
+            device="cpu",
+            max_model_len=2048,
+            train_examples=480,
+            train_steps=90,
+            train_batch_size=6,
+            learning_rate=1e-3,
+            lora_r=16,
+            lora_alpha=32,
+            gradient_checkpointing=False,
+            eval_examples=120,
+            group_size=64,
+            gptq_tool="gptqmodel",
+            awq_tool="autoawq",
+            gpu_memory_utilization=0.0,
+        ),
+        Profile(
+            name="gpu-small",
+            model="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+            dtype="float16",  # a T4 has no fast bfloat16
+            device="cuda",
+            max_model_len=2048,
+            train_examples=2000,
+            train_steps=250,
+            train_batch_size=8,
+            learning_rate=2e-4,
+            lora_r=16,
+            lora_alpha=32,
+            gradient_checkpointing=True,
+            eval_examples=200,
+            group_size=128,
+            gptq_tool="gptqmodel",
+            awq_tool="gptqmodel",
+            gpu_memory_utilization=0.85,
+        ),
+        Profile(
+            name="gpu",
+            model="mistralai/Mistral-7B-Instruct-v0.3",
+            dtype="bfloat16",
+            device="cuda",
+            max_model_len=4096,
+            train_examples=2000,
+            train_steps=250,
+            train_batch_size=8,
+            learning_rate=2e-4,
+            lora_r=16,
+            lora_alpha=32,
+            gradient_checkpointing=True,
+            eval_examples=200,
+            group_size=128,
+            gptq_tool="gptqmodel",
+            awq_tool="gptqmodel",
+            gpu_memory_utilization=0.9,
+        ),
+    )
+}
+
+
+def get_profile(name: str | None = None) -> Profile:
+    """Return a profile by name, by `$COURSE_PROFILE`, or by looking at the machine.
+
+    Without a name: no CUDA card gives "cpu"; a card with less than 22 GB gives "gpu-small";
+    a larger one gives "gpu".
+
+    Raises:
+        ValueError: no profile has that name.
+    """
+    name = name or os.environ.get(ENV_VAR) or _detect()
+    if name not in PROFILES:
+        raise ValueError(
+            f"Unknown profile {name!r}. Expected one of {', '.join(PROFILES)}. "
+            f"It comes from the argument or from the environment variable {ENV_VAR}."
+        )
+    return PROFILES[name]
+
+
+def require_device(profile: Profile) -> None:
+    """Raise a RuntimeError when the machine lacks what `profile` needs."""
+    if profile.device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"The profile {profile.name!r} needs a CUDA GPU and PyTorch sees none here. "
+            f"Use {ENV_VAR}=cpu, or install the GPU environment (environment-gpu.yml)."
+        )
+
+
+def _detect() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return "gpu" if memory >= 22e9 else "gpu-small"
