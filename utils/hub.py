@@ -67,7 +67,7 @@ def resolve_model(model: str | Path = BUNDLED) -> Path:
     looks_like_path = str(model).startswith((".", "/", "~")) or str(model).count("/") != 1
     if looks_like_path:
         raise ModelError(
-            f"No model at {str(model)!r}. Expected \"{BUNDLED}\", a folder that holds config.json "
+            f'No model at {str(model)!r}. Expected "{BUNDLED}", a folder that holds config.json '
             'and safetensors, or a hub id of the form "owner/name".'
         )
     return _download(str(model))

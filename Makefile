@@ -1,0 +1,43 @@
+# `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test pipeline notebooks labs bench repo-url clean
+
+PYTHON ?= python3
+COURSE := .venv/bin/python
+# Waiting threads sleep instead of spinning, so that two programs on two cores don't slow each other.
+export OMP_WAIT_POLICY ?= PASSIVE
+export KMP_BLOCKTIME ?= 0
+export TOKENIZERS_PARALLELISM ?= false
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## virtual environment, exact packages, model (repeatable; the others call it)
+	@$(PYTHON) tools/setup.py
+
+lab: setup ## open JupyterLab on the start page
+	@$(COURSE) -m jupyter lab --ip=127.0.0.1 notebooks/00_start_here.ipynb
+
+test: setup ## run every test, notebook, lab and the pipeline
+	@$(COURSE) -m pytest
+
+pipeline: setup ## fine-tune, merge, quantize, evaluate and serve; ends in a table and a figure
+	@$(COURSE) -m utils.pipeline
+
+notebooks: setup ## re-execute the notebooks and solutions, and save their outputs
+	@$(COURSE) tools/notebooks.py
+
+labs: setup ## generate labs/ from solutions/
+	@$(COURSE) tools/make_labs.py
+
+bench: setup ## run the benchmarks, and save their JSON
+	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done
+
+repo-url: setup ## set the repository's address everywhere: make repo-url URL=https://github.com/you/course
+	@$(COURSE) tools/set_repository_url.py "$(URL)"
+
+clean: ## remove what was generated here (environment, artifacts, caches); the model's cache stays
+	rm -rf .venv .cache artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -type d -prune -exec rm -rf {} +

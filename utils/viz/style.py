@@ -1,0 +1,42 @@
+"""One look for every figure: quiet axes, and colours that differ in brightness, so that a figure
+also reads in grey."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+from cycler import cycler
+
+INK = "#1b1b1b"
+BLUE = "#1f4e9c"  # dark
+ORANGE = "#e07b00"  # middle
+GREEN = "#7bbf6a"  # light
+GREY = "#8a8a8a"
+RED = "#b3261e"
+COLORS = (BLUE, ORANGE, GREEN, RED, GREY)
+
+
+def use_course_style() -> None:
+    """Set matplotlib's defaults for this kernel."""
+    plt.rcParams.update(
+        {
+            "figure.figsize": (7.5, 4.2),
+            "figure.dpi": 90,
+            "figure.constrained_layout.use": True,
+            "figure.facecolor": "white",
+            "axes.prop_cycle": cycler(color=COLORS),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": 12,
+            "axes.titleweight": "bold",
+            "axes.labelsize": 11,
+            "axes.grid": True,
+            "grid.color": "#dddddd",
+            "grid.linewidth": 0.8,
+            "axes.axisbelow": True,
+            "legend.frameon": False,
+            "lines.linewidth": 2.2,
+            "lines.markersize": 6,
+            "font.size": 10.5,
+        }
+    )
