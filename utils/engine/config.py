@@ -1,0 +1,187 @@
+"""What the model looks like, and how the engine runs it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Llama-like model. Fields bear the names of Hugging Face's `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32  # that of the weights on disk
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}."
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embedding needs pairs.")
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> ModelConfig:
+        """Read `config.json` (and `generation_config.json`) from a Hugging Face model folder.
+
+        Raises:
+            ValueError: a file is missing or incomplete, or the model needs what this engine lacks.
+        """
+        raw = _read_json(Path(path) / "config.json")
+        _refuse_unsupported(raw)
+        required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                    "num_attention_heads")  # fmt: skip
+        if missing := [name for name in required if raw.get(name) is None]:
+            raise ValueError(f"{path}/config.json lacks {', '.join(missing)}.")
+        heads = raw["num_attention_heads"]
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+        return cls(
+            **{name: raw[name] for name in required},
+            num_key_value_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope_theta=_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0,
+            max_position_embeddings=raw.get("max_position_embeddings", 2048),
+            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            sliding_window=raw.get("sliding_window"),
+            eos_token_ids=_eos_token_ids(Path(path), raw),
+            dtype=DTYPES.get(dtype, torch.float32),
+        )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs a model.
+
+    Args:
+        max_model_len: the most tokens of one request, prompt plus answer.
+        max_num_seqs: the most requests that run at a time.
+        max_num_batched_tokens: the most tokens of one forward pass. Longer prompts go in chunks.
+        seed: of the random numbers for requests that bring no seed of their own.
+    """
+
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs={self.max_num_seqs}: a decode step takes one token per request."
+            )
+
+    @classmethod
+    def create(
+        cls, model: ModelConfig, max_model_len: int | None, dtype: str, device: str, **limits: int
+    ) -> EngineConfig:
+        """Check what the user asked for against the model and the machine.
+
+        Raises:
+            ValueError: unknown dtype or device, or a `max_model_len` beyond what the model allows.
+        """
+        max_model_len = model.max_position_embeddings if max_model_len is None else max_model_len
+        if not 2 <= max_model_len <= model.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len={max_model_len} is out of range: expected 2 to "
+                f"{model.max_position_embeddings}, the model's max_position_embeddings."
+            )
+        if model.sliding_window is not None and model.sliding_window < max_model_len:
+            raise ValueError(
+                f"Sliding-window attention is not supported, and the model's window of "
+                f"{model.sliding_window} tokens is shorter than max_model_len={max_model_len}. "
+                f"Pass max_model_len={model.sliding_window} or less."
+            )
+        return cls(max_model_len, _resolve_dtype(dtype, model), _resolve_device(device), **limits)
+
+
+def _resolve_dtype(dtype: str, model: ModelConfig) -> torch.dtype:
+    if dtype == "auto":
+        return model.dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"Unknown dtype {dtype!r}. Expected auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"Unknown device {device!r}. Expected auto, cpu or cuda.") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, but PyTorch sees no CUDA GPU. Use device='cpu'.")
+    return resolved
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} does not exist: no Hugging Face model folder.") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    # transformers 5 writes `rope_parameters`; transformers 4 wrote `rope_scaling`, null for none.
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
+def _eos_token_ids(path: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+    file = path / "generation_config.json"
+    generation = _read_json(file) if file.is_file() else {}
+    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
+    """Raise a ValueError where running the model would silently give wrong numbers."""
+    architectures = raw.get("architectures") or ["none named"]
+    if architectures[0] not in SUPPORTED_ARCHITECTURES:
+        raise ValueError(
+            f"Unsupported architecture {architectures[0]}. "
+            f"This engine runs {' and '.join(SUPPORTED_ARCHITECTURES)}."
+        )
+    rope = _rope(raw)
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope_type != "default":
+        raise ValueError(f"Unsupported RoPE scaling {rope_type!r}. Only plain RoPE is supported.")
+    if (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ValueError("Unsupported partial_rotary_factor: RoPE must rotate whole heads.")
+    for name in ("attention_bias", "mlp_bias"):
+        if raw.get(name):
+            raise ValueError(f"Unsupported {name}=true. Only linear layers without bias.")
+    if (act := raw.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"Unsupported hidden_act {act!r}. Only silu (SwiGLU) is supported.")
+    if raw.get("quantization_config"):
+        raise ValueError("Quantized weights are not supported. Use the 16-bit model.")

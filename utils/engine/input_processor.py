@@ -1,0 +1,143 @@
+"""From what users pass in to checked requests. Everything is checked before any work is done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from utils.engine.config import EngineConfig, ModelConfig
+from utils.engine.detokenizer import IncrementalDetokenizer
+from utils.engine.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | list[int]
+Conversation = list[dict[str, Any]]  # [{"role": "user", "content": "..."}, ...]
+
+
+class InputProcessor:
+    """Turns prompts or conversations, with their sampling parameters, into requests."""
+
+    def __init__(
+        self, model_config: ModelConfig, config: EngineConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self.model_config, self.config, self.tokenizer = model_config, config, tokenizer
+        self._request_ids = itertools.count()
+        self._shared_generator = torch.Generator(config.device).manual_seed(config.seed)
+
+    def from_prompts(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """Make requests of texts or of token ids. Raises a ValueError when one of them is bad."""
+        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        many = cast(list[Prompt], [prompts] if single else list(prompts))
+        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in many]
+        return self._requests(texts, ids, sampling_params)
+
+    def from_conversations(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """Make requests of conversations. Raises a ValueError when one of them is bad."""
+        single = bool(messages) and isinstance(messages[0], dict)
+        many = cast(list[Conversation], [messages] if single else list(messages))
+        texts = [self._render(conversation) for conversation in many]
+        # The template has written the special tokens already.
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self._requests(texts, ids, sampling_params)
+
+    def _render(self, conversation: Conversation) -> str:
+        if not self.tokenizer.chat_template:
+            raise ValueError("This model has no chat template. Use generate() with a plain prompt.")
+        for message in conversation:
+            if not (isinstance(message, dict) and {"role", "content"} <= message.keys()):
+                raise ValueError(
+                    f"A message must be a dict with 'role' and 'content', got {message!r}."
+                )
+        if not conversation:
+            raise ValueError("The conversation is empty. Expected at least one message.")
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        return cast(str, text)
+
+    def _requests(
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise ValueError(
+                f"Got {len(prompts)} prompts but {len(sampling_params)} sampling_params. "
+                "Pass one for all prompts, or exactly one per prompt."
+            )
+        for i, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+            self._check_prompt(i, prompt)
+            self._check_params(params)
+        return [
+            self._request(text, list(prompt), params)
+            for text, prompt, params in zip(texts, prompts, sampling_params, strict=True)
+        ]
+
+    def _check_prompt(self, index: int, prompt: list[int]) -> None:
+        if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+            raise ValueError(
+                f"Prompt {index} must be a string or a list of token ids (ints), "
+                f"got {type(prompt).__name__}: {str(prompt)[:60]}."
+            )
+        if not prompt:
+            raise ValueError(f"Prompt {index} is empty. Expected at least one token.")
+        if len(prompt) >= self.config.max_model_len:
+            raise ValueError(
+                f"Prompt {index} has {len(prompt)} tokens, which leaves no room for an answer: "
+                f"max_model_len is {self.config.max_model_len}. Shorten the prompt, or create the "
+                f"LLM with a larger max_model_len."
+            )
+        self._check_vocabulary(f"Prompt {index}", prompt)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"Expected SamplingParams, got {type(params).__name__}.")
+        self._check_vocabulary("stop_token_ids", cast(list[int], params.stop_token_ids))
+        if params.logprobs is not None and params.logprobs > self.model_config.vocab_size:
+            raise ValueError(
+                f"logprobs={params.logprobs} exceeds the vocabulary of "
+                f"{self.model_config.vocab_size} tokens. Use -1 for all."
+            )
+
+    def _check_vocabulary(self, what: str, token_ids: list[int]) -> None:
+        vocab_size = self.model_config.vocab_size
+        if unknown := [token for token in token_ids if not 0 <= token < vocab_size]:
+            raise ValueError(
+                f"{what}: token id {unknown[0]} is not in the vocabulary. "
+                f"Expected 0 to {vocab_size - 1}."
+            )
+
+    def _request(self, text: str | None, prompt: list[int], params: SamplingParams) -> Request:
+        generator = self._shared_generator
+        if params.seed is not None:
+            generator = torch.Generator(self.config.device).manual_seed(params.seed)
+        max_num_tokens = self.config.max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, len(prompt) + params.max_tokens)
+        return Request(
+            request_id=str(next(self._request_ids)),
+            prompt=text,
+            prompt_token_ids=prompt,
+            sampling_params=params,
+            max_num_tokens=max_num_tokens,
+            eos_token_ids=self.model_config.eos_token_ids,
+            generator=generator,
+            detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
+        )

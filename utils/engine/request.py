@@ -1,0 +1,139 @@
+"""The state of a request while the engine works on it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from utils.engine.detokenizer import IncrementalDetokenizer
+from utils.engine.kv_cache import KVCache
+from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from utils.engine.sampling_params import SamplingParams
+
+__all__ = ["CompletionOutput", "Request", "RequestOutput", "RequestStatus", "SamplingParams"]
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request is in its life."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED_STOPPED = enum.auto()
+    FINISHED_LENGTH_CAPPED = enum.auto()
+
+    @staticmethod
+    def is_finished(status: RequestStatus) -> bool:
+        return status > RequestStatus.RUNNING
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+}
+
+
+@dataclass
+class Request:
+    """One prompt on its way to an answer. The tokens are the prompt's, then the answer's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_num_tokens: int  # prompt plus answer, at most
+    eos_token_ids: tuple[int, ...]
+    generator: torch.Generator
+    detokenizer: IncrementalDetokenizer
+    kv_cache: KVCache | None = None
+    status: RequestStatus = RequestStatus.WAITING
+    stop_reason: int | str | None = None
+    # The single notion of progress: how many tokens have their keys and values in the cache.
+    # Prefill and decode differ only in how far this is behind `num_tokens`.
+    num_computed_tokens: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    def __post_init__(self) -> None:
+        self.all_token_ids = list(self.prompt_token_ids)
+        self.stop_token_ids = cast(list[int], self.sampling_params.stop_token_ids)
+        self.stop_strings = cast(list[str], self.sampling_params.stop)
+        self.text = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status > RequestStatus.RUNNING
+
+    @property
+    def stopping_token_ids(self) -> list[int]:
+        return [*self.eos_token_ids, *self.stop_token_ids]
+
+    @property
+    def too_early_to_stop(self) -> bool:
+        """Whether the next token is one of the first `min_tokens`."""
+        return len(self.output_token_ids) < self.sampling_params.min_tokens
+
+    def append_token(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
+        """Add a new token to the answer, and decide whether the answer ends with it."""
+        early = self.too_early_to_stop
+        self.output_token_ids.append(token_id)
+        self.all_token_ids.append(token_id)
+        self.metrics.record_token()
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+
+        if token_id in self.eos_token_ids and not self.sampling_params.ignore_eos:
+            self.status = RequestStatus.FINISHED_STOPPED
+        elif token_id in self.stop_token_ids:
+            self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
+        else:
+            if self.num_tokens >= self.max_num_tokens:
+                self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._append_text(self.detokenizer.append(token_id), early)
+
+    def _append_text(self, gained: str, early: bool) -> None:
+        self.text += gained
+        if early or not gained:
+            return
+        # A stop string may have begun in earlier text, but it ends in what was gained.
+        ends = []
+        for stop in self.stop_strings:
+            begin = self.text.find(stop, max(0, len(self.text) - len(gained) - len(stop) + 1))
+            if begin >= 0:
+                ends.append((begin + len(stop), begin, stop))
+        if ends:
+            _, begin, self.stop_reason = min(ends, key=lambda end: end[0])  # the first to end
+            self.text = self.text[:begin]
+            self.status = RequestStatus.FINISHED_STOPPED
+
+    def output(self) -> RequestOutput:
+        """The answer so far. An unfinished text keeps back what may begin a stop string."""
+        text = self.text
+        if self.stop_strings and not self.is_finished:
+            text = text[: max(0, len(text) - max(map(len, self.stop_strings)) + 1)]
+        wanted = self.sampling_params.logprobs is not None
+        chosen = zip(self.logprobs, self.output_token_ids, strict=wanted)
+        completion = CompletionOutput(
+            index=0,
+            text=text,
+            token_ids=list(self.output_token_ids),
+            cumulative_logprob=sum(at[t].logprob for at, t in chosen) if wanted else None,
+            logprobs=list(self.logprobs) if wanted else None,
+            finish_reason=FINISH_REASONS.get(self.status),
+            stop_reason=self.stop_reason,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[completion],
+            finished=self.is_finished,
+            metrics=self.metrics,
+        )

@@ -1,0 +1,153 @@
+"""From logits to the next token of each request.
+
+The order of the steps is vLLM's: temperature, min-p, top-k, top-p, then one draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from utils.engine.outputs import Logprob
+from utils.engine.sampling_params import SamplingParams
+
+
+def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Divide the logits [B, vocab] by the temperature [B]: below 1 sharper, above 1 flatter."""
+    return logits / temperature[:, None]
+
+
+def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Drop tokens less probable than `min_p` [B] times the most probable one.
+
+    Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
+    """
+    probs = logits.softmax(dim=-1)
+    threshold = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
+    return logits.masked_fill(probs < threshold, -torch.inf)
+
+
+def apply_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
+    """Keep the `top_k` [B] largest logits of each row [B, vocab], and what ties with the last.
+
+    Values below 1 keep all.
+    """
+    vocab_size = logits.shape[-1]
+    top_k = torch.where(top_k < 1, vocab_size, top_k).clamp(max=vocab_size)
+    largest = logits.topk(int(top_k.max()), dim=-1).values  # descending
+    threshold = largest.gather(-1, top_k[:, None] - 1)  # [B, 1]
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def apply_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the smallest set of tokens whose probabilities sum to at least `top_p` [B].
+
+    At least one token stays. Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration".
+    """
+    ascending, order = logits.sort(dim=-1)
+    mass = ascending.softmax(dim=-1).cumsum(dim=-1)  # of this token and all less probable ones
+    drop = mass <= 1 - top_p[:, None]
+    drop[:, -1] = False
+    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One step of sampling: a parameter, the value at which it does nothing, and its function."""
+
+    parameter: str
+    neutral: float
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+
+FILTERS = (
+    Filter("temperature", 1.0, apply_temperature),
+    Filter("min_p", 0.0, apply_min_p),
+    Filter("top_k", 0, apply_top_k),
+    Filter("top_p", 1.0, apply_top_p),
+)
+
+
+def draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Draw one token per row of `probs` [B, vocab], with one random number per row: -> [B].
+
+    Inverse transform sampling: the number picks a point on the cumulative distribution. Row `i`
+    takes its number from `generators[i]`, so a request with a generator of its own draws the same
+    tokens whatever else is in the batch.
+    """
+    cumulative = probs.double().cumsum(dim=-1)  # [B, vocab], ends near 1
+    uniform = torch.cat([torch.rand(1, generator=g, device=g.device) for g in generators])
+    point = uniform.to(probs.device, torch.float64)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, point, right=True)[:, 0]
+
+
+class Sampler:
+    """Chooses the next token of each request, by its own `SamplingParams`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        sampling_params: Sequence[SamplingParams],
+        generators: Sequence[torch.Generator],
+    ) -> Tensor:
+        """Choose one token per row.
+
+        Args:
+            logits: [B, vocab_size]
+            sampling_params: B of them; temperature 0 means greedy.
+            generators: B sources of random numbers; requests without a seed share one.
+
+        Returns:
+            Token ids, int64 [B].
+
+        Raises:
+            ValueError: a row to sample from holds NaN, so it is no distribution.
+        """
+        tokens = logits.argmax(dim=-1)
+        rows = [i for i, params in enumerate(sampling_params) if params.temperature > 0]
+        if rows:
+            chosen = [sampling_params[i] for i in rows]
+            probs = self.probabilities(logits[rows], chosen)
+            if probs.isnan().any():
+                raise ValueError(
+                    "The logits hold NaN: the forward pass went wrong before sampling."
+                )
+            tokens[rows] = draw(probs, [generators[i] for i in rows])
+        return tokens
+
+    def probabilities(self, logits: Tensor, sampling_params: Sequence[SamplingParams]) -> Tensor:
+        """The distribution [B, vocab_size] that tokens are drawn from. Temperatures must be > 0."""
+        logits = logits.float()
+        for step in FILTERS:
+            values = [getattr(params, step.parameter) for params in sampling_params]
+            # Sorting a vocabulary is slow: touch only the rows that ask for it.
+            rows = [i for i, value in enumerate(values) if value != step.neutral]
+            if rows:
+                wanted = torch.tensor([values[i] for i in rows], device=logits.device)
+                logits = logits.index_copy(
+                    0, torch.tensor(rows, device=logits.device), step.apply(logits[rows], wanted)
+                )
+        return logits.softmax(dim=-1)
+
+
+def top_logprobs(logits: Tensor, token_id: int, num_logprobs: int) -> dict[int, Logprob]:
+    """Log probabilities of the most likely tokens, and of the one that was chosen.
+
+    As in vLLM, they are the model's own, before temperature and filters.
+
+    Args:
+        logits: [vocab_size]
+        token_id: the chosen token.
+        num_logprobs: how many of the most likely tokens to report; -1 for all.
+    """
+    logprobs = logits.float().log_softmax(dim=-1)
+    count = len(logprobs) if num_logprobs == -1 else num_logprobs
+    rank = int((logprobs > logprobs[token_id]).sum()) + 1
+    result = {token_id: Logprob(float(logprobs[token_id]), rank)}
+    values, ids = logprobs.topk(count)
+    for i, (value, index) in enumerate(zip(values.tolist(), ids.tolist(), strict=True), start=1):
+        result.setdefault(index, Logprob(value, i))
+    return result

@@ -1,0 +1,82 @@
+"""How the user wants tokens to be chosen, and when to stop. vLLM's names, defaults and checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+MIN_TEMPERATURE = 1e-2  # as in vLLM: smaller ones would overflow the logits
+GREEDY_BELOW = 1e-5
+
+
+@dataclass
+class SamplingParams:
+    """How to choose tokens, and when to stop. Names, defaults and checks are vLLM's.
+
+    Args:
+        n: answers per prompt; only 1 so far.
+        temperature: 0 is greedy; at most 2.
+        top_p: keep the most probable tokens that sum to this probability, in (0, 1].
+        top_k: keep this many most probable tokens; 0 or -1 keeps all.
+        min_p: keep tokens at least this probable relative to the most probable, in [0, 1].
+        seed: makes sampling repeatable, whatever else is in the batch.
+        stop: strings that end the answer; they are cut off.
+        stop_token_ids: tokens that end the answer.
+        ignore_eos: go on after the end-of-sequence token.
+        max_tokens: the most tokens to generate; None: as many as fit.
+        min_tokens: no end before that many tokens.
+        logprobs: report this many most likely tokens at each step; -1: all; None: none.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
+        self.seed = None if self.seed == -1 else self.seed
+        self._check()
+        if self.temperature < GREEDY_BELOW:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        else:
+            self.temperature = max(self.temperature, MIN_TEMPERATURE)
+
+    def _check(self) -> None:
+        def require(condition: bool, name: str, expected: str) -> None:
+            if not condition:
+                raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
+
+        def is_int(value: Any) -> bool:
+            return isinstance(value, int)
+
+        require(is_int(self.n) and self.n == 1, "n", "1 (this engine gives one answer per prompt)")
+        require(math.isfinite(self.temperature), "temperature", "a finite number")
+        require(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]")
+        require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
+        require(is_int(self.top_k) and self.top_k >= -1, "top_k",
+                "an integer: 0 (keep all), or at least 1")  # fmt: skip
+        require(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
+        require(self.seed is None or is_int(self.seed), "seed", "an integer or None")
+        require(self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1),
+                "max_tokens", "an integer of at least 1, or None")  # fmt: skip
+        require(is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "at least 0")
+        require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens",
+                f"at most max_tokens={self.max_tokens}")  # fmt: skip
+        require(self.logprobs is None or self.logprobs >= -1, "logprobs", "at least -1, or None")
+        require(all(map(is_int, self.stop_token_ids or [])), "stop_token_ids", "a list of integers")
+        require(all(isinstance(s, str) and s for s in self.stop or []), "stop",
+                "a non-empty string or a list of them")  # fmt: skip
