@@ -1,0 +1,107 @@
+"""Every vLLM name in the lessons' tables exists in the installed vLLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools.vllm_names import UnknownName, check
+
+HEADER = re.compile(r"^\| here \| in vLLM \|")
+
+
+def table_rows(path: Path) -> Iterator[tuple[str, str]]:
+    """The rows of a lesson's names table, as (here, in vLLM)."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        inside = False
+        for line in cell.source.splitlines() if cell.cell_type == "markdown" else ():
+            if HEADER.match(line):
+                inside = True
+            elif not line.startswith("|"):
+                inside = False
+            elif inside and not re.fullmatch(r"[|\s:-]+", line):
+                # Bars inside backticks belong to the code.
+                columns = re.findall(r"(?:`[^`]*`|[^|`])+", line.strip().strip("|"))
+                yield columns[0].strip(), columns[1].strip()
+
+
+def failures(path: Path) -> list[str]:
+    """One message for each entry of the table that is not right."""
+    found = []
+    for here, there in table_rows(path):
+        names = re.findall(r"`([^`]+)`", there)
+        if not names and not there.startswith("none"):
+            found.append(f"{path.name}, row {here!r}: names nothing. Write `name`, or none and why")
+        for name in names:
+            try:
+                check(name)
+            except UnknownName as error:
+                found.append(f"{path.name}, row {here!r}: {error}")
+    return found
+
+
+def test_names_exist_in_vllm(lesson: Path) -> None:
+    assert list(table_rows(lesson)), f"{lesson.name} has no table '| here | in vLLM |'"
+    assert failures(lesson) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm.LLM.generate()",
+        "vllm.sampling_params.SamplingParams.top_p",  # field of a struct
+        "vllm.config.CacheConfig.block_size",  # data class, imported from another module
+        "vllm.v1.core.kv_cache_utils.KVCacheBlock.ref_cnt",
+        "vllm.v1.core.block_pool.BlockPool.free_block_queue",  # set on self
+        "vllm.v1.request.RequestStatus.WAITING",  # member of an enum
+        "vllm.v1.core.kv_cache_utils.hash_block_tokens",  # function
+        "vllm.v1.core.sched.scheduler.Scheduler.has_requests",  # inherited
+        "v1/core/block_pool.py",
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--port",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "vllm:prefix_cache_hits_total",
+    ],
+)
+def test_finds_what_exists(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vllm.LLM.generat", "vllm has no LLM.generat"),
+        ("vllm.sampling_params.SamplingParams.topp", "has no SamplingParams.topp"),
+        ("vllm.sampling_params.SamplingParms", "has no SamplingParms"),
+        ("vllm.v1.core.block_pol.BlockPool", "vllm.v1.core has no block_pol.BlockPool"),
+        ("vllm.v1.core.block_pool.BlockPool.free", "has no BlockPool.free"),
+        ("v1/core/pool.py", "no file"),
+        ("--enable-prefix-cache", "no option"),
+        ("VLLM_KVCACHE_SPACE", "no environment variable"),
+        ("vllm:prefix_hits", "no metric"),
+        ("BlockPool", "cannot be checked"),
+    ],
+)
+def test_finds_what_is_wrong(name: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=re.escape(message)):
+        check(name)
+
+
+def test_message_names_notebook_and_row(tmp_path: Path) -> None:
+    table = (
+        "| here | in vLLM | why |\n|---|---|---|\n"
+        "| `top_p` | `vllm.SamplingParams.top_p`, `vllm.SamplingParams.topp` | |\n"
+        "| idea | none: vLLM has no such thing | |\n"
+        "| other | something | |\n\n| a | b |\n|---|---|\n| x | `y` |\n"
+    )
+    path = tmp_path / "05_example.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(table)]), path)
+    assert [here for here, _ in table_rows(path)] == ["`top_p`", "idea", "other"]
+    first, second = failures(path)
+    assert first.startswith("05_example.ipynb, row '`top_p`': vllm.SamplingParams.topp")
+    assert second.startswith("05_example.ipynb, row 'other': names nothing")
