@@ -1,0 +1,752 @@
+"""Wrong and right answers to lab 02, each as a learner might write it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from utils.engine.kv_cache import ContiguousKVCache
+from zoo import Zoo
+
+zoo = Zoo()
+wrong, right = zoo.wrong, zoo.right
+
+# 1 kv_cache_bytes
+
+
+def caches(config, layers_per_cache):
+    return math.ceil(config.num_hidden_layers / layers_per_cache)
+
+
+@wrong("kv_cache_bytes", "factor 2 is missing")
+def no_factor_two(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = config.num_key_value_heads * config.head_dim
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "query heads")
+def query_heads(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_attention_heads * config.head_dim
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "d_model")
+def d_model_form(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.hidden_size
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "hidden_size / num_attention_heads")
+def computed_head_dim(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    head_dim = config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_key_value_heads * head_dim
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "layers are missing")
+def one_layer(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    return per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "`layers_per_cache` is ignored")
+def sharing_ignored(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    return config.num_hidden_layers * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "rounded down")
+def sharing_rounded_down(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    layers = config.num_hidden_layers // layers_per_cache
+    return layers * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "multiply by layers_per_cache")
+def sharing_multiplied(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    layers = config.num_hidden_layers * layers_per_cache
+    return layers * per_token * num_tokens * batch_size * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "batch is missing")
+def no_batch(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    return caches(config, layers_per_cache) * per_token * num_tokens * bytes_per_value
+
+
+@wrong("kv_cache_bytes", "bits")
+def in_bits(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim * 8 * bytes_per_value
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size
+
+
+@wrong("kv_cache_bytes", "values, not bytes")
+def in_values(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size
+
+
+@wrong("kv_cache_bytes", "number of tokens is missing")
+def per_token_only(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    per_token = 2 * config.num_key_value_heads * config.head_dim
+    return caches(config, layers_per_cache) * per_token * batch_size * bytes_per_value
+
+
+@right("kv_cache_bytes")
+def by_allocation(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    total = 0
+    for layer in range(config.num_hidden_layers):
+        if layer % layers_per_cache == 0:
+            for _ in ("key", "value"):
+                total += math.prod((batch_size, num_tokens, config.num_key_value_heads,
+                                    config.head_dim, bytes_per_value))
+    return total
+
+
+@right("kv_cache_bytes")
+def as_a_float(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
+    n = -(-config.num_hidden_layers // layers_per_cache)
+    values = 2.0 * n * config.num_key_value_heads * config.head_dim
+    return values * bytes_per_value * (num_tokens * batch_size)
+
+
+# 2 latent_cache_bytes
+
+
+@wrong("latent_cache_bytes", "twice", "one* latent")
+def latent_key_and_value(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return 2 * num_layers * (kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "Only the latent")
+def latent_without_rope(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return num_layers * kv_lora_rank * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "latent is counted twice")
+def latent_twice(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return num_layers * (2 * kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "rotated part is counted twice")
+def rope_twice(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return num_layers * (kv_lora_rank + 2 * qk_rope_head_dim) * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "multiplied")
+def latent_times_rope(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return num_layers * kv_lora_rank * qk_rope_head_dim * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "layers are missing")
+def latent_one_layer(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return (kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
+
+
+@wrong("latent_cache_bytes", "values, not bytes")
+def latent_values(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    return num_layers * (kv_lora_rank + qk_rope_head_dim) * num_tokens
+
+
+@right("latent_cache_bytes")
+def latent_summed(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
+    row = [bytes_per_value] * kv_lora_rank + [bytes_per_value] * qk_rope_head_dim
+    return sum(sum(row) for _ in range(num_layers)) * num_tokens
+
+
+# 3 KVCache. Each mutant changes one thing of a class that is right.
+
+
+@right("kv_cache")
+class OneBuffer:
+    """Right: keys and values in one tensor, layers last, lengths in a tensor."""
+
+    def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
+        shape = (2, config.num_hidden_layers, max_num_tokens,
+                 config.num_key_value_heads, config.head_dim)
+        self.buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self.lengths = torch.zeros(config.num_hidden_layers, dtype=torch.long)
+
+    def append(self, layer, key, value):
+        start, size = int(self.lengths[layer]), len(key)
+        if start + size > self.buffer.shape[2]:
+            raise ValueError(f"{start} + {size} tokens do not fit")
+        self.buffer[:, layer, start : start + size] = torch.stack((key, value))
+        self.lengths[layer] += size
+        return tuple(self.buffer[:, layer, : start + size])
+
+    @property
+    def num_tokens(self):
+        return int(self.lengths.min())
+
+    @property
+    def nbytes(self):
+        return self.buffer.numel() * self.buffer.element_size()
+
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("nothing there to keep")
+        self.lengths.clamp_(max=num_tokens)
+
+
+class Base:
+    def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
+        shape = (config.num_hidden_layers, max_num_tokens,
+                 config.num_key_value_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.max_num_tokens = max_num_tokens
+        self.lengths = [0] * config.num_hidden_layers
+
+    def append(self, layer, key, value):
+        start = self.lengths[layer]
+        end = start + key.shape[0]
+        if end > self.max_num_tokens:
+            raise ValueError("full")
+        self.keys[layer, start:end] = key
+        self.values[layer, start:end] = value
+        self.lengths[layer] = end
+        return self.keys[layer, :end], self.values[layer, :end]
+
+    @property
+    def num_tokens(self):
+        return min(self.lengths)
+
+    @property
+    def nbytes(self):
+        return self.keys.nbytes + self.values.nbytes
+
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("cannot grow")
+        self.lengths = [num_tokens] * len(self.lengths)
+
+
+@right("kv_cache")
+class ListPerLayer(Base):
+    """Right: one pair of tensors per layer."""
+
+    def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
+        super().__init__(config, max_num_tokens, dtype, device)
+        self.keys, self.values = list(self.keys), list(self.values)
+
+    def append(self, layer, key, value):
+        start = self.lengths[layer]
+        if start + len(key) > self.max_num_tokens:
+            raise ValueError("full")
+        for buffer, new in ((self.keys[layer], key), (self.values[layer], value)):
+            buffer.narrow(0, start, len(new)).copy_(new)
+        self.lengths[layer] += len(key)
+        return self.keys[layer][: start + len(key)], self.values[layer][: start + len(key)]
+
+    @property
+    def nbytes(self):
+        return sum(t.nbytes for t in self.keys + self.values)
+
+
+@wrong("kv_cache", "only the new tokens")
+class ReturnsOnlyNew(Base):
+    def append(self, layer, key, value):
+        super().append(layer, key, value)
+        return key, value
+
+
+@wrong("kv_cache", "*before* the new ones")
+class ReturnsTheOldOnes(Base):
+    def append(self, layer, key, value):
+        start = self.lengths[layer]
+        super().append(layer, key, value)
+        if start == 0:
+            return self.keys[layer, : len(key)], self.values[layer, : len(key)]
+        return self.keys[layer, :start], self.values[layer, :start]
+
+
+@wrong("kv_cache", "empty slots come back")
+class ReturnsWholeBuffer(Base):
+    def append(self, layer, key, value):
+        super().append(layer, key, value)
+        return self.keys[layer], self.values[layer]
+
+
+@wrong("kv_cache", "written at the start")
+class WritesAtTheStart(Base):
+    def append(self, layer, key, value):
+        end = self.lengths[layer] + len(key)
+        if end > self.max_num_tokens:
+            raise ValueError("full")
+        self.keys[layer, : len(key)] = key
+        self.values[layer, : len(key)] = value
+        self.lengths[layer] = end
+        return self.keys[layer, :end], self.values[layer, :end]
+
+
+@wrong("kv_cache", "exchanged")
+class KeysAndValuesSwapped(Base):
+    def append(self, layer, key, value):
+        keys, values = super().append(layer, key, value)
+        return values, keys
+
+
+@wrong("kv_cache", "same place")
+class OneBufferForBoth(Base):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.values = self.keys
+
+
+@wrong("kv_cache", "another layer's append", "One length for all layers")
+class SharedLength(Base):
+    def __init__(self, config, max_num_tokens, *args):
+        super().__init__(config, max_num_tokens, *args)
+        self.length = 0
+
+    def append(self, layer, key, value):
+        self.lengths = [self.length] * len(self.lengths)
+        out = super().append(layer, key, value)
+        self.length += len(key)
+        return out
+
+
+@wrong("kv_cache", "twice too large")
+class IgnoresDtype(Base):
+    def __init__(self, config, max_num_tokens, dtype=None, device="cpu"):
+        super().__init__(config, max_num_tokens, torch.float32, device)
+
+
+@wrong("kv_cache", "leaves `num_tokens`")
+class TruncateDoesNothing(Base):
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("cannot grow")
+
+
+@wrong("kv_cache", "drops n tokens", "*keep*")
+class TruncateDrops(Base):
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("cannot grow")
+        self.lengths = [length - num_tokens for length in self.lengths]
+
+
+@wrong("kv_cache", "empties the cache")
+class TruncateEmpties(Base):
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("cannot grow")
+        self.lengths = [0] * len(self.lengths)
+
+
+@wrong("kv_cache", "Old tokens")
+class TruncateForgetsTheBuffer(Base):
+    """num_tokens follows, the place to write does not."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.shown = None
+
+    def append(self, layer, key, value):
+        out = super().append(layer, key, value)
+        self.shown = None
+        return out
+
+    @property
+    def num_tokens(self):
+        return min(self.lengths) if self.shown is None else self.shown
+
+    def truncate(self, num_tokens):
+        if num_tokens > self.num_tokens:
+            raise ValueError("cannot grow")
+        self.shown = num_tokens
+
+
+@wrong("kv_cache", "truncate(0)")
+class ZeroIsFalse(Base):
+    """A reset that never happens: 0 is taken for "not given"."""
+
+    def truncate(self, num_tokens=None):
+        if num_tokens:
+            super().truncate(num_tokens)
+
+
+@wrong("kv_cache", "past the end passes silently")
+class TruncateGrows(Base):
+    def truncate(self, num_tokens):
+        self.lengths = [num_tokens] * len(self.lengths)
+
+
+@wrong("kv_cache", "Overflow passes silently")
+class GrowsSilently(Base):
+    def append(self, layer, key, value):
+        while self.lengths[layer] + len(key) > self.keys.shape[1]:
+            self.keys = torch.cat((self.keys, torch.zeros_like(self.keys)), dim=1)
+            self.values = torch.cat((self.values, torch.zeros_like(self.values)), dim=1)
+            self.max_num_tokens = self.keys.shape[1]
+        return super().append(layer, key, value)
+
+
+@wrong("kv_cache", "Overflow passes silently")
+class DropsTheOldest(Base):
+    def append(self, layer, key, value):
+        over = self.lengths[layer] + len(key) - self.max_num_tokens
+        if over > 0:
+            self.keys[layer] = self.keys[layer].roll(-over, 0)
+            self.values[layer] = self.values[layer].roll(-over, 0)
+            self.lengths[layer] -= over
+        return super().append(layer, key, value)
+
+
+@wrong("kv_cache", "Overflow raised RuntimeError", "ValueError")
+class LetsTorchComplain(Base):
+    def append(self, layer, key, value):
+        start, end = self.lengths[layer], self.lengths[layer] + len(key)
+        self.keys[layer, start:end] = key
+        self.values[layer, start:end] = value
+        self.lengths[layer] = end
+        return self.keys[layer, :end], self.values[layer, :end]
+
+
+@wrong("kv_cache", "refused append must change nothing")
+class CountsBeforeItChecks(Base):
+    def append(self, layer, key, value):
+        self.lengths[layer] += len(key)
+        end = self.lengths[layer]
+        if end > self.max_num_tokens:
+            raise ValueError("full")
+        self.keys[layer, end - len(key) : end] = key
+        self.values[layer, end - len(key) : end] = value
+        return self.keys[layer, :end], self.values[layer, :end]
+
+
+@wrong("kv_cache", "raised ValueError")
+class RefusesAnExactFit(Base):
+    def append(self, layer, key, value):
+        if self.lengths[layer] + len(key) >= self.max_num_tokens:
+            raise ValueError("full")
+        return super().append(layer, key, value)
+
+
+@wrong("kv_cache", "not both")
+class CountsKeysOnly(Base):
+    @property
+    def nbytes(self):
+        return self.keys.nbytes
+
+
+@wrong("kv_cache", "values, not bytes")
+class CountsValues(Base):
+    @property
+    def nbytes(self):
+        return self.keys.numel() + self.values.numel()
+
+
+@wrong("kv_cache", "*reserved*")
+class CountsOnlyWhatIsUsed(Base):
+    @property
+    def nbytes(self):
+        return (self.keys[:, : self.num_tokens].nbytes + self.values[:, : self.num_tokens].nbytes)
+
+
+@wrong("kv_cache", "is a method")
+class NumTokensAsAMethod(Base):
+    def num_tokens(self):
+        return min(self.lengths)
+
+
+@wrong("kv_cache", "`num_tokens` is wrong after an append")
+class CountsTokensTimesLayers(Base):
+    @property
+    def num_tokens(self):
+        return sum(self.lengths)
+
+
+@wrong("kv_cache", "share their length")
+class LengthsInTheClassBody(Base):
+    lengths = [0] * 8  # noqa: RUF012
+
+    def __init__(self, config, *args):
+        super().__init__(config, *args)
+        del self.lengths
+
+    @property
+    def num_tokens(self):
+        return self.lengths[0]
+
+
+@wrong("kv_cache", "share their storage")
+class BuffersInTheClassBody(Base):
+    buffers = {}  # noqa: RUF012
+
+    def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
+        super().__init__(config, max_num_tokens, dtype, device)
+        pair = self.buffers.setdefault((self.keys.shape, dtype), (self.keys, self.values))
+        self.keys, self.values = pair
+
+
+@wrong("kv_cache", "copies all earlier keys")
+class Concatenates(Base):
+    def __init__(self, config, *args):
+        super().__init__(config, *args)
+        self.config = config
+        self.parts = {}
+
+    def append(self, layer, key, value):
+        old = self.parts.get(layer, (key[:0], value[:0]))
+        old = (old[0][: self.lengths[layer]], old[1][: self.lengths[layer]])
+        if self.lengths[layer] + len(key) > self.max_num_tokens:
+            raise ValueError("full")
+        self.parts[layer] = (torch.cat((old[0], key)), torch.cat((old[1], value)))
+        self.lengths[layer] += len(key)
+        return self.parts[layer]
+
+
+# 6 engine
+
+
+wrong("engine", "engine's own cache")(ContiguousKVCache)
+wrong("engine", "text differs")(ReturnsOnlyNew)
+wrong("engine", "raised ValueError")(SharedLength)
+right("engine")(OneBuffer)
+
+# 4 generate_with_cache
+
+
+def positions_after(kv_cache, count):
+    return torch.arange(kv_cache.num_tokens, kv_cache.num_tokens + count)
+
+
+@wrong("generate_with_cache", "whole sequence went through the model again")
+def feeds_everything(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    new = []
+    while len(new) < max_tokens:
+        ids = list(prompt_token_ids) + new
+        logits = model(torch.tensor(ids), torch.arange(len(ids)), kv_cache)
+        new.append(int(logits[-1].argmax()))
+        if new[-1] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "saves nothing", "recomputed")
+def empties_the_cache_each_step(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    new = []
+    while len(new) < max_tokens:
+        kv_cache.truncate(0)
+        ids = list(prompt_token_ids) + new
+        logits = model(torch.tensor(ids), torch.arange(len(ids)), kv_cache)
+        new.append(int(logits[-1].argmax()))
+        if new[-1] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "Positions restart at zero")
+def positions_from_zero(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), torch.arange(len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "off by one")
+def positions_one_ahead(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    logits = model(torch.tensor(prompt_token_ids), torch.arange(len(prompt_token_ids)), kv_cache)
+    new = [int(logits[-1].argmax())]
+    while len(new) < max_tokens and new[-1] not in eos_token_ids:
+        position = len(prompt_token_ids) + len(new)
+        logits = model(torch.tensor(new[-1:]), torch.tensor([position]), kv_cache)
+        new.append(int(logits[-1].argmax()))
+    return new
+
+
+@wrong("generate_with_cache", "cache was not reset")
+def no_reset(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "ran once more")
+def feeds_the_last_token_too(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    model(torch.tensor(fed), positions_after(kv_cache, 1), kv_cache)
+    return new
+
+
+@wrong("generate_with_cache", "after the EOS token")
+def cached_ignores_eos(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+    return new
+
+
+@wrong("generate_with_cache", "EOS token is missing")
+def cached_drops_eos(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        if fed[0] in eos_token_ids:
+            break
+        new += fed
+    return new
+
+
+@wrong("generate_with_cache", "max_tokens is off by one")
+def cached_one_too_many(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    for _ in range(max_tokens + 1):
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "Too few tokens")
+def cached_forgets_the_first(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    return cached_one_less(model, kv_cache, prompt_token_ids, max_tokens - 1, eos_token_ids)
+
+
+def cached_one_less(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    fed, new = list(prompt_token_ids), []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    return new
+
+
+@wrong("generate_with_cache", "begins with the prompt")
+def cached_with_prompt(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    new = cached_one_less(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids)
+    return list(prompt_token_ids) + new
+
+
+@wrong("generate_with_cache", "goes in twice")
+def feeds_the_last_prompt_token_twice(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    model(torch.tensor(prompt_token_ids), torch.arange(len(prompt_token_ids)), kv_cache)
+    fed, new = [prompt_token_ids[-1]], []
+    while len(new) < max_tokens:
+        logits = model(torch.tensor(fed), positions_after(kv_cache, 1), kv_cache)
+        fed = [int(logits[-1].argmax())]
+        new += fed
+        if fed[0] in eos_token_ids:
+            break
+    return new
+
+
+@right("generate_with_cache")
+def prefill_then_decode(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    ids = torch.tensor(prompt_token_ids)
+    token = model(ids, torch.arange(len(ids)), kv_cache)[-1].argmax().item()
+    out = [token]
+    for step in range(max_tokens - 1):
+        if token in eos_token_ids:
+            break
+        position = torch.tensor([len(prompt_token_ids) + step])
+        token = model(torch.tensor([token]), position, kv_cache)[0].argmax().item()
+        out.append(token)
+    return out
+
+
+@right("generate_with_cache")
+def prompt_one_token_at_a_time(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
+    kv_cache.truncate(0)
+    todo, new = list(prompt_token_ids), []
+    while True:
+        here = kv_cache.num_tokens
+        logits = model(torch.tensor([todo.pop(0)]), torch.tensor([here]), kv_cache)
+        if todo:
+            continue
+        todo = [int(logits[-1].argmax())]
+        new += todo
+        if len(new) == max_tokens or new[-1] in eos_token_ids:
+            return new
+
+
+# 5 max_num_requests
+
+
+def room(memory_bytes, gpu_memory_utilization, weight_bytes):
+    return memory_bytes * gpu_memory_utilization - weight_bytes
+
+
+@wrong("max_num_requests", "fits only in part")
+def rounded_up(memory, utilization, weights, per_token, tokens):
+    return max(0, math.ceil(room(memory, utilization, weights) / (per_token * tokens)))
+
+
+@wrong("max_num_requests", "not a whole number")
+def not_rounded(memory, utilization, weights, per_token, tokens):
+    return max(0, room(memory, utilization, weights) / (per_token * tokens))
+
+
+@wrong("max_num_requests", "weights are forgotten")
+def weights_forgotten(memory, utilization, weights, per_token, tokens):
+    return int(memory * utilization // (per_token * tokens))
+
+
+@wrong("max_num_requests", "negative")
+def goes_negative(memory, utilization, weights, per_token, tokens):
+    return int(room(memory, utilization, weights) // (per_token * tokens))
+
+
+@wrong("max_num_requests", "`gpu_memory_utilization` is ignored")
+def utilization_ignored(memory, utilization, weights, per_token, tokens):
+    return max(0, (memory - weights) // (per_token * tokens))
+
+
+@wrong("max_num_requests", "after the weights were subtracted")
+def utilization_after_weights(memory, utilization, weights, per_token, tokens):
+    return max(0, int((memory - weights) * utilization // (per_token * tokens)))
+
+
+@wrong("max_num_requests", "tokens, not requests")
+def counts_tokens(memory, utilization, weights, per_token, tokens):
+    return max(0, int(room(memory, utilization, weights) // per_token))
+
+
+@wrong("max_num_requests", "multiplied, not divided")
+def times_tokens(memory, utilization, weights, per_token, tokens):
+    return max(0, int(room(memory, utilization, weights) // per_token * tokens))
+
+
+@right("max_num_requests")
+def by_counting(memory, utilization, weights, per_token, tokens):
+    left, count = room(memory, utilization, weights), 0
+    while left >= per_token * tokens:
+        left, count = left - per_token * tokens, count + 1
+    return count

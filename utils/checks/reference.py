@@ -1,0 +1,53 @@
+"""What Hugging Face generates with the real model: the oracle of each lab's last exercise."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from utils.engine.llm_engine import LLM
+from utils.engine.request import SamplingParams
+from utils.hub import load_hf_model, load_tokenizer
+
+MAX_TOKENS = 12
+
+
+def reference_prompts() -> list[str]:
+    """Prompts in the model's chat format: one short, one longer, one with code."""
+    questions = (
+        "What is the capital of France?",
+        "Write one sentence about the sea, the wind and an old lighthouse keeper.",
+        "Complete this Python line: for i in range(",
+    )
+    tokenizer = load_tokenizer()
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        for question in questions
+    ]
+
+
+def hf_greedy(prompts: list[str]) -> list[list[int]]:
+    """The new tokens of Hugging Face `generate`, greedy, float32, one prompt at a time."""
+    return [list(tokens) for tokens in _hf_greedy(tuple(prompts))]
+
+
+@functools.lru_cache(maxsize=4)
+def _hf_greedy(prompts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    tokenizer, model = load_tokenizer(), load_hf_model(dtype=torch.float32)
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(model.device)
+        with torch.no_grad():
+            out = model.generate(**ids, max_new_tokens=MAX_TOKENS, do_sample=False)
+        answers.append(tuple(out[0, ids["input_ids"].shape[1] :].tolist()))
+    return tuple(answers)
+
+
+def greedy(llm: LLM, prompts: list[str]) -> list[Any]:
+    """The engine's `RequestOutput`s for the same prompts, greedy."""
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    return llm.generate(prompts, params, use_tqdm=False)
