@@ -71,7 +71,9 @@ def test_roofline_prediction() -> None:
 
 def test_next_token_plot_marks_what_was_cut() -> None:
     from utils.viz.sampling import plot_next_token
+    from utils.viz.style import use_course_style
 
+    use_course_style()  # puts titles on the left
     before = torch.tensor([0.1, 0.6, 0.3])
     figure = plot_next_token(before, torch.tensor([0, 1.0, 0]), ["b", "c"], "x")
     texts = [text.get_text() for text in figure.axes[0].texts]

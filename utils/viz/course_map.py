@@ -44,3 +44,12 @@ def draw_course_map() -> Figure:
     axes.set_ylim(-0.7, 6.7)
     axes.axis("off")
     return figure
+
+
+if __name__ == "__main__":
+    # Writes the picture that README.md shows: python -m utils.viz.course_map
+    from pathlib import Path
+
+    picture = Path(__file__).parents[2] / "notebooks" / "images" / "course_map.png"
+    picture.parent.mkdir(exist_ok=True)
+    draw_course_map().savefig(picture, dpi=100)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
@@ -51,7 +54,11 @@ def plot_roofline(
     axes.scatter(intensity, [v / 1e9 for v in achieved], c=colors, s=55, zorder=3)
     for x_value, y_value, label in zip(intensity, achieved, labels, strict=True):
         axes.annotate(
-            label, (x_value, y_value / 1e9), textcoords="offset points", xytext=(4, -14), fontsize=9
+            label,
+            (x_value, y_value / 1e9),
+            textcoords="offset points",
+            xytext=(0, -15),
+            ha="center",
         )
     bottom = min(achieved) / 1e9 / 3
     axes.set_ylim(bottom=bottom)
@@ -61,6 +68,7 @@ def plot_roofline(
     axes.set_xlabel("arithmetic intensity (FLOPs per byte of weights and KV read)")
     axes.set_ylabel("GFLOP/s")
     axes.legend(loc="upper left")
+    _plain_ticks(axes)
     return figure
 
 
@@ -82,4 +90,15 @@ def plot_predicted_measured(
     for axes in (left, right):
         axes.set_xlabel("tokens in the pass")
         axes.legend()
+        _plain_ticks(axes)
+        axes.set_xticks(num_tokens, [str(n) for n in num_tokens], rotation=45)
     return figure
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Write 1, 2, 5, 10 on logarithmic axes, where matplotlib would write powers of ten."""
+    axis: Axis
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
