@@ -1,0 +1,1 @@
+"""The archived quantizers, auto-gptq and autoawq, in an environment of their own."""

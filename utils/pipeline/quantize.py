@@ -1,0 +1,288 @@
+"""4-bit checkpoints: GPTQ or AWQ, each by its original tool or by its maintained successor.
+
+| method | tool       | runs in                                          |
+|--------|------------|--------------------------------------------------|
+| gptq   | gptqmodel  | this environment                                 |
+| gptq   | auto-gptq  | an environment of its own (see classic)          |
+| awq    | gptqmodel  | this environment                                 |
+| awq    | autoawq    | an environment of its own (see classic)          |
+
+Same calibration data, same two formats (gptq; awq gemm), all of them readable by vLLM. Each route
+is a subprocess: it has its own threads, its memory is freed, and its crash is an error message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from utils.pipeline.classic.worker import PROGRESS
+from utils.pipeline.perplexity import check_perplexity, perplexity
+from utils.pipeline.quantizers.calibration import calibration_windows
+from utils.pipeline.quantizers.checkpoint import quantization_config, write_checkpoint
+
+# The tool that is right and fast, by profile (utils/profiles.py) and method.
+DEFAULT_TOOLS = {
+    "cpu": {"gptq": "gptqmodel", "awq": "gptqmodel"},
+    "gpu-small": {"gptq": "gptqmodel", "awq": "gptqmodel"},
+    "gpu": {"gptq": "gptqmodel", "awq": "gptqmodel"},
+}
+
+# A sound 4-bit model has a perplexity of 1.05 to 1.3 times its source's. One whose weights are
+# wrong has thousands of times as much.
+MAX_PERPLEXITY_RATIO = 1.5
+CHECK_TOKENS = 2048
+
+WORKER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # the model is local; no library should ask for anything
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    # gptqmodel wants two workers and counts one on a machine with two cores.
+    "GPTQMODEL_CPU_WORKERS": "2",
+    "BUILD_CUDA_EXT": "0",  # quantizing needs no compiled kernels
+}
+
+_PACKAGE = Path(__file__).parent
+_ROOT = _PACKAGE.parent.parent
+
+
+class QuantizeError(RuntimeError):
+    """A quantizer's subprocess failed. The message ends with the last lines of its output."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one tool is started: with which Python, on which worker script."""
+
+    script: Path
+    python: Callable[[], Path]
+    tool_version: Callable[[], str]
+
+
+def _this_python() -> Path:
+    return Path(sys.executable)
+
+
+def _classic_python() -> Path:
+    from utils.pipeline.classic.environment import classic_python
+
+    return classic_python()
+
+
+def _classic_version(package: str) -> str:
+    from utils.pipeline.classic.environment import locked_version
+
+    return locked_version(package)
+
+
+ROUTES = {
+    ("gptq", "gptqmodel"): Route(
+        _PACKAGE / "quantizers" / "gptqmodel_gptq.py", _this_python, lambda: version("gptqmodel")
+    ),
+    ("awq", "gptqmodel"): Route(
+        _PACKAGE / "quantizers" / "gptqmodel_awq.py", _this_python, lambda: version("gptqmodel")
+    ),
+    ("gptq", "auto-gptq"): Route(
+        _PACKAGE / "classic" / "run_auto_gptq.py",
+        _classic_python,
+        lambda: _classic_version("auto-gptq"),
+    ),
+    ("awq", "autoawq"): Route(
+        _PACKAGE / "classic" / "run_autoawq.py",
+        _classic_python,
+        lambda: _classic_version("autoawq"),
+    ),
+}
+
+
+def quantize(
+    method: str,
+    tool: str,
+    model_dir: Path,
+    out_dir: Path,
+    calibration_texts: list[str],
+    *,
+    group_size: int = 64,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Quantize the linear layers of a model to 4 bits, check the result, and keep it if sound.
+
+    Args:
+        method: "gptq" (symmetric, no activation order) or "awq" (zero points, gemm layout).
+        tool: "gptqmodel"; or the original: "auto-gptq" for gptq, "autoawq" for awq.
+        model_dir: the 16-bit model, a Hugging Face folder with safetensors.
+        out_dir: the checkpoint's folder. It appears complete or not at all.
+        calibration_texts: texts like those the model will see. See `calibration_windows`.
+        group_size: input channels that share one scale. It must divide the width of every linear
+            layer, and be a multiple of 32, which is what the kernels handle.
+        seed: picks the calibration windows.
+
+    Returns:
+        `method`, `tool`, `version`, `group_size`, `calibration_tokens`, `seconds` (of the tool),
+        `peak_memory_bytes` (of its process), `bytes_on_disk` (of the weights),
+        `perplexity_before` and `perplexity` (of the result), both on the same short text.
+
+    Raises:
+        ValueError: an argument is wrong; nothing was started.
+        QuantizeError: the tool failed.
+        BrokenModelError: the tool finished, and its result is no working model.
+    """
+    model_dir, out_dir = Path(model_dir), Path(out_dir)
+    route = _route(method, tool)
+    config = _model_config(model_dir)
+    _check_group_size(group_size, config)
+    _check_out_dir(out_dir)
+    if isinstance(calibration_texts, str) or not any(calibration_texts):
+        raise ValueError("calibration_texts must be a list of texts, and it holds none.")
+    widest = max(_input_widths(config).values())
+    windows = calibration_windows(model_dir, calibration_texts, widest, seed)
+    python = route.python()
+
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
+    try:
+        weights, result = work / "weights", work / "result"
+        weights.mkdir()
+        result.mkdir()
+        job = {
+            "model_dir": str(model_dir.resolve()),
+            "out_dir": str(weights),
+            "calibration": windows,
+            "group_size": group_size,
+            "seed": seed,
+            "report": str(work / "report.json"),
+        }
+        (work / "job.json").write_text(json.dumps(job))
+        started = time.perf_counter()
+        _run(python, route.script, work / "job.json", f"{method} by {tool}")
+        seconds = time.perf_counter() - started
+        tool_version = route.tool_version()
+        entry = quantization_config(method, group_size, tool, tool_version)
+        write_checkpoint(model_dir, weights, result, entry)
+        before = perplexity(model_dir, max_tokens=CHECK_TOKENS, use_tqdm=False)
+        after = perplexity(result, max_tokens=CHECK_TOKENS, use_tqdm=False)
+        check_perplexity(f"{method} by {tool}", before, after, MAX_PERPLEXITY_RATIO)
+        os.replace(result, out_dir)
+        report = json.loads((work / "report.json").read_text())
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return {
+        "method": method,
+        "tool": tool,
+        "version": tool_version,
+        "group_size": group_size,
+        "calibration_tokens": sum(map(len, windows)),
+        "seconds": seconds,
+        **report,
+        "bytes_on_disk": sum(file.stat().st_size for file in out_dir.glob("*.safetensors")),
+        "perplexity_before": before,
+        "perplexity": after,
+    }
+
+
+# --- checks before anything starts --------------------------------------------------------------
+
+
+def _route(method: str, tool: str) -> Route:
+    if (method, tool) not in ROUTES:
+        pairs = ", ".join(f"{m} by {t}" for m, t in ROUTES)
+        raise ValueError(f"No route for method {method!r} by tool {tool!r}. There are: {pairs}.")
+    return ROUTES[method, tool]
+
+
+def _model_config(model_dir: Path) -> dict[str, Any]:
+    file = model_dir / "config.json"
+    if not file.is_file() or not any(model_dir.glob("*.safetensors")):
+        raise ValueError(
+            f"No model in {model_dir}: expected a folder with config.json and safetensors. "
+            "Run the merge stage first, or pass the folder of utils.hub.resolve_model()."
+        )
+    config: dict[str, Any] = json.loads(file.read_text())
+    if config.get("quantization_config"):
+        raise ValueError(f"{model_dir} is quantized already. Pass the 16-bit model it came from.")
+    return config
+
+
+def _input_widths(config: dict[str, Any]) -> dict[str, int]:
+    """Input channels of the linear layers of a Llama-like model, by config field."""
+    hidden = config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads * head_dim": config["num_attention_heads"] * head_dim,
+        "intermediate_size": config["intermediate_size"],
+    }
+
+
+def _check_group_size(group_size: int, config: dict[str, Any]) -> None:
+    widths = _input_widths(config)
+    if group_size < 32 or group_size % 32:
+        raise ValueError(f"{group_size=} must be a positive multiple of 32, such as 64 or 128.")
+    for name, width in widths.items():
+        if width % group_size:
+            fitting = [g for g in (32, 64, 128) if not any(w % g for w in widths.values())]
+            raise ValueError(
+                f"{group_size=} does not divide {name}={width}. For this model use one of "
+                f"{fitting}."
+            )
+
+
+def _check_out_dir(out_dir: Path) -> None:
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise ValueError(f"{out_dir} exists and is not empty. Remove it, or name another folder.")
+
+
+# --- the subprocess -----------------------------------------------------------------------------
+
+
+def _run(python: Path, script: Path, job: Path, name: str) -> None:
+    """Run a worker and turn its progress lines into a bar.
+
+    Raises:
+        QuantizeError: it failed; the message holds the last lines it printed.
+    """
+    env = os.environ | WORKER_ENVIRONMENT
+    if python == Path(sys.executable):
+        env["PYTHONPATH"] = str(_ROOT)  # the classic tools must not see this environment
+    else:
+        env.pop("PYTHONPATH", None)
+    tail: deque[str] = deque(maxlen=30)
+    with (
+        subprocess.Popen(
+            [str(python), str(script), str(job)], env=env, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
+        ) as process,
+        tqdm(desc=name, unit="layer") as bar,
+    ):  # fmt: skip
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(PROGRESS):
+                    done, total = map(int, line.split()[1:])
+                    bar.total = total
+                    bar.update(done - bar.n)
+                elif line.strip():
+                    tail.append(line.rstrip())
+        except BaseException:  # a cell was interrupted: the worker must not go on alone
+            process.kill()
+            raise
+        code = process.wait()
+        if code == 0 and bar.total:
+            bar.update(bar.total - bar.n)
+    if code:
+        reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        memory = " Signal 9 usually means that memory ran out." if code == -9 else ""
+        raise QuantizeError(f"{name} {reason}.{memory} Its last lines:\n" + "\n".join(tail))

@@ -1,0 +1,1 @@
+"""The maintained quantizers, and what all quantizers share: calibration data and file formats."""
