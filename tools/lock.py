@@ -79,9 +79,10 @@ def resolve(target: str, upgrade: list[str]) -> str:
         output.write_text(known_pins(target))
         # A marker that is never true removes a package from the resolution.
         overrides.write_text("".join(f'{n} ; python_version < "3"\n' for n in LEFT_OUT[target]))
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate",
-                   "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28",
-                   "--override", str(overrides), "-o", str(output), "pyproject.toml"]  # fmt: skip
+        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml"]
+        command += ["--quiet", "--no-header", "--no-annotate", "-o", str(output)]
+        command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+        command += ["--override", str(overrides)]
         command += [f"--extra={extra}" for extra in EXTRAS[target]]
         command += [f"--upgrade-package={name}" for name in upgrade]
         subprocess.run(command, check=True, cwd=ROOT, env=environment(target))
