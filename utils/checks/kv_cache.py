@@ -821,6 +821,7 @@ def engine(cache_class: Callable[..., Any]) -> str:
         raise Mismatch(
             "That is the engine's own cache.", look="Pass the class that you wrote: `KVCache`."
         )
+    _fill(cache_class, "a")  # a class that is not written yet answers before the model is loaded
     appends = rows = 0
 
     def factory(*args: Any, **kwargs: Any) -> Any:

@@ -955,8 +955,8 @@ def engine(build_ops: Callable[[], Any]) -> str:
     if unused:
         raise Mismatch(f"The engine never called: {', '.join(unused)}.")
     return (
-        f"Token for token what Hugging Face generates. Your functions were called "
-        f"{sum(calls.values()):,} times. The engine says: {outputs[0].text.strip()!r}"
+        f"Token for token what Hugging Face generates, on {len(prompts)} prompts. "
+        f"The engine says: {outputs[0].text.strip()!r}"
     )
 
 

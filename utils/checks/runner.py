@@ -22,12 +22,12 @@ from torch import Tensor
 from utils.checks.feedback import Feedback, png
 
 # Frames in these folders are not the learner's code.
+_FOLDERS = [
+    Path(__file__).parents[1],
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+]
 _LIBRARIES = tuple(
-    str(Path(folder).resolve()) + os.sep
-    for folder in (
-        Path(__file__).parents[1],
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
+    str(path) + os.sep for folder in _FOLDERS for path in (folder, folder.resolve())
 )
 
 

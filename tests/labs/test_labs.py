@@ -1,0 +1,139 @@
+"""Labs are in step with their solutions, run untouched, and are graded right by nbgrader itself."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools import make_labs
+from utils.checks import kv_cache, prefill_and_decode
+
+CHECKS = {"01_prefill_and_decode": prefill_and_decode, "02_kv_cache": kv_cache}
+LABS = sorted(CHECKS)
+LAYER_NORM = """\
+def rms_norm(x, weight, eps):
+    centred = x - x.mean(-1, keepdim=True)
+    return weight * centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+"""
+
+
+def notebook(folder: str | Path, lab: str) -> nbformat.NotebookNode:
+    return nbformat.read(make_labs.ROOT / folder / lab / f"{lab}.ipynb", as_version=4)
+
+
+def grade_cells(cells):
+    return [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("grade")]
+
+
+def test_every_solution_has_a_lab_and_checks():
+    assert make_labs.lab_names() == LABS
+    assert sorted(p.name for p in (make_labs.ROOT / "labs").iterdir()) == LABS
+
+
+def test_labs_are_in_step_with_solutions(tmp_path):
+    make_labs.generate(LABS, tmp_path / "labs")
+    for lab in LABS:
+        path = f"labs/{lab}/{lab}.ipynb"
+        assert (tmp_path / path).read_text() == (make_labs.ROOT / path).read_text(), (
+            f"{path} is not what its solution generates: run `make labs`"
+        )
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_labs_hold_no_solution(lab):
+    for cell in notebook("labs", lab).cells:
+        assert "SOLUTION" not in cell.source
+        nbgrader = cell.metadata.get("nbgrader", {})
+        if nbgrader.get("solution"):
+            assert "raise NotImplementedError" in cell.source
+            assert '"""' in cell.source, "the stub keeps its docstring"
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_each_check_has_the_points_of_its_cell(lab):
+    checks = [c for c in vars(CHECKS[lab]).values() if hasattr(c, "max_points")]
+    points = [cell.metadata.nbgrader.points for cell in grade_cells(notebook("solutions", lab).cells)]
+    assert points == [check.max_points for check in checks]
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_each_exercise_has_the_same_form(lab):
+    """What to write, the stub, the check, folded hints; always in that order."""
+    cells = notebook("labs", lab).cells
+    for place, cell in enumerate(cells):
+        if cell not in grade_cells(cells):
+            continue
+        has_stub = cells[place - 1].metadata.nbgrader.get("solution")
+        about = cells[place - 2 if has_stub else place - 1].source
+        assert about.startswith("## Exercise ")
+        assert "Difficulty ●" in about and "Importance ●" in about and " minutes" in about
+        if has_stub:
+            assert "**Contract.**" in about
+            assert "<details><summary>Hint" in cells[place + 1].source
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A course folder graded by nbgrader: one student solved it all, one did nothing."""
+    root = tmp_path_factory.mktemp("course")
+    shutil.copy(make_labs.ROOT / "nbgrader_config.py", root)
+    (root / "utils").symlink_to(make_labs.ROOT / "utils", target_is_directory=True)
+    for lab in LABS:
+        shutil.copytree(make_labs.ROOT / "solutions" / lab, root / "solutions" / lab)
+        for student, folder in (("solved", "solutions"), ("untouched", "labs"), ("one_wrong", "")):
+            if student == "one_wrong" and lab != LABS[0]:
+                continue
+            submitted = notebook(folder or "solutions", lab)
+            if student == "one_wrong":
+                for cell in submitted.cells:
+                    if cell.metadata.get("nbgrader", {}).get("grade_id") == "rms_norm":
+                        cell.source = LAYER_NORM
+            path = root / "submitted" / student / lab / f"{lab}.ipynb"
+            path.parent.mkdir(parents=True)
+            nbformat.write(submitted, path)
+        make_labs.nbgrader(root, "generate_assignment", lab)
+        make_labs.nbgrader(root, "autograde", lab)
+    make_labs.nbgrader(root, "export")
+    return root
+
+
+def score(course: Path, lab: str, student: str) -> tuple[float, float]:
+    with open(course / "grades.csv", newline="") as file:
+        (row,) = [
+            r for r in csv.DictReader(file) if (r["assignment"], r["student_id"]) == (lab, student)
+        ]
+    return float(row["score"]), float(row["max_score"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", LABS)
+def test_the_solved_lab_earns_all_points(course, lab):
+    total = sum(c.max_points for c in vars(CHECKS[lab]).values() if hasattr(c, "max_points"))
+    assert score(course, lab, "solved") == (total, total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", LABS)
+def test_the_untouched_lab_runs_to_its_end_and_earns_nothing(course, lab):
+    earned, possible = score(course, lab, "untouched")
+    assert earned == 0
+    assert possible > 0
+    graded = nbformat.read(course / "autograded" / "untouched" / lab / f"{lab}.ipynb", 4)
+    code = [cell for cell in graded.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    assert not [o for cell in code for o in cell.outputs if o.output_type == "error"]
+    for cell in grade_cells(code):
+        (output,) = cell.outputs
+        assert output.data["text/plain"] == "0.0"
+        assert "Not written yet" in output.data["text/html"]
+
+
+@pytest.mark.slow
+def test_one_wrong_answer_costs_its_own_points_and_those_of_the_engine(course):
+    lost = prefill_and_decode.rms_norm.max_points + prefill_and_decode.engine.max_points
+    earned, possible = score(course, LABS[0], "one_wrong")
+    assert earned == possible - lost

@@ -1,0 +1,76 @@
+"""Generate labs/ from solutions/ with nbgrader. Behind `make labs`.
+
+nbgrader works in a temporary course folder, so its grade book never lands in the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lab_names() -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "solutions").glob("*/*.ipynb"))
+
+
+def generate(names: list[str], target: Path) -> None:
+    """Write the learners' version of each named lab to `target`/NN_name/.
+
+    Raises:
+        RuntimeError: nbgrader refused a notebook; its log is in the message.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        course = Path(folder)
+        shutil.copy(ROOT / "nbgrader_config.py", course)
+        for name in names:
+            source = ROOT / "solutions" / name / f"{name}.ipynb"
+            (course / "solutions" / name).mkdir(parents=True)
+            shutil.copy(source, course / "solutions" / name)
+            nbgrader(course, "generate_assignment", name)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.rmtree(target / name, ignore_errors=True)
+            (target / name).mkdir()
+            shutil.copyfile(course / "labs" / name / f"{name}.ipynb",
+                            target / name / f"{name}.ipynb")  # fmt: skip
+
+
+def nbgrader(course: Path, *arguments: str) -> None:
+    """Run one nbgrader command in the course folder.
+
+    Raises:
+        RuntimeError: it failed; its log is in the message.
+    """
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    environment = os.environ | {
+        # nbgrader starts `alembic`, which lies beside this Python.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        # The user's own Jupyter settings and kernels must not change the result.
+        "JUPYTER_CONFIG_DIR": str(course),
+        "JUPYTER_PREFER_ENV_PATH": "1",
+    }
+    done = subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"nbgrader {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NN_name", help="default: all labs")
+    names = parser.parse_args().names or lab_names()
+    if unknown := sorted(set(names) - set(lab_names())):
+        parser.error(f"no such lab: {', '.join(unknown)}. Labs are: {', '.join(lab_names())}")
+    generate(names, ROOT / "labs")
+    for name in names:
+        print(f"labs/{name}/{name}.ipynb")
+
+
+if __name__ == "__main__":
+    main()
