@@ -1,0 +1,147 @@
+"""Stages are complete or absent, done once, and redone when something changed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_stages
+import psutil
+import pytest
+
+from utils.pipeline.runner import MANIFEST, WORK_PREFIX, Runner, Stage, StageError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def leftovers(out: Path) -> list[Path]:
+    return list(out.glob(f"{WORK_PREFIX}*"))
+
+
+def skipped(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    return [line.split()[1].rstrip(":") for line in lines if line.endswith("skipped")]
+
+
+def test_a_chain_runs_in_order_and_leaves_manifests(tmp_path: Path) -> None:
+    manifests = Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert (tmp_path / "two" / "text").read_text() == "ab"
+    manifest = json.loads((tmp_path / "two" / MANIFEST).read_text())
+    assert manifest == manifests["two"]
+    assert manifest["measures"] == {"length": 1}
+    assert manifest["outputs"]["text"]["bytes"] == 2
+    assert manifest["peak_memory_bytes"] > 1e6
+    assert int((tmp_path / "one" / "pid").read_text()) != os.getpid()
+    assert not leftovers(tmp_path)
+
+
+def test_what_is_complete_is_skipped_and_what_changed_is_redone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    capsys.readouterr()
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert skipped(capsys) == ["one", "two"]
+    Runner(tmp_path, fake_stages.chain(second="c"), {}).run()
+    assert skipped(capsys) == ["one"]
+    assert (tmp_path / "two" / "text").read_text() == "ac"
+    Runner(tmp_path, fake_stages.chain(first="z", second="c"), {}).run()
+    assert skipped(capsys) == []
+    assert (tmp_path / "two" / "text").read_text() == "zc"
+    assert not leftovers(tmp_path)
+
+
+def test_a_damaged_output_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    (tmp_path / "one" / "text").write_text("")
+    capsys.readouterr()
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert "one" not in skipped(capsys)
+    assert (tmp_path / "one" / "text").read_text() == "a"
+
+
+def test_a_changed_source_folder_or_code_file_counts(tmp_path: Path) -> None:
+    source, code = tmp_path / "source", tmp_path / "code.py"
+    source.mkdir()
+    (source / "text").write_text("x")
+    code.write_text("1")
+    stage = Stage("one", fake_stages.write, ("base",), {"text": "a"}, sources=(code,))
+
+    def current() -> bool:
+        return Runner(tmp_path / "out", [stage], {"base": source}).is_current(stage)
+
+    assert not current()
+    Runner(tmp_path / "out", [stage], {"base": source}).run()
+    assert current()
+    code.write_text("2")
+    assert not current()
+    code.write_text("1")
+    (source / "text").write_text("y")
+    assert not current()
+
+
+def test_a_failing_stage_leaves_nothing_and_keeps_the_old_output(tmp_path: Path) -> None:
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    with pytest.raises(ValueError, match="on purpose"):
+        Runner(tmp_path, [Stage("one", fake_stages.fail)], {}).run()
+    assert (tmp_path / "one" / "text").read_text() == "a"
+    assert not leftovers(tmp_path)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="Not enough disk space for the stage 'one'"):
+        Runner(tmp_path, [Stage("one", fake_stages.full)], {}).run()
+    with pytest.raises(StageError, match=r"needs about 1000000000\.0 GB"):
+        Runner(tmp_path, [Stage("one", fake_stages.write, bytes_needed=10**18)], {}).run()
+    assert not (tmp_path / "one").exists() and not leftovers(tmp_path)
+
+
+def test_a_killed_stage_process_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"'one' was killed.*memory"):
+        Runner(tmp_path, [Stage("one", fake_stages.die)], {}).run()
+    assert not (tmp_path / "one").exists() and not leftovers(tmp_path)
+
+
+def test_killed_in_the_middle_nothing_half_written_is_taken_for_done(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    script = Path(fake_stages.__file__)
+    process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=env)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(f"{WORK_PREFIX}one-*/pid")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.2)
+        child = int(next(tmp_path.glob(f"{WORK_PREFIX}one-*/pid")).read_text())
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "one").exists()
+    assert leftovers(tmp_path)
+    # The stage's own process does not go on alone.
+    gone, _ = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], 10)
+    assert gone or not psutil.pid_exists(child)
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert (tmp_path / "one" / "text").read_text() == "a"
+    assert not leftovers(tmp_path)
+
+
+def test_unknown_stages_and_missing_inputs_are_named(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, fake_stages.chain(), {})
+    with pytest.raises(StageError, match=r"Unknown stage three.*one, two"):
+        runner.run(["three"])
+    with pytest.raises(StageError, match="'one' has no complete output"):
+        runner.run(["two"])
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StageError, match="Another run"):
+            Runner(tmp_path, fake_stages.chain(), {}).run()

@@ -1,0 +1,75 @@
+"""`python -m utils.pipeline`: the whole pipeline, headless, resumable."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+# Before torch is imported, and inherited by every subprocess: waiting threads sleep.
+for _name, _value in {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the pipeline; return the exit code."""
+    from utils.hub import ModelError, resolve_model
+    from utils.pipeline.process import WorkerError
+    from utils.pipeline.runner import Runner, StageError
+    from utils.pipeline.stages import BASE, build_stages
+    from utils.profiles import PROFILES, get_profile, require_device
+
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.pipeline",
+        description="Fine-tune, merge, quantize, evaluate and serve one model. "
+        "Stages that are complete and unchanged are skipped.",
+    )
+    parser.add_argument("--profile", choices=PROFILES, help="default: what fits this machine")
+    parser.add_argument("--out", type=Path, default=default_out(), help="default: artifacts/")
+    parser.add_argument("--stages", help="only these, as a list with commas; default: all")
+    parser.add_argument("--gptq-tool", choices=("gptqmodel", "auto-gptq"))
+    parser.add_argument("--awq-tool", choices=("gptqmodel", "autoawq"))
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    options = parser.parse_args(arguments)
+    try:
+        profile = get_profile(options.profile)
+        stages = build_stages(
+            profile,
+            options.gptq_tool or profile.gptq_tool,
+            options.awq_tool or profile.awq_tool,
+        )
+        names = options.stages.split(",") if options.stages else None
+        if options.dry_run:
+            for stage in Runner(options.out, stages, {}).chosen(names):
+                print(f"{stage.name}: {stage.title}\n    needs {', '.join(stage.needs) or '-'}\n"
+                      f"    settings {stage.settings}")  # fmt: skip
+            return 0
+        require_device(profile)
+        runner = Runner(options.out, stages, {BASE: resolve_model(profile.model)})
+        print(f"Profile {profile.name}, model {profile.model}, output in {options.out}", flush=True)
+        manifests = runner.run(names)
+    except (StageError, ModelError, WorkerError, RuntimeError, ValueError, OSError) as error:
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if "report" not in manifests:
+        return 0
+    from utils.pipeline.report import print_report
+
+    return 0 if print_report(options.out / "report") else 2
+
+
+def default_out() -> Path:
+    """`$COURSE_ARTIFACTS`, or `artifacts/` beside `utils/`."""
+    return Path(os.environ.get("COURSE_ARTIFACTS") or ROOT / "artifacts")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

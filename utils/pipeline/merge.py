@@ -1,0 +1,75 @@
+"""Merge a LoRA adapter into the 16-bit base: W + (alpha / r) B A, computed in float32."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "vocab.json", "merges.txt")
+
+
+class AdapterError(RuntimeError):
+    """The adapter is damaged or was trained on another base. The message says which."""
+
+
+def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
+    """Return the base, in float32, with the adapter merged in.
+
+    bfloat16 keeps 8 bits of a number. A sum rounded to it would lose most of a small update, so
+    the sum is taken in float32 and rounded once, when it is saved.
+
+    Raises:
+        AdapterError: the adapter is missing, damaged, or belongs to another base.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    _check_adapter(adapter_dir)
+    base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    try:
+        model = PeftModel.from_pretrained(base, adapter_dir)
+    except (RuntimeError, ValueError) as error:  # shapes or layer names do not fit
+        raise AdapterError(
+            f"The adapter in {adapter_dir} does not fit the model in {base_dir}: it was trained "
+            "on another base. Run the finetune stage with this base again."
+        ) from error
+    missing = [name for name, _ in _lora_layers(model)]
+    if not missing:
+        raise AdapterError(f"The adapter in {adapter_dir} touches no layer of {base_dir}.")
+    return model.merge_and_unload(safe_merge=True)  # refuses NaN
+
+
+def merge(base_dir: Path, adapter_dir: Path, out_dir: Path) -> dict[str, Any]:
+    """Write the merged model into `out_dir`, a plain folder in the base's own 16-bit type.
+
+    Raises:
+        AdapterError: see `merged_model`.
+    """
+    model = merged_model(base_dir, adapter_dir)
+    config = json.loads((base_dir / "config.json").read_text())
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(out_dir)
+    # The tokenizer's files and config.json are the base's own: nothing in them changed, and tools
+    # that are older than this transformers can read them.
+    for pattern in (*TOKENIZER_FILES, "config.json"):
+        for path in base_dir.glob(pattern):
+            shutil.copy2(path, out_dir / path.name)
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def _lora_layers(model: Any) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")]
+
+
+def _check_adapter(adapter_dir: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (adapter_dir / name).is_file():
+            raise AdapterError(
+                f"{adapter_dir / name} is missing. Run the finetune stage first; pickled adapters "
+                "(.bin) are not read, because loading them can run code."
+            )

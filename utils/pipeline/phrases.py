@@ -1,0 +1,253 @@
+"""The words that the message generator (`data.py`) is made of.
+
+Two sets that share nothing: `TRAIN` and `HELD_OUT`. A slot in braces is filled by the generator.
+A slot that names a field of the answer also decides whether that field is known: a message
+without `{amount}` has the answer `"amount": null`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Everything one split may draw from."""
+
+    first_names: tuple[str, ...]
+    last_names: tuple[str, ...]
+    products: tuple[str, ...]
+    openings: tuple[str, ...]
+    facts: tuple[str, ...]  # what was ordered; slots decide which fields are known
+    issues: dict[str, tuple[str, ...]]
+    requests: dict[str, tuple[str, ...]]
+    distractors: tuple[str, ...]  # true, and of no use: other dates, sums, orders, people
+    closings: tuple[str, ...]
+    footers: tuple[str, ...]
+
+
+TRAIN = Phrases(
+    first_names=(
+        "Anna", "Zoë", "Jürgen", "Søren", "Łukasz", "François", "María", "Niamh", "Emre", "Priya",
+        "Kenji", "Mei", "Olena", "Tomáš", "João", "Ingrid", "Kwame", "Fatima", "Giulia", "Björn",
+        "Chloé", "Dmitri", "Aylin", "Håkon", "Sinéad", "Rafael", "Yuki", "Amara", "Petra", "Oscar",
+        "Ritva", "Nikolaos", "Linh", "Samuel", "Grace", "Iñaki",
+    ),
+    last_names=(
+        "Müller", "O'Brien", "Lindqvist", "Kowalski", "Dupont", "García", "Yılmaz", "Sharma",
+        "Tanaka", "Chen", "Shevchenko", "Novák", "Silva", "Nygård", "Mensah", "Al-Sayed", "Rossi",
+        "Åkesson", "Lefèvre", "Ivanov", "Demir", "Haugen", "Murphy", "Fernandes", "Sato", "Okafor",
+        "Schmidt", "Virtanen", "Papadopoulos", "Nguyen", "Taylor", "Brown", "Etxeberria",
+        "de Vries",
+    ),
+    products=(
+        "walnut desk lamp", "USB-C charger", "trail running shoes", "cast iron pan", "yoga mat",
+        "espresso grinder", "wool blanket", "mechanical keyboard", "garden hose", "phone case",
+        "rain jacket", "bread knife", "water filter", "camping stove", "office chair",
+        "noise-cancelling headphones", "picture frame", "bicycle pump", "tea kettle", "wall clock",
+        "linen curtains", "board game", "travel mug", "standing desk", "electric toothbrush",
+        "leather wallet", "soldering iron", "baby monitor", "plant pot", "bath towel",
+        "robot vacuum", "sleeping bag", "hiking boots", "coffee machine", "night light",
+        "cutting board",
+    ),
+    openings=(
+        "Hello,", "Hi there,", "Dear support team,", "Good morning,", "Bonjour,", "Guten Tag,",
+        "Hola,", "To whom it may concern,", "hey", "Hi,", "Dear Sir or Madam,", "Hej,", "",
+        "Subject: my order", "My name is {customer}.", "This is {customer} writing.",
+        "Customer {customer} wrote in the chat:", "Caller: {customer}", "Name: {customer}",
+        "Hi, {customer} here.", "Hello, I am {customer}.", "Message from {customer}:",
+    ),
+    facts=(
+        "I ordered {n} x {product} on {date} and paid {amount}. The order number is {order_id}.",
+        "On {date} I bought {word} {product} from your shop for {amount}, order {order_id}.",
+        "Order {order_id}: {product}, quantity {n}, {amount}, placed {date}.",
+        "My order {order_id} of {date} was for {n} pieces of the {product}, {amount} in sum.",
+        "I paid {amount} for {n} x {product}. Order date: {date}. Order no. {order_id}.",
+        "It is about order {order_id} ({product}, {n} pcs) of {date}. It cost {amount}.",
+        "Order number: {order_id}\nItem: {product}\nQuantity: {n}\nTotal: {amount}\nDate: {date}",
+        "{date} - {order_id} - {n} x {product} - {amount}",
+        "I purchased the {product} ({n} units) on {date}, order {order_id}; {amount} was charged.",
+        "For {amount} I got {word} of your {product}. Order {order_id}, dated {date}.",
+        "We ordered {word} units of the {product} on {date}. Reference {order_id}, total {amount}.",
+        # Something is missing from here on.
+        "I ordered the {product} on {date}. The order number is {order_id}.",
+        "I bought {n} x {product} on {date} and paid {amount}. I can't find the order number.",
+        "Order {order_id} was for {n} x {product} and cost {amount}.",
+        "This is about the {product} from order {order_id}.",
+        "I have a question on order {order_id}, {product}, {amount}.",
+        "Some time ago I ordered {n} pieces of the {product}, order {order_id}, for {amount}.",
+        "On {date} I ordered {word} {product}. Order {order_id}.",
+        "I paid {amount} for the {product} on {date}.",
+        "Item: {product}\nOrder number: {order_id}\nQuantity: {n}",
+        "Item: {product}\nTotal: {amount}\nOrdered: {date}",
+        "About my {product}: I ordered it on {date} for {amount}, the number is {order_id}.",
+    ),
+    issues={
+        "late": (
+            "It has still not arrived.", "The parcel is two weeks late.",
+            "I am still waiting for it.", "It was meant to be here long ago, and nothing came.",
+            "The tracking page has not moved.", "Nothing has been delivered yet.",
+            "The delivery is overdue.", "Where is my parcel?", "The courier never showed up.",
+            "It is late, very late.", "It has not been shipped yet.",
+        ),
+        "damaged": (
+            "It arrived broken.", "The box was crushed and the item is cracked.",
+            "It is scratched.", "It came damaged.", "There is a big dent in it.",
+            "It stopped working after one day.", "It was in pieces when I opened the box.",
+            "It does not turn on.", "It is torn.", "It leaks, so I cannot use it.",
+            "One side is smashed.",
+        ),
+        "wrong_item": (
+            "You sent me something else.", "I received the wrong item.", "The colour is wrong.",
+            "What came is not what I ordered.", "The size is wrong.", "I got a different model.",
+            "In the box was another product.", "This is not the item I chose.",
+            "You mixed up my order with another one.", "The wrong version was delivered.",
+        ),
+        "incomplete": (
+            "A part is missing.", "The screws were not in the box.", "Only half of it came.",
+            "The package is incomplete.", "The cable is missing.", "There was one piece too few.",
+            "Not everything was in the parcel.", "The manual and one part are missing.",
+            "The lid was not included.", "Some pieces are missing from the box.",
+        ),
+        "overcharged": (
+            "I was charged twice.", "The price on my card is higher than agreed.",
+            "You billed me too much.", "The discount was not applied.",
+            "I was billed two times for it.", "The invoice is wrong, the sum is too high.",
+            "You took the money twice.", "My voucher was ignored at checkout.",
+            "I paid more than the price in the shop.", "There is an extra fee on the bill.",
+        ),
+    },
+    requests={
+        "refund": (
+            "Please refund me.", "I want my money back.", "I would like a refund.",
+            "Please send the money back.", "I expect a full refund.", "Can I get a refund?",
+            "Give me my money back, please.", "Kindly refund the order.", "Refund, please.",
+        ),
+        "replacement": (
+            "Please send a new one.", "I would like a replacement.", "Can you replace it?",
+            "Please send me a replacement.", "I need a new one soon.", "Please exchange it.",
+            "Could you ship another one?", "I want it replaced.", "A replacement would be fine.",
+        ),
+        "information": (
+            "Can you tell me what is going on?", "Please let me know the status.",
+            "What happens next?", "Please give me an update.",
+            "Could you look into it and tell me?", "Any news?", "Please explain this to me.",
+            "I only want to know what happened.",
+        ),
+    },
+    distractors=(
+        "I already called you on {other_date}.", "My neighbour {other_name} saw the courier.",
+        "My earlier order {other_order} was fine.", "Shipping was {other_amount} on top.",
+        "I have spent {other_amount} in your shop so far.", "My phone number is {phone}.",
+        "I am on holiday from {other_date}.", "You can reach me at {phone}.",
+        "I spoke to {other_name} from your team.", "The ticket you opened is {other_order}.",
+        "A friend paid only {other_amount} elsewhere.", "Your last mail came on {other_date}.",
+        "I have been a customer for {other_n} years.", "I have written {other_n} mails already.",
+        "Sorry for my English.", "I am very disappointed!", "This is not urgent.",
+    ),
+    closings=(
+        "Best regards, {customer}", "Thanks, {customer}", "Kind regards\n{customer}", "{customer}",
+        "Yours sincerely,\n{customer}", "Cheers, {customer}", "Merci, {customer}", "- {customer}",
+        "Thank you.", "Thanks!", "", "Best,\n{customer}", "Mit freundlichen Grüßen\n{customer}",
+    ),
+    footers=(
+        "", "", "", "Sent from my phone", "Tel. {phone}",
+        "> On {other_date} support wrote:\n> We got your message.",
+        "---\nForwarded by {other_name} on {other_date}",
+    ),
+)  # fmt: skip
+
+
+HELD_OUT = Phrases(
+    first_names=(
+        "Léa", "Matthias", "Agnieszka", "Jesús", "Orla", "Deniz", "Ananya", "Haruto", "Xiu",
+        "Taras", "Zdeněk", "Inês", "Sigrid", "Abena", "Omar", "Chiara", "Göran", "Élodie",
+        "Viktor", "Mustafa", "Eleanor", "Pekka", "Eleni", "Thanh",
+    ),
+    last_names=(
+        "Weiß", "Fitzgerald", "Bergström", "Wiśniewski", "Moreau", "Hernández", "Öztürk", "Patel",
+        "Watanabe", "Zhang", "Bondarenko", "Dvořák", "Gonçalves", "Solberg", "Owusu", "Haddad",
+        "Bianchi", "Sjögren", "Bélanger", "Petrov", "Wilson", "Korhonen", "Georgiou", "van Dijk",
+    ),
+    products=(
+        "oak bookshelf", "wireless mouse", "winter gloves", "pressure cooker", "foam roller",
+        "silk pillowcase", "monitor arm", "lawn sprinkler", "tablet sleeve", "swimming goggles",
+        "salad bowl", "air purifier", "folding table", "bluetooth speaker", "photo album",
+        "bike helmet", "rice cooker", "alarm clock", "shower curtain", "card game", "lunch box",
+        "hair dryer", "canvas backpack", "cordless drill",
+    ),
+    openings=(
+        "Hello support,", "Good evening,", "Dear customer service,", "Ciao,", "Goedemiddag,",
+        "Greetings,", "Subject: problem with an order", "I'm {customer}.", "From: {customer}",
+        "Chat transcript with {customer}:", "Hello, my name is {customer}.", "",
+    ),
+    facts=(
+        "I bought {n} x {product} for {amount} on {date}, order number {order_id}.",
+        "Order {order_id}, placed on {date}: {n} x {product}, {amount} in total.",
+        "On {date} I placed order {order_id} with you for {word} {product} and paid {amount}.",
+        "Ordered: {date}\nOrder: {order_id}\nProduct: {product}\nPieces: {n}\nPaid: {amount}",
+        "I spent {amount} on {n} pieces of the {product}, ordered on {date} as {order_id}.",
+        "My order of {date} has the number {order_id}: the {product}, {word} units, {amount}.",
+        "I ordered the {product} from you on {date} and I paid {amount} for it.",
+        "I am writing about {n} x {product}. The order number is {order_id}, the total {amount}.",
+        "I write to you because of order {order_id} for the {product}.",
+        "Product: {product}\nOrder: {order_id}\nPaid: {amount}",
+        "The {product} was ordered on {date}, the order number is {order_id}.",
+        "On {date} I ordered {n} x {product}, number {order_id}.",
+    ),
+    issues={
+        "late": (
+            "I have not received anything.", "It should have arrived last week.",
+            "The package is very late.", "It still has not been delivered.",
+            "I keep waiting for it.",
+        ),
+        "damaged": (
+            "It was broken on arrival.", "The glass is cracked.", "It does not work.",
+            "It has scratches everywhere.", "It came out of the box damaged.",
+        ),
+        "wrong_item": (
+            "I got the wrong product.", "You sent the wrong colour.",
+            "A different item was in the box.", "This is not what I ordered.",
+            "You delivered something else.",
+        ),
+        "incomplete": (
+            "One part is missing.", "Two screws are missing.", "The parcel was incomplete.",
+            "The charger was not in the box.", "Only a part of the order came.",
+        ),
+        "overcharged": (
+            "You charged my card twice.", "I was billed too much.",
+            "The price on the invoice is too high.", "My discount code was not applied.",
+            "You charged an extra fee.",
+        ),
+    },
+    requests={
+        "refund": (
+            "I ask for a refund.", "Please give me my money back.", "I'd like my money back.",
+            "Please refund the full sum.",
+        ),
+        "replacement": (
+            "Please replace it.", "I'd like a replacement, please.", "Can you send a new one?",
+            "Please ship a replacement.",
+        ),
+        "information": (
+            "Please tell me what happened.", "Can you give me an update?", "What is the status?",
+            "Please let me know what is going on.",
+        ),
+    },
+    distractors=(
+        "I phoned you on {other_date} about this.", "My colleague {other_name} can confirm it.",
+        "Another order, {other_order}, came without trouble.",
+        "The postage was {other_amount} extra.", "In another shop it costs {other_amount}.",
+        "Call me at {phone}.", "I will be away until {other_date}.",
+        "{other_name} answered my first mail.", "I waited {other_n} days before writing.",
+        "I really like your shop.",
+    ),
+    closings=(
+        "Regards, {customer}", "Many thanks, {customer}", "Sincerely\n{customer}",
+        "Greetings from {customer}", "Thank you, {customer}", "Thanks in advance.", "Bye",
+    ),
+    footers=(
+        "", "", "Sent from my tablet", "Phone: {phone}",
+        "> {other_name} wrote on {other_date}:\n> Thank you for your order.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""Subprocesses that leave nothing behind: watched memory, no orphans, errors that are shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+TAIL_LINES = 25
+
+
+class WorkerError(RuntimeError):
+    """A subprocess failed. The message holds the end of what it wrote to stderr."""
+
+
+def exit_with_parent() -> None:
+    """End this process soon after its parent is gone, however that one ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
+    """Run a command to its end.
+
+    Args:
+        command: program and arguments.
+        env: the complete environment.
+        name: what it does, for the error message.
+
+    Raises:
+        WorkerError: the command failed.
+    """
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        errors="replace",
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            tail.append(line.rstrip())
+        process.wait()
+    finally:
+        stop(process)
+    if process.returncode:
+        reason = "was killed, perhaps for memory" if process.returncode < 0 else "failed"
+        raise WorkerError(
+            f"{name} {reason} (exit code {process.returncode}). The end of its output:\n"
+            + "\n".join(tail)
+        )
+
+
+def stop(process: subprocess.Popen[str], patience: float = 10.0) -> None:
+    """End a process and all its descendants: politely first, then by force."""
+    try:
+        family = [psutil.Process(process.pid)]
+        family += family[0].children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        _quietly(member.terminate)
+    _, alive = psutil.wait_procs(family, timeout=patience)
+    for member in alive:
+        _quietly(member.kill)
+    process.wait()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class PeakMemory:
+    """Context manager: the peak memory of this process and its descendants, sampled.
+
+    `peak` is in bytes, the sum of the resident sets. Pages that processes share count in each of
+    them, so the true peak is a little lower.
+    """
+
+    def __init__(self, interval: float = 0.5) -> None:
+        self.interval = interval
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        this = psutil.Process()
+        while True:
+            total = 0
+            for process in (this, *this.children(recursive=True)):
+                try:
+                    total += process.memory_info().rss
+                except psutil.Error:
+                    continue  # it ended meanwhile
+            self.peak = max(self.peak, total)
+            if self._done.wait(self.interval):
+                return
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except psutil.NoSuchProcess:
+        return

