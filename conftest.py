@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent
 
 # Set before anything imports torch or a Hugging Face library, and inherited by every notebook
 # kernel and subprocess. Passive waiting matters: on few cores, two processes whose OpenMP threads
@@ -19,13 +16,6 @@ for _name, _value in {
     "KMP_BLOCKTIME": "0",
 }.items():
     os.environ.setdefault(_name, _value)
-
-
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Run labs without comparing outputs: they are handed out unexecuted, so they have none."""
-    path = getattr(collector, "path", None)
-    if path is not None and path.suffix == ".ipynb" and path.is_relative_to(ROOT / "labs"):
-        collector.compare_outputs = False  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
