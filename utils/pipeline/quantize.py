@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,10 +30,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from utils.pipeline.classic.environment import classic_python, locked_packages
 from utils.pipeline.classic.worker import PROGRESS
 from utils.pipeline.perplexity import check_perplexity, perplexity
 from utils.pipeline.quantizers.calibration import calibration_windows
-from utils.pipeline.quantizers.checkpoint import quantization_config, write_checkpoint
+from utils.pipeline.quantizers.checkpoint import (
+    quantization_config,
+    write_checkpoint,
+    write_source,
+)
 
 # The tool that is right and fast, by profile (utils/profiles.py) and method.
 DEFAULT_TOOLS = {
@@ -55,6 +61,7 @@ WORKER_ENVIRONMENT = {
     "BUILD_CUDA_EXT": "0",  # quantizing needs no compiled kernels
 }
 
+_PROGRESS_LINE = re.compile(rf"{PROGRESS} (\d+) (\d+)")
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE.parent.parent
 
@@ -76,18 +83,6 @@ def _this_python() -> Path:
     return Path(sys.executable)
 
 
-def _classic_python() -> Path:
-    from utils.pipeline.classic.environment import classic_python
-
-    return classic_python()
-
-
-def _classic_version(package: str) -> str:
-    from utils.pipeline.classic.environment import locked_version
-
-    return locked_version(package)
-
-
 ROUTES = {
     ("gptq", "gptqmodel"): Route(
         _PACKAGE / "quantizers" / "gptqmodel_gptq.py", _this_python, lambda: version("gptqmodel")
@@ -97,13 +92,13 @@ ROUTES = {
     ),
     ("gptq", "auto-gptq"): Route(
         _PACKAGE / "classic" / "run_auto_gptq.py",
-        _classic_python,
-        lambda: _classic_version("auto-gptq"),
+        classic_python,
+        lambda: locked_packages()["auto-gptq"],
     ),
     ("awq", "autoawq"): Route(
         _PACKAGE / "classic" / "run_autoawq.py",
-        _classic_python,
-        lambda: _classic_version("autoawq"),
+        classic_python,
+        lambda: locked_packages()["autoawq"],
     ),
 }
 
@@ -154,11 +149,12 @@ def quantize(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
-        weights, result = work / "weights", work / "result"
-        weights.mkdir()
-        result.mkdir()
+        source, weights, result = work / "source", work / "weights", work / "result"
+        for folder in (source, weights, result):
+            folder.mkdir()
+        write_source(model_dir, source)
         job = {
-            "model_dir": str(model_dir.resolve()),
+            "model_dir": str(source),
             "out_dir": str(weights),
             "calibration": windows,
             "group_size": group_size,
@@ -270,9 +266,9 @@ def _run(python: Path, script: Path, job: Path, name: str) -> None:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith(PROGRESS):
-                    done, total = map(int, line.split()[1:])
-                    bar.total = total
+                # Not `match`: a tool's own progress bar may have left the line unfinished.
+                if found := _PROGRESS_LINE.search(line):
+                    done, bar.total = map(int, found.groups())
                     bar.update(done - bar.n)
                 elif line.strip():
                     tail.append(line.rstrip())

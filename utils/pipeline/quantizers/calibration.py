@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 WINDOW = 512  # tokens of one calibration sample
-MIN_BUDGET = 8192  # tokens in all, at most; wider models get twice their width
+MIN_BUDGET = 4096  # tokens in all, at most; wider models get twice their width
 
 
 def calibration_windows(

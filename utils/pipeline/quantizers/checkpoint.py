@@ -44,6 +44,16 @@ def speak_both_dialects(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def write_source(model_dir: Path, view: Path) -> None:
+    """Make `view` a copy of a 16-bit model that transformers 4 and 5 read alike; weights linked."""
+    copy_tokenizer(model_dir, view)
+    config = speak_both_dialects(json.loads((model_dir / "config.json").read_text()))
+    (view / "config.json").write_text(json.dumps(config, indent=2))
+    for pattern in ("*.safetensors", "*.safetensors.index.json"):
+        for file in model_dir.glob(pattern):
+            (view / file.name).symlink_to(file.resolve())
+
+
 def write_checkpoint(
     model_dir: Path, weights_dir: Path, out_dir: Path, quantization: dict[str, Any]
 ) -> None:

@@ -101,7 +101,11 @@ def _supported_quantization(model_dir: Path) -> dict[str, Any]:
     quantization: dict[str, Any] = config.get("quantization_config") or {}
     method, bits = quantization.get("quant_method"), quantization.get("bits")
     layout = quantization.get("version" if method == "awq" else "checkpoint_format", "gptq")
-    if (method, layout) not in {("gptq", "gptq"), ("gptq", "gptq_v2"), ("awq", "gemm")} or bits != 4:
+    if (method, layout) not in {
+        ("gptq", "gptq"),
+        ("gptq", "gptq_v2"),
+        ("awq", "gemm"),
+    } or bits != 4:
         raise ValueError(
             f"{model_dir.name} is no 4-bit GPTQ or AWQ gemm checkpoint: its config.json says "
             f"quant_method={method!r}, format {layout!r}, bits={bits!r}."
