@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,13 @@ def test_readme_names_the_two_commands() -> None:
 def code(markdown: str) -> list[str]:
     """The inline code and code blocks of a markdown text."""
     return re.findall(r"```.*?```|`[^`\n]+`", markdown, flags=re.DOTALL)
+
+
+def test_make_test_runs_tests_notebooks_and_labs() -> None:
+    assert re.search(r"-m pytest$", make("--dry-run", "test"), flags=re.MULTILINE)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert set(settings["testpaths"]) == {"tests", "notebooks", "solutions", "labs"}
+    # Outputs compared, kernels of this environment, skips explained, the slowest ten printed.
+    assert {"--nbval", "--nbval-current-env", "-ra", "--durations=10"} <= set(settings["addopts"])
+    sanitizer = next(o for o in settings["addopts"] if o.startswith("--nbval-sanitize-with="))
+    assert (ROOT / sanitizer.partition("=")[2]).is_file()
