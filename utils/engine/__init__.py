@@ -19,28 +19,10 @@ from utils.engine.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.weights import load_model
 
+# fmt: off
 __all__ = [
-    "LLM",
-    "CompletionOutput",
-    "ContiguousKVCache",
-    "EngineConfig",
-    "KVCache",
-    "LlamaForCausalLM",
-    "LlamaOps",
-    "Logprob",
-    "ModelConfig",
-    "ModelRunner",
-    "Request",
-    "RequestMetrics",
-    "RequestOutput",
-    "RequestStatus",
-    "Sampler",
-    "SamplingParams",
-    "apply_rotary",
-    "attention",
-    "attention_reference",
-    "load_model",
-    "rms_norm",
-    "rotary_cos_sin",
-    "silu_and_mul",
+    "LLM", "CompletionOutput", "ContiguousKVCache", "EngineConfig", "KVCache", "LlamaForCausalLM",
+    "LlamaOps", "Logprob", "ModelConfig", "ModelRunner", "Request", "RequestMetrics",
+    "RequestOutput", "RequestStatus", "Sampler", "SamplingParams", "apply_rotary", "attention",
+    "attention_reference", "load_model", "rms_norm", "rotary_cos_sin", "silu_and_mul",
 ]

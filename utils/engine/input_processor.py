@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int]
 Conversation = list[dict[str, Any]]  # [{"role": "user", "content": "..."}, ...]
+Params = SamplingParams | Sequence[SamplingParams] | None  # for all, one each, or the defaults
 
 
 class InputProcessor:
@@ -30,9 +31,7 @@ class InputProcessor:
         self._shared_generator = torch.Generator(config.device).manual_seed(config.seed)
 
     def from_prompts(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params
     ) -> list[Request]:
         """Make requests of texts or of token ids. Raises a ValueError when one of them is bad."""
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
@@ -42,9 +41,7 @@ class InputProcessor:
         return self._requests(texts, ids, sampling_params)
 
     def from_conversations(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        self, messages: Conversation | Sequence[Conversation], sampling_params: Params
     ) -> list[Request]:
         """Make requests of conversations. Raises a ValueError when one of them is bad."""
         single = bool(messages) and isinstance(messages[0], dict)
@@ -70,10 +67,7 @@ class InputProcessor:
         return cast(str, text)
 
     def _requests(
-        self,
-        texts: Sequence[str | None],
-        prompts: Sequence[list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        self, texts: Sequence[str | None], prompts: Sequence[list[int]], sampling_params: Params
     ) -> list[Request]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)

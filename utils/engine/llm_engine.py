@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm.auto import tqdm
 
 from utils.engine.config import EngineConfig, ModelConfig
-from utils.engine.input_processor import Conversation, InputProcessor, Prompt
+from utils.engine.input_processor import Conversation, InputProcessor, Params, Prompt
 from utils.engine.kv_cache import ContiguousKVCache, KVCache
 from utils.engine.llama import DEFAULT_OPS, LlamaOps
 from utils.engine.model_runner import ModelRunner
@@ -60,14 +60,9 @@ class LLM:
     ) -> None:
         path = resolve_model(model)
         self.model_config = ModelConfig.from_pretrained(path)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.config = EngineConfig.create(
-            self.model_config,
-            max_model_len,
-            dtype,
-            device,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            seed=seed,
+            self.model_config, max_model_len, dtype, device, seed=seed, **limits
         )
         self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
         self.tokenizer = load_tokenizer(path)
@@ -81,7 +76,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt, many at a time.
@@ -104,7 +99,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, written out by the model's chat template.

@@ -5,8 +5,7 @@ The order of the steps is vLLM's: temperature, min-p, top-k, top-p, then one dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -54,20 +53,12 @@ def apply_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
 
-@dataclass(frozen=True)
-class Filter:
-    """One step of sampling: a parameter, the value at which it does nothing, and its function."""
-
-    parameter: str
-    neutral: float
-    apply: Callable[[Tensor, Tensor], Tensor]
-
-
-FILTERS = (
-    Filter("temperature", 1.0, apply_temperature),
-    Filter("min_p", 0.0, apply_min_p),
-    Filter("top_k", 0, apply_top_k),
-    Filter("top_p", 1.0, apply_top_p),
+# In vLLM's order: the parameter, the value at which it does nothing, and what it does.
+STEPS = (
+    ("temperature", 1.0, apply_temperature),
+    ("min_p", 0.0, apply_min_p),
+    ("top_k", 0, apply_top_k),
+    ("top_p", 1.0, apply_top_p),
 )
 
 
@@ -120,16 +111,14 @@ class Sampler:
 
     def probabilities(self, logits: Tensor, sampling_params: Sequence[SamplingParams]) -> Tensor:
         """The distribution [B, vocab_size] that tokens are drawn from. Temperatures must be > 0."""
-        logits = logits.float()
-        for step in FILTERS:
-            values = [getattr(params, step.parameter) for params in sampling_params]
+        logits = logits.float()  # for bfloat16; float32 stays as it is, so no in-place changes here
+        for parameter, neutral, apply in STEPS:
+            values = torch.tensor([getattr(params, parameter) for params in sampling_params])
             # Sorting a vocabulary is slow: touch only the rows that ask for it.
-            rows = [i for i, value in enumerate(values) if value != step.neutral]
-            if rows:
-                wanted = torch.tensor([values[i] for i in rows], device=logits.device)
-                logits = logits.index_copy(
-                    0, torch.tensor(rows, device=logits.device), step.apply(logits[rows], wanted)
-                )
+            rows = (values != neutral).nonzero()[:, 0].to(logits.device)
+            if len(rows):
+                changed = apply(logits[rows], values.to(logits.device)[rows])
+                logits = logits.index_copy(0, rows, changed)
         return logits.softmax(dim=-1)
 
 
