@@ -39,12 +39,11 @@ from utils.pipeline.quantizers.checkpoint import (
     write_checkpoint,
     write_source,
 )
+from utils.profiles import PROFILES
 
-# The tool that is right and fast, by profile (utils/profiles.py) and method.
+# The tool that is right and fast, by profile and method.
 DEFAULT_TOOLS = {
-    "cpu": {"gptq": "gptqmodel", "awq": "gptqmodel"},
-    "gpu-small": {"gptq": "gptqmodel", "awq": "gptqmodel"},
-    "gpu": {"gptq": "gptqmodel", "awq": "gptqmodel"},
+    name: {"gptq": profile.gptq_tool, "awq": profile.awq_tool} for name, profile in PROFILES.items()
 }
 
 # A sound 4-bit model has a perplexity of 1.05 to 1.3 times its source's. One whose weights are

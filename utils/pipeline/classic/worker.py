@@ -39,7 +39,7 @@ def report_layers(model: torch.nn.Module) -> None:
 
     All four tools work through the model layer by layer, and run a layer to collect its inputs.
     """
-    layers = model.get_submodule("model.layers")
+    layers = list(model.get_submodule("model.layers").children())
     reached = -1
 
     def hook(index: int) -> Callable[..., None]:
@@ -51,7 +51,7 @@ def report_layers(model: torch.nn.Module) -> None:
 
         return on_forward
 
-    for index, layer in enumerate(layers.children()):
+    for index, layer in enumerate(layers):
         layer.register_forward_pre_hook(hook(index))
 
 

@@ -49,7 +49,7 @@ def dequantize_gptq(
     `zero_offset` is 1 for checkpoint_format "gptq", which stores zero - 1, and 0 for "gptq_v2".
     """
     q = unpack_int4(qweight.t().contiguous())  # [out, in]
-    zeros = (unpack_int4(qzeros) + zero_offset) & 0xF if zero_offset else unpack_int4(qzeros)
+    zeros = unpack_int4(qzeros) + zero_offset  # [groups, out]
     group = g_idx.long()
     return ((q - zeros[group].t()) * scales.float()[group].t()).contiguous()
 
@@ -76,12 +76,13 @@ def dequantized_state_dict(model_dir: Path) -> dict[str, Tensor]:
     plain = {name: tensor for name, tensor in tensors.items() if not _is_packed_part(name, tensors)}
     for name in [name for name in tensors if name.endswith(".qweight")]:
         layer = name.removesuffix(".qweight")
-        parts = [tensors[f"{layer}.{part}"] for part in ("qweight", "qzeros", "scales")]
+        qweight, qzeros, scales = (tensors[f"{layer}.{p}"] for p in ("qweight", "qzeros", "scales"))
         if quantization["quant_method"] == "awq":
-            weight = dequantize_awq(*parts, group_size=quantization["group_size"])
+            weight = dequantize_awq(qweight, qzeros, scales, quantization["group_size"])
         else:
             offset = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
-            weight = dequantize_gptq(*parts, tensors[f"{layer}.g_idx"], zero_offset=offset)
+            g_idx = tensors[f"{layer}.g_idx"]
+            weight = dequantize_gptq(qweight, qzeros, scales, g_idx, zero_offset=offset)
         plain[f"{layer}.weight"] = weight
     return plain
 
