@@ -42,10 +42,8 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
 
 def check_machine() -> None:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        fail(
-            f"Python {version} is too old; 3.11 or newer is needed. `make setup PYTHON=python3.11`."
-        )
+    if sys.version_info < (3, 11):  # noqa: UP036  this file starts on whatever Python is there
+        fail(f"Python {version} is too old; 3.11 is needed. Try `make setup PYTHON=python3.11`.")
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         fail(
             f"the exact lock is for Linux on x86-64, and this is {sys.platform} on "
@@ -60,8 +58,9 @@ def get_uv() -> str:
     """Return a uv to install with. It is fetched with pip, beside the virtual environment."""
     uv = UV_HOME / "bin" / "uv"
     if not uv.exists():
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-             "--no-warn-script-location", "--target", str(UV_HOME), f"uv=={UV_VERSION}"])  # fmt: skip
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        env = dict(os.environ, PIP_ROOT_USER_ACTION="ignore")
+        run([*pip, "--target", str(UV_HOME), f"uv=={UV_VERSION}"], env)
     return str(uv)
 
 
