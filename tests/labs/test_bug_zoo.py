@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import re
 import sys
 from pathlib import Path
@@ -20,13 +22,18 @@ WRONG = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.wrong_answers]
 RIGHT = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.right_answers]
 
 
+@functools.cache
+def answer_of(lab, specimen):
+    return getattr(LABS[lab][1], specimen.exercise)(specimen.answer)
+
+
 def _id(value):
     return getattr(value, "id", value)
 
 
 @pytest.mark.parametrize(("lab", "specimen"), WRONG, ids=_id)
 def test_a_wrong_answer_is_rejected_and_its_fault_named(lab, specimen):
-    feedback = getattr(LABS[lab][1], specimen.exercise)(specimen.answer)
+    feedback = answer_of(lab, specimen)
     assert feedback.status == "failed"
     assert feedback.points == 0
     for words in specimen.says:
@@ -35,7 +42,7 @@ def test_a_wrong_answer_is_rejected_and_its_fault_named(lab, specimen):
 
 @pytest.mark.parametrize(("lab", "specimen"), RIGHT, ids=_id)
 def test_a_correct_answer_written_differently_passes(lab, specimen):
-    feedback = getattr(LABS[lab][1], specimen.exercise)(specimen.answer)
+    feedback = answer_of(lab, specimen)
     assert feedback.passed, feedback.message
     assert feedback.points == feedback.max_points > 0
 
@@ -54,10 +61,9 @@ def test_each_zoo_is_large_and_has_an_alternative_per_exercise(lab):
 @pytest.mark.parametrize(("lab", "specimen"), WRONG, ids=_id)
 def test_feedback_stands_alone(lab, specimen):
     """No link, script or file from outside, and the words are in the HTML too."""
-    feedback = getattr(LABS[lab][1], specimen.exercise)(specimen.answer)
+    feedback = answer_of(lab, specimen)
     bundle = feedback._repr_mimebundle_()
     assert bundle["text/plain"] == "0.0"
     assert not re.search(r"https?://|<script|<link|src=\"(?!data:)", bundle["text/html"])
-    assert re.sub(r"[`*]", "", feedback.headline)[:20] in re.sub(
-        r"<[^>]+>|[`*]", "", bundle["text/html"]
-    ).replace("&#x27;", "'").replace("&gt;", ">").replace("&lt;", "<").replace("&quot;", '"')
+    shown = html.unescape(re.sub(r"<[^>]+>", "", bundle["text/html"]))
+    assert re.sub(r"[`*]", "", feedback.headline) in re.sub(r"[`*]", "", shown)

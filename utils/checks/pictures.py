@@ -23,7 +23,8 @@ def attention_maps(expected: Tensor, yours: Tensor, num_kv_heads: int) -> Figure
                     weight = float(weights[head, i, j])
                     colour = "white" if weight > 0.6 else "black"
                     ax.text(j, i, f"{weight:.2f}", ha="center", va="center", color=colour, size=7)
-            ax.set_title(f"{name}: head {head}\n(reads KV head {head // group})", size=9)
+            kv = f"\n(KV head {head // group})" if row == 0 else ""
+            ax.set_title(f"{name}: head {head}{kv}", size=9)
             ax.set_xticks(range(columns))
             ax.set_yticks(range(rows), [str(columns - rows + i) for i in range(rows)])
             ax.set_xlabel("key position", size=8)
@@ -55,14 +56,14 @@ def bars(expected: Tensor, yours: Tensor, xlabel: str, ylabel: str, title: str) 
 def rotation(before: Tensor, expected: Tensor, yours: Tensor) -> Figure:
     """Pairs (x[i], x[i + D/2]) of one head as arrows in the plane: [T, D/2, 2] each."""
     tokens, pairs = before.shape[:2]
-    figure = Figure(figsize=(2.4 * tokens + 0.6, 2.6 * pairs))
-    axes = figure.subplots(pairs, tokens, squeeze=False)
-    limit = 1.2 * float(before.norm(dim=-1).max())
-    for pair in range(pairs):
-        for token in range(tokens):
-            ax = axes[pair][token]
+    figure = Figure(figsize=(3.0 * pairs + 0.8, 2.9 * tokens + 0.8), layout="constrained")
+    axes = figure.subplots(tokens, pairs, squeeze=False)
+    limit = 1.15 * float(max(before.norm(dim=-1).max(), yours.norm(dim=-1).max()))
+    for token in range(tokens):
+        for pair in range(pairs):
+            ax = axes[token][pair]
             for tensor, colour, style, name in (
-                (before, "#a0a0a0", "-", "before"),
+                (before, "#a0a0a0", ":", "before"),
                 (expected, "#1f5fa8", "-", "expected"),
                 (yours, "#d9622b", "--", "yours"),
             ):
@@ -72,12 +73,12 @@ def rotation(before: Tensor, expected: Tensor, yours: Tensor) -> Figure:
             ax.set_ylim(-limit, limit)
             ax.set_aspect("equal")
             ax.set_title(f"token {token}, pair {pair}", size=9)
-            ax.set_xlabel("first-half number", size=8)
-            ax.set_ylabel("second-half number", size=8)
+            ax.set_xlabel("number in the first half", size=8)
+            ax.set_ylabel("number in the second half", size=8)
             ax.tick_params(labelsize=7)
-    axes[0][0].legend(fontsize=7, loc="lower left")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle("RoPE turns each pair by an angle, and keeps its length", size=11)
-    figure.tight_layout()
     return figure
 
 
@@ -106,7 +107,7 @@ def cache_rows(
     ax.set_yticks([-i for i in range(y)], labels)
     ax.set_xticks(range(width))
     ax.set_xlabel("slot")
-    ax.set_title("What `append` returns: one cell per token", size=11)
+    ax.set_title("What append returns: one cell per token", size=11)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     return figure

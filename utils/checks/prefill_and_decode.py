@@ -30,7 +30,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from utils.checks import pictures
+from utils.checks import mistakes, pictures
+from utils.checks.reference import greedy, hf_greedy, reference_prompts
 from utils.checks.runner import (
     Bug,
     Case,
@@ -42,7 +43,6 @@ from utils.checks.runner import (
     describe,
     exercise,
 )
-from utils.checks.reference import greedy, hf_greedy, reference_prompts
 from utils.checks.tiny import TinyModel
 from utils.engine.llama import LlamaOps
 from utils.engine.llm_engine import LLM
@@ -130,19 +130,6 @@ def rms_norm(function: Callable[[Tensor, Tensor, float], Tensor]) -> str:
 # Exercise 2
 
 
-def _swap(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
-def _swap_neighbours(x: Tensor) -> Tensor:
-    return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
-
-
-def _neighbour_angles(angles: Tensor) -> Tensor:
-    return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
-
-
 @exercise("Exercise 2: apply_rotary", points=2)
 def apply_rotary(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str:
     """Check `apply_rotary(x [T, heads, head_dim], cos [T, head_dim], sin [T, head_dim])`."""
@@ -162,7 +149,9 @@ def apply_rotary(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str:
         case("1 token at position 3, 1 head, head_dim 4", [3], 1, 4),
         case("2 tokens at positions 0 and 1, 2 heads, head_dim 4", [0, 1], 2, 4),
         case("3 tokens at positions 5, 6, 7, 2 heads, head_dim 8", [5, 6, 7], 2, 8),
-        case("4 tokens at positions 0, 9, 100, 2000, 3 heads, head_dim 16", [0, 9, 100, 2000], 3, 16),
+        case(
+            "4 tokens at positions 0, 9, 100, 2000, 3 heads, head_dim 16", [0, 9, 100, 2000], 3, 16
+        ),
     ]
 
     def wide(angles: Tensor) -> Tensor:
@@ -173,17 +162,17 @@ def apply_rotary(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str:
             "i with number i + head_dim / 2.",
             "Split the last dimension into two halves with `chunk(2, dim=-1)`; do not take every "
             "second number.",
-            lambda x, c, s: x * wide(c) + _swap_neighbours(x) * wide(s)),
+            lambda x, c, s: x * wide(c) + mistakes.swap_neighbours(x) * wide(s)),
         Bug("You rotate neighbouring numbers (0 with 1, 2 with 3). Llama's checkpoints pair number "
             "i with number i + head_dim / 2.",
             "Split the last dimension into two halves with `chunk(2, dim=-1)`; do not take every "
             "second number.",
-            lambda x, c, s: x * wide(_neighbour_angles(c))
-            + _swap_neighbours(x) * wide(_neighbour_angles(s))),
+            lambda x, c, s: x * wide(mistakes.neighbour_angles(c))
+            + mistakes.swap_neighbours(x) * wide(mistakes.neighbour_angles(s))),
         Bug("The sign is wrong: you turn by minus the angle.",
             "The minus stands before the *second* half, which moves to the front: "
             "`cat((-second, first))`.",
-            lambda x, c, s: x * wide(c) - _swap(x) * wide(s)),
+            lambda x, c, s: x * wide(c) - mistakes.swap(x) * wide(s)),
         Bug("The minus sign is missing: without it this is no rotation, and lengths change.",
             "`cat((-second, first))`: one half changes its sign, the other does not.",
             lambda x, c, s: x * wide(c) + x.roll(x.shape[-1] // 2, -1) * wide(s)),
@@ -196,19 +185,19 @@ def apply_rotary(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str:
             lambda x, c, s: x * wide(c) + x * wide(s)),
         Bug("Cosine and sine are exchanged.",
             "`x * cos + rotated * sin`.",
-            lambda x, c, s: x * wide(s) + _swap(x) * wide(c)),
+            lambda x, c, s: x * wide(s) + mistakes.swap(x) * wide(c)),
         Bug("The angles run along the heads, not along the tokens: head h got the angle of "
             "token h.",
             "`x` is [T, heads, D] and `cos` is [T, D]. Make it [T, 1, D] with `cos.unsqueeze(1)`, "
             "or torch lines up T with the heads.",
-            lambda x, c, s: x * c + _swap(x) * s),
+            lambda x, c, s: x * c + mistakes.swap(x) * s),
         Bug("Every token is rotated by the angle of the first one: positions are lost.",
             "Row t of `cos` and `sin` belongs to token t.",
-            lambda x, c, s: x * wide(c[:1]) + _swap(x) * wide(s[:1])),
+            lambda x, c, s: x * wide(c[:1]) + mistakes.swap(x) * wide(s[:1])),
         Bug("You rotate as if the first token stood at position 0. Its position is already in "
             "`cos` and `sin`.",
             "Use the rows of `cos` and `sin` as they come; compute no angles of your own.",
-            _restarted),
+            mistakes.restarted),
     ]  # fmt: skip
 
     def picture(case: Case, got: Tensor) -> tuple[Figure, str]:
@@ -227,13 +216,6 @@ def apply_rotary(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str:
     return "Equal to transformers' apply_rotary_pos_emb, at positions up to 2000."
 
 
-def _restarted(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Angles counted from the first row: cos(a - a0), sin(a - a0)."""
-    c = cos * cos[:1] + sin * sin[:1]
-    s = sin * cos[:1] - cos * sin[:1]
-    return x * c[:, None] + _swap(x) * s[:, None]
-
-
 # Exercise 3
 
 
@@ -249,9 +231,7 @@ def attention(function: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> st
         key = torch.randn(t_k, kv_heads, dim, dtype=dtype)
         value = torch.randn(t_k, kv_heads, dim, dtype=dtype)
         scale = dim**-0.5 if scale is None else scale
-        return Case(
-            given, (query, key, value, scale), _sdpa(query, key, value, scale), **tolerance
-        )
+        return Case(given, (query, key, value, scale), _sdpa(query, key, value, scale), **tolerance)
 
     half = {"rtol": 5e-2, "atol": 5e-2}
     cases = [
@@ -268,56 +248,56 @@ def attention(function: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> st
     bugs = [
         Bug("The causal mask is missing: your queries attend to the future.",
             "Query i stands at position `T_k - T_q + i` and may see keys up to that position.",
-            functools.partial(_attention, mask="none")),
+            functools.partial(mistakes.attention, mask="none")),
         Bug("The mask is off by the number of earlier tokens: you count query positions from 0, "
             "but query 0 stands at position T_k - T_q.",
             "Compare key positions `arange(T_k)` with query positions `arange(T_q) + T_k - T_q`. "
             "(`torch.tril(ones(T_q, T_k))` and `is_causal=True` both count from 0.)",
-            functools.partial(_attention, mask="from zero")),
+            functools.partial(mistakes.attention, mask="from zero")),
         Bug("A token may not see itself in your mask. It must: key position <= query position.",
             "Hide keys with `position > query position`, strictly greater.",
-            functools.partial(_attention, mask="strict")),
+            functools.partial(mistakes.attention, mask="strict")),
         Bug("The mask is upside down: your queries see the future and not the past.",
             "Keep keys with position <= query position; fill the others with -inf.",
-            functools.partial(_attention, mask="future")),
+            functools.partial(mistakes.attention, mask="future")),
         Bug("You mask after the softmax. The weights of a row then no longer add up to 1.",
             "Put -inf into the *scores* and take the softmax afterwards.",
-            functools.partial(_attention, mask="after softmax")),
+            functools.partial(mistakes.attention, mask="after softmax")),
         Bug("Masked scores are 0 and not -inf: exp(0) = 1, so the future still gets weight.",
             "`scores.masked_fill(hidden, float('-inf'))`.",
-            functools.partial(_attention, mask="zero")),
+            functools.partial(mistakes.attention, mask="zero")),
         Bug("Your heads are repeated in the order 0, 1, 0, 1; expected 0, 0, 1, 1. Neighbouring "
             "query heads share one KV head.",
             "`repeat_interleave(group, dim=1)` gives 0, 0, 1, 1; `repeat` gives 0, 1, 0, 1.",
-            functools.partial(_attention, repeat="tile")),
+            functools.partial(mistakes.attention, repeat="tile")),
         Bug("All query heads read KV head 0.",
             "Query head h reads KV head `h // (H // H_kv)`.",
-            functools.partial(_attention, repeat="first")),
+            functools.partial(mistakes.attention, repeat="first")),
         Bug("The scale is missing.",
             "Multiply the scores by `scale` before the softmax.",
-            functools.partial(_attention, power=0)),
+            functools.partial(mistakes.attention, power=0)),
         Bug("The scale is applied twice.",
             "Multiply the scores by `scale` once. (torch's scaled_dot_product_attention has a "
             "scale of its own.)",
-            functools.partial(_attention, power=2)),
+            functools.partial(mistakes.attention, power=2)),
         Bug("You divide by the scale. It is a factor: `scale` is already 1 / sqrt(head_dim).",
             "`scores = (query . key) * scale`.",
-            functools.partial(_attention, power=-1)),
+            functools.partial(mistakes.attention, power=-1)),
         Bug("You use 1 / sqrt(head_dim) and ignore the argument `scale`.",
             "Some models use another scale; the caller decides.",
-            functools.partial(_attention, power=None)),
+            functools.partial(mistakes.attention, power=None)),
         Bug("The softmax runs over the wrong dimension: over the queries.",
             "For each query the weights over all *keys* add up to 1: the dimension of length T_k.",
-            functools.partial(_attention, softmax_dim=-2)),
+            functools.partial(mistakes.attention, softmax_dim=-2)),
         Bug("The softmax runs over the wrong dimension: over the heads.",
             "For each query the weights over all *keys* add up to 1: the dimension of length T_k.",
-            functools.partial(_attention, softmax_dim=0)),
+            functools.partial(mistakes.attention, softmax_dim=0)),
         Bug("Your softmax overflows when scores are large: exp(200) is infinite in float32.",
             "Subtract the row's maximum before `exp`, or use `torch.softmax`.",
-            functools.partial(_attention, safe=False)),
+            functools.partial(mistakes.attention, safe=False)),
         Bug("The weights multiply the keys. They must multiply the values.",
             "Scores come from query and key; the output mixes *values*.",
-            lambda q, k, v, s: _attention(q, k, k, s)),
+            lambda q, k, v, s: mistakes.attention(q, k, k, s)),
     ]  # fmt: skip
 
     def picture(_: Case, __: Tensor) -> tuple[Figure, str]:
@@ -341,49 +321,9 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """The oracle: torch's kernel, in float32, with a mask aligned to the last key."""
     t_q, t_k = query.shape[0], key.shape[0]
     mask = torch.ones(t_q, t_k).tril(diagonal=t_k - t_q).bool()
-    out = F.scaled_dot_product_attention(
-        *(t.float().transpose(0, 1)[None] for t in (query, key, value)),
-        attn_mask=mask, scale=scale, enable_gqa=True,
-    )  # fmt: skip
+    q, k, v = (t.float().transpose(0, 1)[None] for t in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1).to(query.dtype)
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, *, mask: str = "causal",
-    repeat: str = "interleave", power: int | None = 1, softmax_dim: int = -1, safe: bool = True,
-) -> Tensor:  # fmt: skip
-    """Attention with one switch per known mistake; used to recognise mistakes, never as oracle."""
-    t_q, heads, dim = query.shape
-    t_k, kv_heads, _ = key.shape
-    head = torch.arange(heads)
-    source = {
-        "interleave": head // (heads // kv_heads),
-        "tile": head % kv_heads,
-        "first": torch.zeros_like(head),
-    }[repeat]
-    factor = dim**-0.5 if power is None else scale**power
-    scores = torch.einsum("qhd,khd->hqk", query.float(), key[:, source].float()) * factor
-    position = torch.arange(t_q)[:, None] + t_k - t_q
-    keys = torch.arange(t_k)[None]
-    hidden = {
-        "causal": keys > position,
-        "after softmax": keys > position,
-        "zero": keys > position,
-        "none": torch.zeros(t_q, t_k, dtype=torch.bool),
-        "from zero": keys > torch.arange(t_q)[:, None],
-        "strict": keys >= position,
-        "future": keys < position,
-    }[mask]
-    if mask != "after softmax":
-        scores = scores.masked_fill(hidden, 0.0 if mask == "zero" else float("-inf"))
-    if safe:
-        weights = scores.softmax(softmax_dim)
-    else:
-        weights = scores.exp() / scores.exp().sum(softmax_dim, keepdim=True)
-    if mask == "after softmax":
-        weights = weights.masked_fill(hidden, 0.0)
-    out = torch.einsum("hqk,khd->qhd", weights, value[:, source].float())
-    return out.to(query.dtype)
 
 
 # Exercise 4
@@ -477,74 +417,74 @@ def token_probabilities(function: Callable[..., Tensor]) -> str:
             "that reaches* top_p, so that token belongs to it.",
             "Keep a token while the sum of the tokens *before* it is below top_p: "
             "`cumulative - p < top_p`.",
-            functools.partial(_probabilities, nucleus="drop")),
+            functools.partial(mistakes.probabilities, nucleus="drop")),
         Bug("Top-p drops the token that crosses the threshold, and keeps only the most likely one "
             "as an exception. The nucleus is the *smallest set that reaches* top_p.",
             "Keep a token while the sum of the tokens *before* it is below top_p: "
             "`cumulative - p < top_p`.",
-            functools.partial(_probabilities, nucleus="drop but first")),
+            functools.partial(mistakes.probabilities, nucleus="drop but first")),
         Bug("Top-p keeps one token too many: it stops after the sum has been *passed* for a whole "
             "token.",
             "Keep a token while the sum of the tokens *before* it is below top_p: "
             "`cumulative - p < top_p`.",
-            functools.partial(_probabilities, nucleus="extra")),
+            functools.partial(mistakes.probabilities, nucleus="extra")),
         Bug("Top-p adds up tokens in the order of the vocabulary. It must start with the most "
             "likely one.",
             "Sort by probability, largest first, and take the cumulative sum of that.",
-            functools.partial(_probabilities, nucleus="unsorted")),
+            functools.partial(mistakes.probabilities, nucleus="unsorted")),
         Bug("Your probabilities come out sorted. Entry i must be the probability of token i.",
             "Undo the sort: `torch.zeros_like(p).scatter(0, order, sorted_p)`.",
-            functools.partial(_probabilities, nucleus="not scattered")),
+            functools.partial(mistakes.probabilities, nucleus="not scattered")),
         Bug("Top-p keeps each token whose own probability is at least 1 - top_p. The nucleus "
             "counts a sum, not single tokens.",
             "Sort, take the cumulative sum, keep the smallest set that reaches top_p.",
-            functools.partial(_probabilities, nucleus="single")),
+            functools.partial(mistakes.probabilities, nucleus="single")),
         Bug("Top-p has no effect.",
             "Sort, take the cumulative sum, keep the smallest set that reaches top_p.",
-            functools.partial(_probabilities, nucleus="off")),
+            functools.partial(mistakes.probabilities, nucleus="off")),
         Bug("The temperature is applied after the softmax. It must divide the *logits*.",
             "First `logits / temperature`, then everything else.",
-            functools.partial(_probabilities, heat="after softmax")),
+            functools.partial(mistakes.probabilities, heat="after softmax")),
         Bug("The temperature is applied after the softmax; after renormalising it has no effect.",
             "First `logits / temperature`, then everything else.",
-            functools.partial(_probabilities, heat="off")),
+            functools.partial(mistakes.probabilities, heat="off")),
         Bug("You multiply by the temperature. A *high* temperature must make the distribution "
             "flatter.",
             "`logits / temperature`.",
-            functools.partial(_probabilities, heat="times")),
+            functools.partial(mistakes.probabilities, heat="times")),
         Bug("Temperature 0 divides by zero.",
             "Treat 0 on its own: it means greedy, all probability on the largest logit.",
-            functools.partial(_probabilities, heat="no zero")),
+            functools.partial(mistakes.probabilities, heat="no zero")),
         Bug("Temperature 0 is treated as temperature 1. It means greedy: all probability on the "
             "largest logit.",
             "Treat 0 on its own, before you divide.",
-            functools.partial(_probabilities, heat="zero is one")),
+            functools.partial(mistakes.probabilities, heat="zero is one")),
         Bug("What is left does not add up to 1: renormalise after filtering.",
             "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
-            functools.partial(_probabilities, normalise=False)),
+            functools.partial(mistakes.probabilities, normalise=False)),
         Bug("Top-k keeps the k *least* likely tokens.",
             "`torch.topk(logits, k)` gives the largest.",
-            functools.partial(_probabilities, topk="smallest")),
+            functools.partial(mistakes.probabilities, topk="smallest")),
         Bug("Top-k keeps one token too many.",
             "Keep logits that are >= the k-th largest.",
-            functools.partial(_probabilities, topk="extra")),
+            functools.partial(mistakes.probabilities, topk="extra")),
         Bug("Top-k keeps one token too few.",
             "Keep logits that are >= the k-th largest, not only those above it.",
-            functools.partial(_probabilities, topk="fewer")),
+            functools.partial(mistakes.probabilities, topk="fewer")),
         Bug("Top-k has no effect.",
             "Set every logit below the k-th largest to -inf.",
-            functools.partial(_probabilities, topk="off")),
+            functools.partial(mistakes.probabilities, topk="off")),
         Bug("Top-p comes before top-k. The order here, as in vLLM and transformers: temperature, "
             "top-k, top-p; top-p then works on what top-k left, renormalised.",
             "Filter with top-k, take the softmax, then find the nucleus.",
-            functools.partial(_probabilities, order="p first")),
+            functools.partial(mistakes.probabilities, order="p first")),
         Bug("Top-p looks at the probabilities before the temperature.",
             "First `logits / temperature`, then the filters.",
-            functools.partial(_probabilities, order="p before heat")),
+            functools.partial(mistakes.probabilities, order="p before heat")),
         Bug("Top-p sums probabilities from before top-k. After top-k they must be renormalised, "
             "so that they add up to 1 again.",
             "Filter with top-k, take the softmax of what is left, then find the nucleus.",
-            functools.partial(_probabilities, order="p on old sum")),
+            functools.partial(mistakes.probabilities, order="p on old sum")),
     ]  # fmt: skip
 
     def picture(case: Case, got: Tensor) -> tuple[Figure, str]:
@@ -567,65 +507,6 @@ def _hf_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: flo
     if top_p < 1.0:
         warpers.append(TopPLogitsWarper(top_p))
     return warpers(torch.zeros(1, 1, dtype=torch.long), logits[None])[0].softmax(-1)
-
-
-def _probabilities(
-    logits: Tensor, t: float, k: int, p: float, *, nucleus: str = "right", heat: str = "right",
-    topk: str = "right", order: str = "right", normalise: bool = True,
-) -> Tensor:  # fmt: skip
-    """Sampling with one switch per known mistake; used to recognise mistakes, never as oracle."""
-    if t == 0.0 and heat not in ("no zero", "zero is one"):
-        return F.one_hot(logits.argmax(), logits.numel()).to(logits.dtype)
-    divisor = {"times": 1 / t if t else 1.0, "after softmax": 1.0, "off": 1.0}.get(heat, t)
-    if heat == "zero is one" and t == 0.0:
-        divisor = 1.0
-    heated = logits / divisor
-
-    def keep_k(x: Tensor) -> Tensor:
-        count = min({"extra": k + 1, "fewer": k - 1}.get(topk, k), x.numel())
-        if k <= 0 or topk == "off" or count == 0:
-            return torch.ones_like(x, dtype=torch.bool)
-        if topk == "smallest":
-            return x <= x.topk(count, largest=False).values[-1]
-        return x >= x.topk(count).values[-1]
-
-    def keep_p(probabilities: Tensor) -> Tensor:
-        if p >= 1.0 or nucleus == "off":
-            return torch.ones_like(probabilities, dtype=torch.bool)
-        if nucleus == "unsorted":
-            return probabilities.cumsum(0) - probabilities < p
-        if nucleus == "single":
-            return probabilities >= 1 - p
-        values, index = probabilities.sort(descending=True)
-        before = values.cumsum(0) - values
-        kept = {
-            "drop": values.cumsum(0) <= p,
-            "drop but first": (values.cumsum(0) <= p) | (torch.arange(len(values)) == 0),
-            "extra": torch.cat((torch.ones(1, dtype=torch.bool), (before < p)[:-1])),
-        }.get(nucleus, before < p)
-        return torch.zeros_like(kept).scatter(0, index, kept)
-
-    minus_inf = torch.tensor(float("-inf"))
-    if order == "p first":
-        kept = keep_p(heated.softmax(0))
-        kept = kept & keep_k(torch.where(kept, heated, minus_inf))
-    elif order == "p before heat":
-        kept = keep_k(heated)
-        kept = kept & keep_p(torch.where(kept, logits, minus_inf).softmax(0))
-    elif order == "p on old sum":
-        kept = keep_k(heated) & keep_p(heated.softmax(0))
-    else:
-        kept = keep_k(heated)
-        kept = kept & keep_p(torch.where(kept, heated, minus_inf).softmax(0))
-    if normalise:
-        out = torch.where(kept, heated, minus_inf).softmax(0)
-    else:
-        out = heated.softmax(0) * kept
-    if heat == "after softmax":
-        out = out / t
-    if nucleus == "not scattered" and p < 1.0:
-        out = out.sort(descending=True).values
-    return out
 
 
 # Exercise 6
@@ -798,11 +679,8 @@ def forward_cost(function: Callable[..., tuple[int, int]]) -> str:
                      head_dim=64, tie_word_embeddings=True), 512, 2),
     ]  # fmt: skip
     cases = [
-        NumberCase(
-            f"{given} ({_shape_words(config)})", (config, num_tokens, width),
-            _measured_cost(config, num_tokens, width),
-        )  # fmt: skip
-        for given, config, num_tokens, width in shapes
+        NumberCase(f"{given} ({_shape_words(c)})", (c, n, width), _measured_cost(c, n, width))
+        for given, c, n, width in shapes
     ]
     compare_numbers(function, cases, _cost_bugs())
     _, config, num_tokens, width = shapes[-1]
@@ -832,12 +710,12 @@ def _measured_cost(config: LlamaConfig, num_tokens: int, width: int) -> tuple[in
 def _cost_bugs() -> list[Bug]:
     def miscounted(**mistake: Any) -> Callable[[Any, int, int], tuple[int, int]]:
         def wrong(c: Any, t: int, w: int) -> tuple[int, int]:
-            weights = _linear_weights(c, **mistake)
+            weights = mistakes.linear_weights(c, **mistake)
             return 2 * t * weights, w * weights
 
         return wrong
 
-    count = _linear_weights
+    count = mistakes.linear_weights
     return [
         Bug("Key and value projections are counted with as many heads as the query has. With GQA "
             "they are smaller.",
@@ -883,24 +761,6 @@ def _cost_bugs() -> list[Bug]:
     ]  # fmt: skip
 
 
-def _linear_weights(
-    c: Any, *, kv: str = "kv heads", mlp: int = 3, head: int = 1, one_layer: bool = False,
-    attention: int = 1,
-) -> int:  # fmt: skip
-    """The number of weights that multiply, with one switch per known mistake."""
-    q_width = c.num_attention_heads * c.head_dim
-    kv_width = {
-        "kv heads": c.num_key_value_heads * c.head_dim,
-        "query heads": q_width,
-        "square": c.hidden_size,
-    }[kv]
-    q_width = c.hidden_size if kv == "square" else q_width
-    per_layer = attention * 2 * c.hidden_size * (q_width + kv_width)
-    per_layer += mlp * c.hidden_size * c.intermediate_size
-    layers = 1 if one_layer else c.num_hidden_layers
-    return layers * per_layer + head * c.vocab_size * c.hidden_size
-
-
 def _shape_words(c: Any) -> str:
     return (
         f"vocab_size {c.vocab_size}, hidden_size {c.hidden_size}, intermediate_size "
@@ -914,7 +774,7 @@ def _shape_words(c: Any) -> str:
 
 @exercise("Exercise 8: your functions run the engine", points=3)
 def engine(build_ops: Callable[[], Any]) -> str:
-    """Check `build_ops() -> LlamaOps`: the engine with the learner's functions speaks as HF does."""
+    """Check `build_ops() -> LlamaOps`: with the learner's functions the engine speaks as HF."""
     ops = call(build_ops)
     if not isinstance(ops, LlamaOps):
         raise Mismatch(

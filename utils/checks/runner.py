@@ -26,9 +26,7 @@ _FOLDERS = [
     Path(__file__).parents[1],
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 ]
-_LIBRARIES = tuple(
-    str(path) + os.sep for folder in _FOLDERS for path in (folder, folder.resolve())
-)
+_LIBRARIES = tuple(str(path) + os.sep for folder in _FOLDERS for path in (folder, folder.resolve()))
 
 
 class Mismatch(Exception):

@@ -29,9 +29,7 @@ class TinyModel:
         return self.hf(token_ids[None], use_cache=False).logits[0]
 
     @torch.no_grad()
-    def greedy(
-        self, prompt: list[int], max_tokens: int, eos: set[int] | None = None
-    ) -> list[int]:
+    def greedy(self, prompt: list[int], max_tokens: int, eos: set[int] | None = None) -> list[int]:
         """The new tokens of Hugging Face `generate`, EOS included."""
         out = self.hf.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

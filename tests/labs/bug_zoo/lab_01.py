@@ -6,10 +6,10 @@ import math
 
 import torch
 import torch.nn.functional as F
+from zoo import Zoo
 
 from utils.engine.attention import attention_reference
 from utils.engine.llama import LlamaOps
-from zoo import Zoo
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
@@ -648,8 +648,9 @@ def python_lists(logits, temperature=1.0, top_k=0, top_p=1.0):
     best = int(logits.argmax())
     if temperature == 0:
         return torch.tensor([float(i == best) for i in range(len(logits))])
-    weights = {i: math.exp((float(x) - float(logits[best])) / temperature)
-               for i, x in enumerate(logits)}
+    weights = {
+        i: math.exp((float(x) - float(logits[best])) / temperature) for i, x in enumerate(logits)
+    }
     ranked = sorted(weights, key=lambda i: -weights[i])
     if top_k:
         ranked = ranked[:top_k]
@@ -681,7 +682,7 @@ def never_stops_at_eos(model, prompt_token_ids, max_tokens, eos_token_ids):
     ids = list(prompt_token_ids)
     for _ in range(max_tokens):
         ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-    return ids[len(prompt_token_ids):]
+    return ids[len(prompt_token_ids) :]
 
 
 @wrong("generate", "max_tokens is off by one")
@@ -702,7 +703,7 @@ def counts_the_prompt(model, prompt_token_ids, max_tokens, eos_token_ids):
         ids.append(int(model(torch.tensor(ids))[-1].argmax()))
         if ids[-1] in eos_token_ids:
             break
-    return ids[len(prompt_token_ids):]
+    return ids[len(prompt_token_ids) :]
 
 
 @wrong("generate", "begins with the prompt")
@@ -764,7 +765,7 @@ def stops_at_eos_in_the_prompt(model, prompt_token_ids, max_tokens, eos_token_id
         ids.append(int(model(torch.tensor(ids))[-1].argmax()))
         if set(ids) & set(eos_token_ids):
             break
-    return ids[len(prompt_token_ids):]
+    return ids[len(prompt_token_ids) :]
 
 
 @wrong("generate", "after the EOS token")
@@ -801,7 +802,7 @@ def endless(model, prompt_token_ids, max_tokens, eos_token_ids):
     ids = list(prompt_token_ids)
     while ids[-1] not in eos_token_ids:
         ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-    return ids[len(prompt_token_ids):]
+    return ids[len(prompt_token_ids) :]
 
 
 @wrong("generate", "plain ints", "Tensor")
@@ -847,7 +848,7 @@ def growing_tensor(model, prompt_token_ids, max_tokens, eos_token_ids):
     ids = torch.tensor(prompt_token_ids)
     while True:
         ids = torch.cat((ids, model(ids)[-1:].argmax(-1)))
-        new = ids[len(prompt_token_ids):].tolist()
+        new = ids[len(prompt_token_ids) :].tolist()
         if len(new) == max_tokens or new[-1] in eos_token_ids:
             return new
 
@@ -947,7 +948,11 @@ def cost_as_floats(config, num_tokens, width):
 @right("forward_cost")
 def cost_from_shapes(config, num_tokens, width):
     h, d = config.hidden_size, config.head_dim
-    q, kv, i = config.num_attention_heads * d, config.num_key_value_heads * d, config.intermediate_size
+    q, kv, i = (
+        config.num_attention_heads * d,
+        config.num_key_value_heads * d,
+        config.intermediate_size,
+    )
     shapes = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * config.num_hidden_layers
     shapes.append((h, config.vocab_size))
     return (sum(2 * a * b * num_tokens for a, b in shapes), sum(a * b * width for a, b in shapes))
@@ -973,8 +978,12 @@ def interleaved_rotary():
 
 @wrong("engine", "raised TypeError")
 def exchanged_ops():
-    return LlamaOps(silu_and_mul=torch_function, rms_norm=written_out,
-                    attention=torch_kernel, apply_rotary=half_by_half)
+    return LlamaOps(
+        silu_and_mul=torch_function,
+        rms_norm=written_out,
+        attention=torch_kernel,
+        apply_rotary=half_by_half,
+    )
 
 
 @right("engine")

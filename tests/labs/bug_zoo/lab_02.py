@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from zoo import Zoo
 
 from utils.engine.kv_cache import ContiguousKVCache
-from zoo import Zoo
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
@@ -100,8 +100,15 @@ def by_allocation(config, num_tokens, batch_size=1, bytes_per_value=2, layers_pe
     for layer in range(config.num_hidden_layers):
         if layer % layers_per_cache == 0:
             for _ in ("key", "value"):
-                total += math.prod((batch_size, num_tokens, config.num_key_value_heads,
-                                    config.head_dim, bytes_per_value))
+                total += math.prod(
+                    (
+                        batch_size,
+                        num_tokens,
+                        config.num_key_value_heads,
+                        config.head_dim,
+                        bytes_per_value,
+                    )
+                )
     return total
 
 
@@ -164,8 +171,13 @@ class OneBuffer:
     """Right: keys and values in one tensor, layers last, lengths in a tensor."""
 
     def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
-        shape = (2, config.num_hidden_layers, max_num_tokens,
-                 config.num_key_value_heads, config.head_dim)
+        shape = (
+            2,
+            config.num_hidden_layers,
+            max_num_tokens,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         self.buffer = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = torch.zeros(config.num_hidden_layers, dtype=torch.long)
 
@@ -193,8 +205,12 @@ class OneBuffer:
 
 class Base:
     def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
-        shape = (config.num_hidden_layers, max_num_tokens,
-                 config.num_key_value_heads, config.head_dim)
+        shape = (
+            config.num_hidden_layers,
+            max_num_tokens,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.max_num_tokens = max_num_tokens
@@ -445,7 +461,7 @@ class CountsValues(Base):
 class CountsOnlyWhatIsUsed(Base):
     @property
     def nbytes(self):
-        return (self.keys[:, : self.num_tokens].nbytes + self.values[:, : self.num_tokens].nbytes)
+        return self.keys[:, : self.num_tokens].nbytes + self.values[:, : self.num_tokens].nbytes
 
 
 @wrong("kv_cache", "is a method")
@@ -463,7 +479,7 @@ class CountsTokensTimesLayers(Base):
 
 @wrong("kv_cache", "share their length")
 class LengthsInTheClassBody(Base):
-    lengths = [0] * 8  # noqa: RUF012
+    lengths = [0] * 8
 
     def __init__(self, config, *args):
         super().__init__(config, *args)
@@ -506,7 +522,7 @@ class Concatenates(Base):
 
 wrong("engine", "engine's own cache")(ContiguousKVCache)
 wrong("engine", "text differs")(ReturnsOnlyNew)
-wrong("engine", "raised ValueError")(SharedLength)
+wrong("engine", "One length for all layers")(SharedLength)
 right("engine")(OneBuffer)
 
 # 4 generate_with_cache
