@@ -173,15 +173,17 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
             f"This engine runs {' and '.join(SUPPORTED_ARCHITECTURES)}."
         )
     rope = _rope(raw)
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type != "default":
-        raise ValueError(f"Unsupported RoPE scaling {rope_type!r}. Only plain RoPE is supported.")
-    if (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ValueError("Unsupported partial_rotary_factor: RoPE must rotate whole heads.")
-    for name in ("attention_bias", "mlp_bias"):
-        if raw.get(name):
-            raise ValueError(f"Unsupported {name}=true. Only linear layers without bias.")
-    if (act := raw.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"Unsupported hidden_act {act!r}. Only silu (SwiGLU) is supported.")
-    if raw.get("quantization_config"):
-        raise ValueError("Quantized weights are not supported. Use the 16-bit model.")
+    found_and_supported = {
+        "rope_type": (rope.get("rope_type") or rope.get("type") or "default", "default"),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor") or 1.0, 1.0),
+        "attention_bias": (raw.get("attention_bias") or False, False),
+        "mlp_bias": (raw.get("mlp_bias") or False, False),
+        "hidden_act": (raw.get("hidden_act") or "silu", "silu"),
+        "quantization_config": (raw.get("quantization_config"), None),
+    }
+    for name, (found, supported) in found_and_supported.items():
+        if found != supported:
+            raise ValueError(
+                f"Unsupported {name}: config.json has {found!r}, this engine supports only "
+                f"{supported!r}."
+            )

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | list[int]
+Prompts = Prompt | Sequence[Prompt]
 Conversation = list[dict[str, Any]]  # [{"role": "user", "content": "..."}, ...]
+Conversations = Conversation | Sequence[Conversation]
 Params = SamplingParams | Sequence[SamplingParams] | None  # for all, one each, or the defaults
 
 
@@ -30,9 +32,7 @@ class InputProcessor:
         self._request_ids = itertools.count()
         self._shared_generator = torch.Generator(config.device).manual_seed(config.seed)
 
-    def from_prompts(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params
-    ) -> list[Request]:
+    def from_prompts(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
         """Make requests of texts or of token ids. Raises a ValueError when one of them is bad."""
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         many = cast(list[Prompt], [prompts] if single else list(prompts))
@@ -40,9 +40,7 @@ class InputProcessor:
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in many]
         return self._requests(texts, ids, sampling_params)
 
-    def from_conversations(
-        self, messages: Conversation | Sequence[Conversation], sampling_params: Params
-    ) -> list[Request]:
+    def from_conversations(self, messages: Conversations, sampling_params: Params) -> list[Request]:
         """Make requests of conversations. Raises a ValueError when one of them is bad."""
         single = bool(messages) and isinstance(messages[0], dict)
         many = cast(list[Conversation], [messages] if single else list(messages))
@@ -61,10 +59,8 @@ class InputProcessor:
                 )
         if not conversation:
             raise ValueError("The conversation is empty. Expected at least one message.")
-        text = self.tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True
-        )
-        return cast(str, text)
+        template = self.tokenizer.apply_chat_template
+        return cast(str, template(conversation, tokenize=False, add_generation_prompt=True))
 
     def _requests(
         self, texts: Sequence[str | None], prompts: Sequence[list[int]], sampling_params: Params
@@ -104,11 +100,6 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"Expected SamplingParams, got {type(params).__name__}.")
         self._check_vocabulary("stop_token_ids", cast(list[int], params.stop_token_ids))
-        if params.logprobs is not None and params.logprobs > self.model_config.vocab_size:
-            raise ValueError(
-                f"logprobs={params.logprobs} exceeds the vocabulary of "
-                f"{self.model_config.vocab_size} tokens. Use -1 for all."
-            )
 
     def _check_vocabulary(self, what: str, token_ids: list[int]) -> None:
         vocab_size = self.model_config.vocab_size

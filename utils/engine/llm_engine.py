@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 
 from utils.engine.config import EngineConfig, ModelConfig
-from utils.engine.input_processor import Conversation, InputProcessor, Params, Prompt
+from utils.engine.input_processor import Conversations, InputProcessor, Params, Prompt, Prompts
 from utils.engine.kv_cache import ContiguousKVCache, KVCache
 from utils.engine.llama import DEFAULT_OPS, LlamaOps
 from utils.engine.model_runner import ModelRunner
@@ -74,10 +74,7 @@ class LLM:
         return self.tokenizer
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
-        use_tqdm: bool = True,
+        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Answer every prompt, many at a time.
 
@@ -97,10 +94,7 @@ class LLM:
         return self._answer(self._inputs.from_prompts(prompts, sampling_params), use_tqdm)
 
     def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: Params = None,
-        use_tqdm: bool = True,
+        self, messages: Conversations, sampling_params: Params = None, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, written out by the model's chat template.
 
@@ -150,7 +144,9 @@ class LLM:
             running = [waiting.popleft() for _ in range(size)]
             for request in running:
                 request.status = RequestStatus.RUNNING
-                request.kv_cache = self._new_kv_cache(request)
+                request.kv_cache = self.kv_cache_class(
+                    self.model_config, request.max_num_tokens, self.config.dtype, self.config.device
+                )
             while running:
                 sampled = self._runner.execute(self._schedule(running))
                 for request, token_id, logprobs in sampled:
@@ -177,8 +173,3 @@ class LLM:
             scheduled.append((request, num_new_tokens))
             budget -= num_new_tokens
         return scheduled
-
-    def _new_kv_cache(self, request: Request) -> KVCache:
-        return self.kv_cache_class(
-            self.model_config, request.max_num_tokens, self.config.dtype, self.config.device
-        )

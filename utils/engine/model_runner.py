@@ -41,8 +41,8 @@ class ModelRunner:
         positions: list[int] = []
         ends: list[int] = []  # where in the flat batch each request's tokens end
         for request, num_new_tokens in scheduled:
-            start = request.num_computed_tokens
-            request.num_computed_tokens = end = start + num_new_tokens
+            start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
+            request.num_computed_tokens = end
             input_ids += request.all_token_ids[start:end]
             positions += range(start, end)
             ends.append(len(input_ids))

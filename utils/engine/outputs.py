@@ -38,9 +38,7 @@ class RequestMetrics:
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first, in seconds. None before the second token."""
-        if self.first_token_ts is None or self.last_token_ts is None:
-            return None
-        if self.num_generation_tokens < 2:
+        if not (self.first_token_ts and self.last_token_ts) or self.num_generation_tokens < 2:
             return None
         return (self.last_token_ts - self.first_token_ts) / (self.num_generation_tokens - 1)
 

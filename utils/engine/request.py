@@ -13,8 +13,6 @@ from utils.engine.kv_cache import KVCache
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from utils.engine.sampling_params import SamplingParams
 
-__all__ = ["CompletionOutput", "Request", "RequestOutput", "RequestStatus", "SamplingParams"]
-
 
 class RequestStatus(enum.IntEnum):
     """Where a request is in its life."""
@@ -23,10 +21,6 @@ class RequestStatus(enum.IntEnum):
     RUNNING = enum.auto()
     FINISHED_STOPPED = enum.auto()
     FINISHED_LENGTH_CAPPED = enum.auto()
-
-    @staticmethod
-    def is_finished(status: RequestStatus) -> bool:
-        return status > RequestStatus.RUNNING
 
 
 FINISH_REASONS = {
@@ -103,15 +97,16 @@ class Request:
         if early or not gained:
             return
         # A stop string may have begun in earlier text, but it ends in what was gained.
-        ends = []
-        for stop in self.stop_strings:
-            begin = self.text.find(stop, max(0, len(self.text) - len(gained) - len(stop) + 1))
-            if begin >= 0:
-                ends.append((begin + len(stop), begin, stop))
-        if ends:
-            _, begin, self.stop_reason = min(ends, key=lambda end: end[0])  # the first to end
-            self.text = self.text[:begin]
-            self.status = RequestStatus.FINISHED_STOPPED
+        searched = len(self.text) - len(gained)
+        found = {
+            stop: begin
+            for stop in self.stop_strings
+            if (begin := self.text.find(stop, max(0, searched - len(stop) + 1))) >= 0
+        }
+        if found:
+            first = min(found, key=lambda stop: found[stop] + len(stop))  # the first to end
+            self.text = self.text[: found[first]]
+            self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, first
 
     def output(self) -> RequestOutput:
         """The answer so far. An unfinished text keeps back what may begin a stop string."""
@@ -130,10 +125,6 @@ class Request:
             stop_reason=self.stop_reason,
         )
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=self.is_finished,
-            metrics=self.metrics,
-        )
+            self.request_id, self.prompt, self.prompt_token_ids, [completion],
+            finished=self.is_finished, metrics=self.metrics,
+        )  # fmt: skip

@@ -133,7 +133,7 @@ def top_logprobs(logits: Tensor, token_id: int, num_logprobs: int) -> dict[int, 
         num_logprobs: how many of the most likely tokens to report; -1 for all.
     """
     logprobs = logits.float().log_softmax(dim=-1)
-    count = len(logprobs) if num_logprobs == -1 else num_logprobs
+    count = len(logprobs) if num_logprobs == -1 else min(num_logprobs, len(logprobs))
     rank = int((logprobs > logprobs[token_id]).sum()) + 1
     result = {token_id: Logprob(float(logprobs[token_id]), rank)}
     values, ids = logprobs.topk(count)
