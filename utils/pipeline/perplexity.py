@@ -167,13 +167,14 @@ def _diagnosis(before: float, after: float) -> str:
         )
     if after > 100 * before:
         return (
-            "A value this high means that the weights are garbage: a tool that overwrote its own "
-            "inputs (autoawq does so on a CPU unless patched), scales or zeros packed in another "
-            "order than the format says, or a wrong rope_theta. Try the other tool of the same "
-            "method, and check versions against requirements/."
+            "A value this high means that the weights are garbage: a tool that overwrote the "
+            "weights it was reading (autoawq does so on a CPU unless patched), scales or zeros "
+            "packed in another order than the format says, or a wrong rope_theta. Try the other "
+            "tool of the same method, and compare the versions with requirements/."
         )
     return (
-        "The weights are damaged but not random: calibration data too few or too unlike the "
-        "model's use, a group size too large, or a wrong rope_theta. Try more varied "
-        "calibration texts, a smaller group size, or the other tool of the same method."
+        "Likely causes: calibration texts too few or too unlike the model's use, a group size too "
+        "large, a tool that overwrote the weights it was reading (autoawq does so on a CPU unless "
+        "patched), or a wrong rope_theta. Try more varied calibration texts, a smaller group "
+        "size, or the other tool of the same method."
     )

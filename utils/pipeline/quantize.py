@@ -259,6 +259,7 @@ def _run(python: Path, script: Path, job: Path, name: str) -> None:
         subprocess.Popen(
             [str(python), str(script), str(job)], env=env, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
+            cwd=job.parent,  # gptqmodel writes a folder of logs wherever it stands
         ) as process,
         tqdm(desc=name, unit="layer") as bar,
     ):  # fmt: skip
