@@ -34,8 +34,9 @@ It has exactly these keys, in this order:
 "amount": the price of the order, a number with two decimals, or null
 "currency": one of EUR, USD, GBP, CHF, SEK, PLN, JPY, or null
 "date": the day of the order as YYYY-MM-DD, or null
-"issue": one of late, damaged, wrong_item, incomplete, overcharged
-"request": one of refund, replacement, information, or null
+"issue": one of late (not here yet), damaged (broken, not working), wrong_item (something else \
+came), incomplete (parts missing), overcharged (billed too much)
+"request": one of refund (money back), replacement (a new one), information (wants to know)
 Rules: Copy names and order numbers exactly. Dates with slashes are month/day/year, dates with \
 dots are day.month.year. kr means SEK. Write null for what the message does not say. Ignore other \
 orders, other people, other sums and other dates, phone numbers, and quoted or forwarded text."""
@@ -160,15 +161,14 @@ class _Generator:
     def example(self) -> Example:
         rng, phrases = self.rng, self.phrases
         issue = rng.choice(ISSUES)
-        request = rng.choice((*REQUESTS, None))
+        request = rng.choice(REQUESTS)
         opening = rng.choice(phrases.openings)
         # A name at the start and again at the end would be true but dull.
         named = "{customer}" in opening
         closing = rng.choice([c for c in phrases.closings if not (named and "{customer}" in c)])
         facts, problem = rng.choice(phrases.facts), rng.choice(phrases.issues[issue])
         sentences = [facts, problem] if rng.random() < 0.8 else [problem, facts]
-        if request:
-            sentences.append(rng.choice(phrases.requests[request]))
+        sentences.append(rng.choice(phrases.requests[request]))
         for distractor in rng.sample(phrases.distractors, rng.choice((0, 1, 1, 2))):
             sentences.insert(rng.randint(0, len(sentences)), distractor)
         separator = "\n" if "\n" in facts else " "
@@ -193,7 +193,7 @@ class _Generator:
         currency = self.rng.choice(tuple(_MONEY))
         cents = amount if currency != "JPY" else amount // 100 * 100
         date_style = self.rng.choice(_DATE_STYLES)
-        product = self.rng.choice(self.phrases.products)
+        product = self._product()
         texts = {
             "customer": customer,
             "order_id": order_id,
@@ -235,6 +235,10 @@ class _Generator:
     def _name(self) -> str:
         first, last = self.phrases.first_names, self.phrases.last_names
         return f"{self.rng.choice(first)} {self.rng.choice(last)}"
+
+    def _product(self) -> str:
+        noun, adjective = map(self.rng.choice, (self.phrases.nouns, self.phrases.adjectives))
+        return noun if self.rng.random() < 0.4 else f"{adjective} {noun}"
 
     def _order_id(self) -> str:
         number = self._number(10_000, 99_999)

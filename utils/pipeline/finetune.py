@@ -222,6 +222,7 @@ def add_lora(model: PreTrainedModel, settings: TrainSettings) -> PeftModel:
     """
     from peft import LoraConfig, get_peft_model
 
+    quiet_peft()
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_r,
@@ -234,6 +235,18 @@ def add_lora(model: PreTrainedModel, settings: TrainSettings) -> PeftModel:
         if parameter.requires_grad:
             parameter.data = parameter.data.to(model.dtype)
     return lora
+
+
+def quiet_peft() -> None:
+    """Keep peft from asking for a package that nothing here needs.
+
+    It asks of every plain layer whether gptqmodel made it. Where gptqmodel is installed, it then
+    insists on the package optimum, only to answer no. None of the layers we adapt is gptqmodel's.
+    """
+    from peft.tuners.lora import awq, gptq
+
+    for module in (awq, gptq):
+        module.is_gptqmodel_available = lambda: False
 
 
 def finetune(

@@ -11,6 +11,8 @@ import torch
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "*.jinja", "vocab.json", "merges.txt")
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
 
 class AdapterError(RuntimeError):
     """The adapter is damaged or was trained on another base. The message says which."""
@@ -25,21 +27,28 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
     Raises:
         AdapterError: the adapter is missing, damaged, or belongs to another base.
     """
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 
+    from utils.pipeline.finetune import quiet_peft
+
     _check_adapter(adapter_dir)
+    quiet_peft()
     base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    mismatch = (
+        f"The adapter in {adapter_dir} does not fit the model in {base_dir}: it was trained on "
+        "another base. Run the finetune stage again, with this base."
+    )
     try:
         model = PeftModel.from_pretrained(base, adapter_dir)
     except (RuntimeError, ValueError) as error:  # shapes or layer names do not fit
-        raise AdapterError(
-            f"The adapter in {adapter_dir} does not fit the model in {base_dir}: it was trained "
-            "on another base. Run the finetune stage with this base again."
-        ) from error
-    missing = [name for name, _ in _lora_layers(model)]
-    if not missing:
-        raise AdapterError(f"The adapter in {adapter_dir} touches no layer of {base_dir}.")
+        raise AdapterError(mismatch) from error
+    # peft itself passes over layers that only one of the two has.
+    with safe_open(adapter_dir / ADAPTER_FILES[1], "pt") as file:
+        strangers = set(file.keys()) ^ set(get_peft_model_state_dict(model))
+    if strangers:
+        raise AdapterError(f"{mismatch} Not in both: {min(strangers)}.")
     return model.merge_and_unload(safe_merge=True)  # refuses NaN
 
 
@@ -62,12 +71,8 @@ def merge(base_dir: Path, adapter_dir: Path, out_dir: Path) -> dict[str, Any]:
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _lora_layers(model: Any) -> list[tuple[str, Any]]:
-    return [(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")]
-
-
 def _check_adapter(adapter_dir: Path) -> None:
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
+    for name in ADAPTER_FILES:
         if not (adapter_dir / name).is_file():
             raise AdapterError(
                 f"{adapter_dir / name} is missing. Run the finetune stage first; pickled adapters "

@@ -26,6 +26,7 @@ from utils.pipeline.process import TAIL_LINES, WorkerError, run_worker, stop
 HOST = "127.0.0.1"
 START_PATIENCE = 300  # seconds until a server must be ready
 TTFT_REPEATS = 9
+SERVER_COMMAND = [sys.executable, "-m", "utils.pipeline.vllm_server"]
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,7 @@ def vllm_server(
     """
     model_dir = Path(model_dir)
     port, name = _free_port(), model_dir.name
-    command = [sys.executable, "-m", "utils.pipeline.vllm_server",
-               "--model", str(model_dir), "--served-model-name", name,
+    command = [*SERVER_COMMAND, "--model", str(model_dir), "--served-model-name", name,
                "--host", HOST, "--port", str(port)]  # fmt: skip
     command.append("--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching")
     for key, value in (settings or EngineSettings()).arguments().items():

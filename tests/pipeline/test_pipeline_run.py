@@ -1,0 +1,57 @@
+"""The real thing: the whole pipeline, once, and what it promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.pipeline.data import read_jsonl
+from utils.pipeline.evaluate import score
+from utils.pipeline.runner import MANIFEST
+from utils.pipeline.stages import MODELS
+
+pytestmark = pytest.mark.slow
+
+
+def manifest(run: Path, stage: str) -> dict[str, Any]:
+    return json.loads((run / stage / MANIFEST).read_text())
+
+
+def test_the_promises_are_kept(pipeline_run: Path) -> None:
+    results = json.loads((pipeline_run / "report" / "results.json").read_text())
+    rows = {row["name"]: row for row in results["rows"]}
+    assert rows["base"]["exact_match"] <= 0.1
+    assert rows["merge"]["exact_match"] >= 0.9
+    for name in ("gptq", "awq"):
+        assert rows[name]["exact_match"] >= rows["merge"]["exact_match"] - 0.05
+        assert rows[name]["bytes"] < 0.6 * rows["merge"]["bytes"]
+    for row in rows.values():
+        assert row["ttft_hit_seconds"] < row["ttft_miss_seconds"]
+        assert row["hit_rate"] > 0.3
+    assert all(promise["kept"] for promise in results["promises"])
+
+    # The scores stand in the answers, which are on disk: count them again.
+    held_out = read_jsonl(pipeline_run / "data" / "held_out.jsonl")
+    for name in MODELS:
+        answers = json.loads((pipeline_run / "evaluate" / f"{name}.json").read_text())
+        assert [line["message"] for line in answers] == [e.message for e in held_out]
+        again = score([line["text"] for line in answers], [e.answer for e in held_out])
+        assert again["exact_match"] == rows[name]["exact_match"]
+
+    # Prefix caching changes no answers, but for near ties that bfloat16 rounds differently.
+    for name in ("merge", "gptq", "awq"):
+        off, on = rows[name]["exact_match"], rows[name]["exact_match_with_prefix_caching"]
+        assert abs(off - on) <= 0.05
+
+    # Without prefix caching nothing is found in a cache.
+    for name in MODELS:
+        assert manifest(pipeline_run, "evaluate")["measures"][name]["hit_rate"] == 0
+
+    for stage in ("data", "finetune", "merge", "gptq", "awq", "evaluate", "serve", "report"):
+        assert manifest(pipeline_run, stage)["peak_memory_bytes"] < 8e9, stage
+    for name in ("loss.json", "loss.png", "adapter_model.safetensors"):
+        assert (pipeline_run / "finetune" / name).is_file()
+    assert (pipeline_run / "report" / "report.png").is_file()

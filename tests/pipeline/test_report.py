@@ -1,0 +1,100 @@
+"""The report: its numbers are those of the manifests, and a broken promise is called FAIL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.pipeline import report
+from utils.pipeline.runner import MANIFEST
+
+
+def measures(exact: dict[str, float], hit: float = 0.05) -> tuple[dict[str, Any], dict[str, Any]]:
+    evaluated, served = {}, {}
+    for number, (name, share) in enumerate(exact.items()):
+        evaluated[name] = {
+            "valid_json": 1.0, "exact_match": share, "field_accuracy": {"date": share},
+            "perplexity": {"answer": 1.01, "text": 33.0}, "bytes": 10**8 * (number + 1),
+            "tokens_per_second": 100.0, "ttft_miss_seconds": 0.1,
+        }  # fmt: skip
+        served[name] = {"exact_match": share, "tokens_per_second": 150.0, "hit_rate": 0.7,
+                        "ttft_miss_seconds": 0.1, "ttft_hit_seconds": hit}  # fmt: skip
+    served["server"] = {"is_valid_answer": True, "has_metrics": True}
+    return evaluated, served
+
+
+GOOD = {"base": 0.0, "merge": 0.95, "gptq": 0.93, "awq": 0.91}
+
+
+def failed(exact: dict[str, float], **changes: Any) -> list[str]:
+    evaluated, served = measures(exact, **changes)
+    promises = report.check_promises(report.table_rows(evaluated, served), served["server"])
+    return [text for text, kept in promises if not kept]
+
+
+def test_a_good_run_keeps_all_promises() -> None:
+    assert failed(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"base": 0.5}, "The base model fails"),
+        ({"merge": 0.89, "gptq": 0.88, "awq": 0.88}, "Fine-tuned"),
+        ({"gptq": 0.89}, "GPTQ, 4 bit: 89.0% exact match, +6.0 points lost"),
+        ({"awq": 0.5}, "AWQ, 4 bit: 50.0% exact match"),
+    ],
+)
+def test_each_broken_promise_is_found(change: dict[str, float], expected: str) -> None:
+    [text] = failed(GOOD | change)
+    assert text.startswith(expected)
+
+
+def test_a_hit_that_is_no_faster_breaks_the_promise() -> None:
+    assert len(failed(GOOD, hit=0.1)) == 4
+
+
+def test_exactly_five_points_are_within_five_points() -> None:
+    assert failed(GOOD | {"merge": 0.95, "awq": 0.90}) == []
+
+
+def inputs(tmp_path: Path, exact: dict[str, float]) -> dict[str, Path]:
+    evaluated, served = measures(exact)
+    own = {"evaluate": evaluated, "serve": served, "gptq": {"tool": "gptqmodel"},
+           "awq": {"tool": "autoawq"}, "finetune": {}, "merge": {}}  # fmt: skip
+    folders = {}
+    for name, values in own.items():
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        manifest = {"measures": values, "seconds": 12.0, "peak_memory_bytes": 3 * 10**9,
+                    "versions": {"torch": "2"}}  # fmt: skip
+        (folders[name] / MANIFEST).write_text(json.dumps(manifest))
+    return folders
+
+
+@pytest.mark.parametrize(("model", "noted"), [("bundled", True), ("other/model", False)])
+def test_the_report_is_written_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, noted: bool
+) -> None:
+    folders = inputs(tmp_path, GOOD | {"merge": 0.80})
+    out = tmp_path / "report"
+    out.mkdir()
+    written = report.write_report({"profile": "cpu", "model": model}, folders, out)
+    assert written == {"kept": False}
+    text = (out / report.TABLE).read_text()
+    assert "| GPTQ, 4 bit | 100.0% | 93.0% |" in text
+    assert "FAIL: Fine-tuned, it is right: 80.0%" in text
+    assert ("Q4_1" in text) == noted
+    assert (out / report.FIGURE).read_bytes().startswith(b"\x89PNG")
+    assert report.print_report(out) is False
+    printed = capsys.readouterr().out
+    assert "FAIL" in printed and "93.0%" in printed
+
+
+def test_the_figures_title_is_the_finding() -> None:
+    evaluated, served = measures(GOOD)
+    title = report.finding(report.table_rows(evaluated, served))
+    assert "from 0% to 95%" in title and "keep 91%" in title and "2.0 times sooner" in title
