@@ -47,6 +47,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
         notebook,
         kernel_name="python3",
         timeout=CELL_TIMEOUT_S,
+        startup_timeout=CELL_TIMEOUT_S,  # a busy machine needs more than the default minute
         record_timing=False,
         coalesce_streams=True,
         store_widget_state=True,
