@@ -37,8 +37,11 @@ def gptq(job: dict[str, Any]) -> None:
     dtype = AutoConfig.from_pretrained(job["model_dir"]).torch_dtype
     for parameter in wrapper.model.parameters():
         parameter.data = parameter.data.to(dtype)
-    # Its own `save_quantized` would write the tied output layer a second time.
-    tensors = {name: tensor.contiguous() for name, tensor in wrapper.model.state_dict().items()}
+    # Its own `save_quantized` would write the tied output layer twice, and the scales as float32.
+    tensors = {
+        name: tensor.contiguous().to(torch.float16 if name.endswith(".scales") else tensor.dtype)
+        for name, tensor in wrapper.model.state_dict().items()
+    }
     if wrapper.model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     save_file(tensors, f"{job['out_dir']}/model.safetensors", metadata={"format": "pt"})
