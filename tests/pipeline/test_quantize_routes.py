@@ -244,3 +244,28 @@ def test_unpatched_autoawq_is_refused(
     assert list(out.parent.iterdir()) == []
     _, patched = checkpoints["awq", "autoawq"]
     assert patched["perplexity"] < 1.15 * patched["perplexity_before"]
+
+
+def test_fast_clip_search_equals_gptqmodels_own() -> None:
+    from types import SimpleNamespace
+
+    from gptqmodel.looper.awq_processor import AWQProcessor
+
+    from utils.pipeline.quantizers.gptqmodel_awq import use_fast_clip_search
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 128, generator=generator)
+    inputs = torch.randn(2, 700, 128, generator=generator)  # more tokens than are sampled
+    processor = AWQProcessor.__new__(AWQProcessor)
+    processor.qcfg = SimpleNamespace(group_size=GROUP_SIZE, sym=False, bits=4)
+    original = AWQProcessor._compute_best_clip
+    expected = processor._compute_best_clip(weight, inputs)
+    try:
+        use_fast_clip_search()
+        found = processor._compute_best_clip(weight, inputs)
+    finally:
+        AWQProcessor._compute_best_clip = original
+    assert found.shape == expected.shape
+    assert torch.allclose(found, expected)
+    largest = weight.unflatten(1, (-1, GROUP_SIZE)).abs().amax(-1, keepdim=True)
+    assert (expected < largest).float().mean() > 0.2  # it does clip

@@ -59,7 +59,9 @@ def load_model(model_dir: Path, dtype: torch.dtype = torch.float32) -> PreTraine
     config = AutoConfig.from_pretrained(model_dir)
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    missing, unexpected = model.load_state_dict(dequantized_state_dict(model_dir), strict=False)
+    missing, unexpected = model.load_state_dict(
+        dequantized_state_dict(model_dir, dtype), strict=False
+    )
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     if set(missing) - tied or unexpected:
         raise BrokenModelError(

@@ -28,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from utils.pipeline.classic.environment import classic_python, locked_packages
@@ -46,8 +47,8 @@ DEFAULT_TOOLS = {
     name: {"gptq": profile.gptq_tool, "awq": profile.awq_tool} for name, profile in PROFILES.items()
 }
 
-# A sound 4-bit model has a perplexity of 1.05 to 1.3 times its source's. One whose weights are
-# wrong has thousands of times as much.
+# A sound 4-bit model has a perplexity of about 1.05 to 1.3 times its source's. One whose weights
+# are wrong has hundreds or thousands of times as much.
 MAX_PERPLEXITY_RATIO = 1.5
 CHECK_TOKENS = 2048
 
@@ -167,8 +168,7 @@ def quantize(
         tool_version = route.tool_version()
         entry = quantization_config(method, group_size, tool, tool_version)
         write_checkpoint(model_dir, weights, result, entry)
-        before = perplexity(model_dir, max_tokens=CHECK_TOKENS, use_tqdm=False)
-        after = perplexity(result, max_tokens=CHECK_TOKENS, use_tqdm=False)
+        before, after = _check_perplexities(model_dir, result)
         check_perplexity(f"{method} by {tool}", before, after, MAX_PERPLEXITY_RATIO)
         os.replace(result, out_dir)
         report = json.loads((work / "report.json").read_text())
@@ -238,6 +238,15 @@ def _check_group_size(group_size: int, config: dict[str, Any]) -> None:
 def _check_out_dir(out_dir: Path) -> None:
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise ValueError(f"{out_dir} exists and is not empty. Remove it, or name another folder.")
+
+
+def _check_perplexities(*folders: Path) -> tuple[float, ...]:
+    # On a GPU in 16 bits: in 32, the larger models would not fit.
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return tuple(
+        perplexity(folder, max_tokens=CHECK_TOKENS, dtype=dtype, use_tqdm=False)
+        for folder in folders
+    )
 
 
 # --- the subprocess -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the archived tools get wrong on a CPU, and the cure. Applied at run time, one by one.
 
 No third-party file is edited or copied. Each patch is a function that says what is wrong, where,
-and why the cure is right; tests/pipeline/test_quantize_classic.py shows that it cures.
+and why the cure is right; tests/pipeline/test_quantize_routes.py shows that it cures.
 """
 
 from __future__ import annotations

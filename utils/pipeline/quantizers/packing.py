@@ -62,11 +62,14 @@ def dequantize_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: 
     return weight.t().contiguous()
 
 
-def dequantized_state_dict(model_dir: Path) -> dict[str, Tensor]:
-    """Read a 4-bit checkpoint and return plain weights: packed layers unpacked to float32.
+def dequantized_state_dict(
+    model_dir: Path, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Read a 4-bit checkpoint and return plain weights.
 
     Args:
         model_dir: folder with config.json (with `quantization_config`) and safetensors.
+        dtype: of the unpacked layers. float32 is exact.
 
     Raises:
         ValueError: the folder is not a 4-bit GPTQ or AWQ gemm checkpoint.
@@ -83,7 +86,7 @@ def dequantized_state_dict(model_dir: Path) -> dict[str, Tensor]:
             offset = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
             g_idx = tensors[f"{layer}.g_idx"]
             weight = dequantize_gptq(qweight, qzeros, scales, g_idx, zero_offset=offset)
-        plain[f"{layer}.weight"] = weight
+        plain[f"{layer}.weight"] = weight.to(dtype)
     return plain
 
 
