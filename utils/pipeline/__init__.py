@@ -1,0 +1,1 @@
+"""The real pipeline: data, fine-tune, merge, quantize, evaluate, serve."""
