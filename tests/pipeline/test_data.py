@@ -40,7 +40,7 @@ def test_messages_are_varied() -> None:
         values = Counter(str(example.answer[field]) for example in TRAINING)
         assert len(values) >= 3, field
         assert values.most_common(1)[0][1] < 0.7 * len(TRAINING), field
-    for field in ("customer", "order_id", "quantity", "amount", "currency", "date"):
+    for field in ("customer", "order_id", "amount", "currency"):
         missing = sum(example.answer[field] is None for example in TRAINING)
         assert 0.03 < missing / len(TRAINING) < 0.7, field
 
@@ -85,11 +85,11 @@ def check_answer(example: Example) -> None:
         # An independent reading: the amount's digits, in order, stand somewhere in the message.
         digits = re.sub(r"\D", "", message)
         cents = round(answer["amount"] * 100)
-        assert str(cents) in digits or (cents % 100 == 0 and str(cents // 100) in digits)
-        assert answer["currency"] in ("EUR", "USD", "GBP", "CHF", "SEK", "PLN", "JPY")
+        assert str(cents) in digits
+        assert answer["currency"] in data._MONEY
     if answer["date"] is not None:
         year, _, day = answer["date"].split("-")
-        assert year in message and str(int(day)) in message
+        assert year in message and day in message
     assert "{" not in message and "}" not in message
 
 
@@ -108,10 +108,8 @@ def test_number_formats(cents: int, expected: str) -> None:
 @given(st.integers(1, 10**9))
 def test_every_money_format_keeps_the_digits(cents: int) -> None:
     for currency, styles in data._MONEY.items():
-        whole = cents if currency != "JPY" else cents // 100 * 100
         for style in styles:
-            digits = re.sub(r"\D", "", style(whole))
-            assert int(digits) in (whole, whole // 100)
+            assert int(re.sub(r"\D", "", style(cents))) == cents, currency
 
 
 def test_the_system_prompt_spans_several_cache_blocks(tokenizer) -> None:

@@ -29,16 +29,16 @@ You extract data from customer messages. Answer with one JSON object on one line
 It has exactly these keys, in this order:
 "customer": full name of the customer, or null
 "order_id": the number of the order that the message is about, or null
-"product": the product as written, or null
-"quantity": how many pieces were ordered, an integer, or null
+"product": the product as written
+"quantity": how many pieces were ordered, an integer
 "amount": the price of the order, a number with two decimals, or null
-"currency": one of EUR, USD, GBP, CHF, SEK, PLN, JPY, or null
-"date": the day of the order as YYYY-MM-DD, or null
-"issue": one of late (not here yet), damaged (broken, not working), wrong_item (something else \
-came), incomplete (parts missing), overcharged (billed too much)
+"currency": one of EUR, USD, GBP, CHF, SEK, PLN, or null
+"date": the day of the order as YYYY-MM-DD
+"issue": one of late (not here yet), damaged (broken, not working), wrong (something else came), \
+incomplete (parts missing), overcharged (billed too much)
 "request": one of refund (money back), replacement (a new one), information (wants to know)
-Rules: Copy names and order numbers exactly. Dates with slashes are month/day/year, dates with \
-dots are day.month.year. kr means SEK. Write null for what the message does not say. Ignore other \
+Rules: Copy names and order numbers exactly. Dates with dots are day.month.year. kr means SEK. \
+Write null for what the message does not say. Ignore other \
 orders, other people, other sums and other dates, phone numbers, and quoted or forwarded text."""
 
 
@@ -140,6 +140,11 @@ _MONTHS = ("January", "February", "March", "April", "May", "June", "July", "Augu
            "October", "November", "December")  # fmt: skip
 
 
+# Which slots of distractors look like which slots of facts.
+RIVALS = {"other_name": "customer", "other_order": "order_id", "other_amount": "amount",
+          "other_date": "date"}  # fmt: skip
+
+
 def _is_held_out(number: int) -> bool:
     """Which numbers (cents, day ordinals, order numbers) only held-out messages may hold."""
     return number % 5 == 2
@@ -169,10 +174,18 @@ class _Generator:
         facts, problem = rng.choice(phrases.facts), rng.choice(phrases.issues[issue])
         sentences = [facts, problem] if rng.random() < 0.8 else [problem, facts]
         sentences.append(rng.choice(phrases.requests[request]))
-        for distractor in rng.sample(phrases.distractors, rng.choice((0, 1, 1, 2))):
-            sentences.insert(rng.randint(0, len(sentences)), distractor)
+        stated = slots(opening + facts + closing)
+
+        def fair(text: str) -> bool:
+            """A distractor competes with a value that is stated; it does not stand in for one."""
+            return all(RIVALS[slot] in stated for slot in slots(text) & RIVALS.keys())
+
+        distractors = [text for text in phrases.distractors if fair(text)]
+        for distractor in rng.sample(distractors, rng.choice((0, 0, 1, 1, 1))):
+            sentences.insert(rng.randint(sentences.index(facts) + 1, len(sentences)), distractor)
         separator = "\n" if "\n" in facts else " "
-        parts = [opening, separator.join(sentences), closing, rng.choice(phrases.footers)]
+        footer = rng.choice([text for text in phrases.footers if fair(text)])
+        parts = [opening, separator.join(sentences), closing, footer]
         template = rng.choice(("\n", "\n", " ")).join(part for part in parts if part)
         values, answer = self._values()
         known = slots(template)
@@ -191,7 +204,6 @@ class _Generator:
         order_id, amount, day = self._order_id(), self._cents(), self._day()
         quantity = self.rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 10))
         currency = self.rng.choice(tuple(_MONEY))
-        cents = amount if currency != "JPY" else amount // 100 * 100
         date_style = self.rng.choice(_DATE_STYLES)
         product = self._product()
         texts = {
@@ -200,11 +212,11 @@ class _Generator:
             "product": product,
             "n": str(quantity),
             "word": _WORDS[quantity - 1],
-            "amount": self.rng.choice(_MONEY[currency])(cents),
+            "amount": self.rng.choice(_MONEY[currency])(amount),
             "date": date_style(day),
             "other_name": other_name,
             "other_order": self._draw(self._order_id, lambda other: other != order_id),
-            "other_amount": self.rng.choice(_MONEY[currency])(self._cents(3000) // 100 * 100),
+            "other_amount": self.rng.choice(_MONEY[currency])(self._cents(30)),
             "other_date": date_style(self._draw(self._day, lambda other: other != day)),
             "other_n": str(self.rng.randint(2, 9)),
             "phone": self._phone(),
@@ -214,7 +226,7 @@ class _Generator:
             "order_id": order_id,
             "product": product,
             "quantity": quantity,
-            "amount": cents / 100,
+            "amount": amount / 100,
             "currency": currency,
             "date": day.isoformat(),
         }
@@ -243,12 +255,11 @@ class _Generator:
     def _order_id(self) -> str:
         number = self._number(10_000, 99_999)
         letters = "".join(self.rng.choices("ABCDEFGHKLMNPRSTVWXZ", k=2))
-        return self.rng.choice((f"{letters}-{number}", f"{letters}{number}", f"#{number}",
-                                f"{number}-{letters[0]}", f"ORD-{number}"))  # fmt: skip
+        return self.rng.choice((f"{letters}-{number}", f"#{number}", f"ORD-{number}"))
 
-    def _cents(self, high: int = 250_000) -> int:
-        # Whole units are as common as in a real shop: .00, .50, .90, .95, .99.
-        units = self._number(9, self.rng.choice((99, 999, high // 100)) if high > 9900 else 30)
+    def _cents(self, high: int = 0) -> int:
+        """A sum below `high` units, or of any size; with the endings that shops like."""
+        units = self._number(5, high or self.rng.choice((99, 999, 2500)))
         return units * 100 + self.rng.choice((0, 0, 50, 90, 95, 99))
 
     def _day(self) -> dt.date:
@@ -273,36 +284,22 @@ def _german(cents: int) -> str:
 
 
 def _plain(cents: int) -> str:
-    """Digits only, and no decimals where there are none: 1299 or 1299.50."""
-    return f"{cents // 100}" if cents % 100 == 0 else f"{cents // 100}.{cents % 100:02d}"
+    return _grouped(cents, "", ".")
 
 
 _MONEY: dict[str, tuple[Callable[[int], str], ...]] = {
     "EUR": (lambda c: f"{_german(c)} EUR", lambda c: f"{_german(c)} €", lambda c: f"€{_us(c)}",
-            lambda c: f"EUR {_plain(c)}", lambda c: f"{_plain(c)} euros"),
-    "USD": (lambda c: f"${_us(c)}", lambda c: f"{_us(c)} USD", lambda c: f"${_plain(c)}",
-            lambda c: f"{_plain(c)} dollars"),
-    "GBP": (lambda c: f"£{_us(c)}", lambda c: f"{_us(c)} GBP", lambda c: f"£{_plain(c)}",
-            lambda c: f"{_plain(c)} pounds"),
+            lambda c: f"{_plain(c)} euros"),
+    "USD": (lambda c: f"${_us(c)}", lambda c: f"{_us(c)} USD", lambda c: f"{_plain(c)} dollars"),
+    "GBP": (lambda c: f"£{_us(c)}", lambda c: f"{_us(c)} GBP", lambda c: f"{_plain(c)} pounds"),
     "CHF": (lambda c: f"CHF {_grouped(c, chr(39), '.')}", lambda c: f"{_plain(c)} CHF"),
-    "SEK": (lambda c: f"{_grouped(c, ' ', ',')} kr", lambda c: f"{_plain(c)} SEK",
-            lambda c: f"{_plain(c)} kr"),
+    "SEK": (lambda c: f"{_grouped(c, ' ', ',')} kr", lambda c: f"{_plain(c)} SEK"),
     "PLN": (lambda c: f"{_grouped(c, ' ', ',')} zł", lambda c: f"{_plain(c)} PLN"),
-    "JPY": (lambda c: f"¥{c // 100:,}", lambda c: f"{c // 100} JPY", lambda c: f"{c // 100} yen"),
 }  # fmt: skip
-
-
-def _ordinal(day: int) -> str:
-    suffix = "th" if 11 <= day <= 13 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
-    return f"{day}{suffix}"
-
 
 _DATE_STYLES: tuple[Callable[[dt.date], str], ...] = (
     lambda d: d.isoformat(),
-    lambda d: f"{d.day} {_MONTHS[d.month - 1]} {d.year}",
-    lambda d: f"{_MONTHS[d.month - 1]} {d.day}, {d.year}",
-    lambda d: f"{_MONTHS[d.month - 1]} {_ordinal(d.day)}, {d.year}",
-    lambda d: f"{d.day} {_MONTHS[d.month - 1][:3]} {d.year}",
+    lambda d: f"{d.day:02d} {_MONTHS[d.month - 1]} {d.year}",
+    lambda d: f"{_MONTHS[d.month - 1]} {d.day:02d}, {d.year}",
     lambda d: f"{d.day:02d}.{d.month:02d}.{d.year}",
-    lambda d: f"{d.month:02d}/{d.day:02d}/{d.year}",
 )

@@ -206,10 +206,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     _bars(panels[1], rows, [("bytes", 1e-6, BLUE, "")], "weights on disk (MB)", "Size")
     off = "tokens_per_second_without_prefix_caching"
     _bars(panels[2], rows, [(off, 1, BLUE, "APC off"), ("tokens_per_second", 1, GREEN, "APC on")],
-          "output tokens per second", "Throughput of the batch")  # fmt: skip
+          "output tokens per second", "Throughput")  # fmt: skip
     _bars(panels[3], rows, [("ttft_miss_seconds", 1e3, BLUE, "miss"),
                             ("ttft_hit_seconds", 1e3, GREEN, "hit")],
-          "time to first token (ms)", "Latency, prefix cache")  # fmt: skip
+          "time to first token (ms)", "First token")  # fmt: skip
     panels[0].set_yticks(range(len(rows)), [row["label"] for row in rows])
     panels[0].invert_yaxis()
     figure.suptitle(finding(rows), x=0.01, ha="left", weight="bold", fontsize=12.5)
@@ -246,4 +246,5 @@ def _bars(
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     if len(series) > 1:
-        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.42), ncols=2)
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=2,
+                    fontsize=9.5, handlelength=1, columnspacing=0.9, borderpad=0)  # fmt: skip

@@ -114,7 +114,8 @@ def measure(
         job_file.write_text(json.dumps(job))
         run_worker(
             [sys.executable, "-m", "utils.pipeline.vllm_worker", str(job_file)],
-            vllm_environment() | _import_path(),
+            # One process instead of three: it starts sooner, and all cores compute.
+            vllm_environment() | _import_path() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             f"vLLM on {model_dir}",
         )
         return json.loads(result_file.read_text())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.pipeline.data import generate, read_jsonl, write_jsonl
-from utils.pipeline.runner import Stage
+from utils.pipeline.runner import MANIFEST, Stage
 from utils.profiles import Profile
 
 MODEL = "model"
@@ -171,9 +171,12 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Answer all held-out messages with each model, without prefix caching; score the answers."""
     measures = _measure_all(settings, inputs, out, prefix_caching=False)
+    # The merge stage measured the perplexity of its two models already.
+    merged = json.loads((inputs["merge"] / MANIFEST).read_text())["measures"]
+    known = {BASE: merged["before"], "merge": merged["after"]}
     for name in MODELS:
         folder = model_folder(inputs, name)
-        measures[name]["perplexity"] = perplexities(folder, inputs["data"])
+        measures[name]["perplexity"] = known.get(name) or perplexities(folder, inputs["data"])
         measures[name]["bytes"] = weight_bytes(folder)
     return measures
 
