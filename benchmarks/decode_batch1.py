@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import statistics
 import sys
@@ -115,6 +116,8 @@ def main() -> None:
             "cpu": cpu_name(),
             "threads": torch.get_num_threads(),
             "system": platform.system(),
+            # Above the number of threads, others were using the machine: don't trust the numbers.
+            "load_average": os.getloadavg()[0],
         },
         "versions": {
             "python": platform.python_version(),
