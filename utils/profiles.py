@@ -61,7 +61,7 @@ PROFILES = {
             eval_examples=120,
             group_size=64,
             gptq_tool="gptqmodel",
-            awq_tool="autoawq",
+            awq_tool="gptqmodel",
             gpu_memory_utilization=0.0,
         ),
         Profile(
