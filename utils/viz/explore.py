@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 def png(figure: Figure) -> bytes:
     """Render a figure to PNG, and close it so that no notebook shows it a second time."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format="png", dpi=90, bbox_inches="tight")
     plt.close(figure)
     return buffer.getvalue()
 
