@@ -10,8 +10,11 @@ A model always lies in the subfolder `model` of its stage.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from utils.pipeline.data import generate, read_jsonl, write_jsonl
 from utils.pipeline.runner import MANIFEST, Stage
@@ -141,6 +144,7 @@ def run_finetune(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     """Train the adapter."""
     from utils.pipeline.finetune import TrainSettings, finetune
 
+    _quiet()
     train = read_jsonl(inputs["data"] / TRAIN_FILE)
     return finetune(inputs[BASE], train, out, TrainSettings(**settings))
 
@@ -150,6 +154,7 @@ def run_merge(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> d
     from utils.pipeline.merge import merge
     from utils.pipeline.perplexity import check_perplexity
 
+    _quiet()
     merge(inputs[BASE], inputs["finetune"], out / MODEL)
     before, after = (perplexities(folder, inputs["data"]) for folder in (inputs[BASE], out / MODEL))
     check_perplexity("merge, plain text", before["text"], after["text"], MAX_MERGE_RATIO)
@@ -170,6 +175,7 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Answer all held-out messages with each model, without prefix caching; score the answers."""
+    _quiet()
     measures = _measure_all(settings, inputs, out, prefix_caching=False)
     # The merge stage measured the perplexity of its two models already.
     merged = json.loads((inputs["merge"] / MANIFEST).read_text())["measures"]
@@ -270,14 +276,15 @@ def _measure_all(
     examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
     engine = EngineSettings(**settings["engine"])
     measures: dict[str, Any] = {}
-    for number, name in enumerate(MODELS, start=1):
+    progress = tqdm(MODELS, desc="vLLM", unit="model")
+    for name in progress:
+        progress.set_postfix_str(name)
         folder = model_folder(inputs, name)
-        print(f"      vLLM with {name} ({number}/{len(MODELS)})", flush=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         prompts = [tokens.prompt for tokens in encode(tokenizer, examples)]
         result = measure(
             folder, prompts, prefix_caching=prefix_caching, max_tokens=settings["max_tokens"],
-            settings=engine,
+            settings=engine, use_tqdm=False,
         )  # fmt: skip
         texts = result.pop("texts")
         lines = [
@@ -288,6 +295,15 @@ def _measure_all(
         result.pop("cached_tokens")
         measures[name] = result | score(texts, [example.answer for example in examples])
     return measures
+
+
+def _quiet() -> None:
+    """Leave the stages' own progress bars and hide those of loading and saving a model."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    # bitsandbytes reports that an optional kernel, which would have to be downloaded, is absent.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def _files(*patterns: str) -> tuple[Path, ...]:
