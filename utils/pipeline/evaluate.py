@@ -28,7 +28,7 @@ def same_value(value: Any, expected: Any) -> bool:
     """Equal in value and in kind: 2 equals 2.0, but neither "2" nor true equals 1 or 2."""
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
-    return type(value) in _alike(expected) and value == expected
+    return value == expected
 
 
 def score(texts: list[str], expected: list[dict[str, Any]]) -> dict[str, Any]:
@@ -77,7 +77,3 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key occurs twice")
     return dict(pairs)
-
-
-def _alike(expected: Any) -> tuple[type, ...]:
-    return (int, float) if isinstance(expected, (int, float)) else (type(expected),)
