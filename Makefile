@@ -17,7 +17,9 @@ setup: ## virtual environment, exact packages, model (repeatable; the others cal
 	@$(PYTHON) tools/setup.py
 
 lab: setup ## open JupyterLab on the start page
-	@$(COURSE) -m jupyter lab --ip=127.0.0.1 notebooks/00_start_here.ipynb
+	@$(COURSE) -m jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_OPTIONS)
 
 test: setup ## run every test, notebook, lab and the pipeline
 	@$(COURSE) -m pytest
