@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from utils.engine.llm_engine import LLM
+    from utils.engine.llm import LLM
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,6 +59,6 @@ def hf_model(model_path: Path) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def llm(model_path: Path) -> LLM:
     """The course's engine on the bundled model, float32."""
-    from utils.engine.llm_engine import LLM
+    from utils.engine.llm import LLM
 
     return LLM(model=model_path, dtype="float32")

@@ -19,8 +19,9 @@ class Profile:
     """One machine class and what to run on it.
 
     `max_model_len` counts tokens (prompt plus answer). `gpu_memory_utilization` is the share of
-    the card's memory that vLLM may take. `group_size` is the number of weights that share one
-    quantization scale: 64 for the bundled model, because its width, 576, is not a multiple of 128.
+    the card's memory that vLLM may take. A group size is the number of weights that share one
+    quantization scale: 32 or 64 for the bundled model, because its width, 576, is not a multiple
+    of 128.
     """
 
     name: str
@@ -36,7 +37,8 @@ class Profile:
     lora_alpha: int
     gradient_checkpointing: bool
     eval_examples: int
-    group_size: int
+    gptq_group_size: int
+    awq_group_size: int
     gptq_tool: str
     awq_tool: str
     gpu_memory_utilization: float
@@ -59,7 +61,9 @@ PROFILES = {
             lora_alpha=32,
             gradient_checkpointing=False,
             eval_examples=120,
-            group_size=64,
+            # Measured on the task: GPTQ is better with small groups, AWQ with larger ones.
+            gptq_group_size=32,
+            awq_group_size=64,
             gptq_tool="gptqmodel",
             awq_tool="gptqmodel",
             gpu_memory_utilization=0.0,
@@ -78,7 +82,8 @@ PROFILES = {
             lora_alpha=32,
             gradient_checkpointing=True,
             eval_examples=200,
-            group_size=128,
+            gptq_group_size=128,
+            awq_group_size=128,
             gptq_tool="gptqmodel",
             awq_tool="gptqmodel",
             gpu_memory_utilization=0.85,
@@ -97,7 +102,8 @@ PROFILES = {
             lora_alpha=32,
             gradient_checkpointing=True,
             eval_examples=200,
-            group_size=128,
+            gptq_group_size=128,
+            awq_group_size=128,
             gptq_tool="gptqmodel",
             awq_tool="gptqmodel",
             gpu_memory_utilization=0.9,

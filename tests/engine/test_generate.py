@@ -277,9 +277,12 @@ def test_streams_and_generate_do_not_disturb_each_other(llm: LLM) -> None:
     one, two = llm.stream("The sun", GREEDY), llm.stream("The moon", GREEDY)
     mixed = [next(one), next(two), next(two), next(one)]
     expected = run(llm, ["The sun", "The moon"])
-    assert mixed[3].outputs[0].token_ids == expected[0].outputs[0].token_ids[:2]
-    assert mixed[2].outputs[0].token_ids == expected[1].outputs[0].token_ids[:2]
-    assert list(one)[-1].outputs == expected[0].outputs
+    # They share an engine, so while one is read, the other moves forward as well.
+    for output, answer in zip(mixed, (0, 1, 1, 0), strict=True):
+        so_far = output.outputs[0].token_ids
+        assert so_far == expected[answer].outputs[0].token_ids[: len(so_far)]
+    for stream, answer in ((one, 0), (two, 1)):
+        assert list(stream)[-1].outputs == expected[answer].outputs
 
 
 def test_stream_complains_at_once(llm: LLM) -> None:
@@ -307,14 +310,9 @@ def test_stream_complains_at_once(llm: LLM) -> None:
     ],
 )  # fmt: skip
 def test_bad_prompts_are_refused_before_any_work(llm: LLM, prompts, params, message: str) -> None:
-    created = []
-    usual, llm.kv_cache_class = llm.kv_cache_class, lambda *a: created.append(a)
-    try:
-        with pytest.raises(ValueError, match=message):
-            llm.generate(prompts, params, use_tqdm=False)
-    finally:
-        llm.kv_cache_class = usual
-    assert not created
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, params, use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("messages", [[{"content": "Hi"}], [{"role": "user"}], [[]], ["Hi"]])
@@ -400,12 +398,13 @@ def test_an_error_in_the_learners_class_leaves_the_llm_usable(
                 raise ZeroDivisionError("mine")
             return super().append(layer, key, value)
 
-    llm.kv_cache_class = Broken
+    usual, llm.llm_engine = llm.llm_engine, llm.new_engine(kv_cache_class=Broken)
     try:
         with pytest.raises(ZeroDivisionError, match="mine"):
             run(llm, prompts[:3])
+        assert not llm.llm_engine.has_unfinished_requests()
     finally:
-        llm.kv_cache_class = ContiguousKVCache
+        llm.llm_engine = usual
     assert tokens(run(llm, prompts[:2])) == tokens(answers[:2])
 
 
@@ -421,15 +420,15 @@ def test_caches_are_reserved_to_the_request_and_freed_at_its_end(
             sizes.append(max_num_tokens)
             caches.append(weakref.ref(self))
 
-    llm.kv_cache_class = Watched
+    usual, llm.llm_engine = llm.llm_engine, llm.new_engine(kv_cache_class=Watched)
     try:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 8)]
         alive = []
-        requests = llm._inputs.from_prompts([[1, 2, 3], [4]], params)
+        requests = llm.llm_engine.inputs.from_prompts([[1, 2, 3], [4]], params)
         for _ in llm._run(requests):
             gc.collect()
             alive.append([cache() is not None for cache in caches])
     finally:
-        llm.kv_cache_class = ContiguousKVCache
+        llm.llm_engine = usual
     assert sizes == [5, 9]
     assert alive == [[True, True], *[[False, True]] * 6, [False, False]]

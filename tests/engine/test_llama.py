@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import (
 
 from utils.engine import (
     LLM,
+    ContiguousBatch,
     ContiguousKVCache,
     LlamaForCausalLM,
     ModelConfig,
@@ -61,8 +62,7 @@ def cached_logits(model: LlamaForCausalLM, prompts: list[list[int]], chunk: int)
         hidden = model(
             torch.tensor(list(chain(*pieces))),
             torch.cat([torch.arange(start, start + n) for n in lens]),
-            [caches[i] for i in active],
-            lens,
+            ContiguousBatch(lens, [caches[i] for i in active]),
         )
         for i, part in zip(active, model.compute_logits(hidden).split(lens), strict=True):
             parts[i].append(part)
@@ -152,7 +152,8 @@ def test_bundled_model_logits_of_a_long_prompt(
     cache = ContiguousKVCache(llm.model_config, len(long))
     with torch.inference_mode():
         for start, end in ((0, 800), (800, len(long))):
-            hidden = llm.model(torch.tensor(long[start:end]), torch.arange(start, end), [cache])
+            batch = ContiguousBatch([end - start], [cache])
+            hidden = llm.model(torch.tensor(long[start:end]), torch.arange(start, end), batch)
         ours = llm.model.compute_logits(hidden[-50:])
         expected = hf_model(torch.tensor([long]), logits_to_keep=50).logits[0]
     torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)

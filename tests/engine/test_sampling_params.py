@@ -62,11 +62,11 @@ def test_the_table_has_both_kinds() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"n": 2}, {"max_tokens": 2.5}, {"min_tokens": 0.5}, {"seed": "x"}, {"stop": [1]}],
+    [{"n": 2.0}, {"max_tokens": 2.5}, {"min_tokens": 0.5}, {"seed": "x"}, {"stop": [1]}],
     ids=str,
 )
 def test_what_only_we_refuse(arguments: dict[str, Any]) -> None:
-    """Several answers are not built yet; of wrong types vLLM complains later, or not at all."""
+    """Of wrong types vLLM complains later, or not at all."""
     with pytest.raises(ValueError, match=next(iter(arguments))):
         SamplingParams(**arguments)
 

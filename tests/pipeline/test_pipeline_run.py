@@ -16,11 +16,12 @@ from utils.pipeline.stages import MODELS
 pytestmark = pytest.mark.slow
 
 
-# Guards against a broken stage. The promises themselves are stricter (90 %, 5 points); the report
-# prints each as PASS or FAIL and the pipeline's exit code says so. Known gap: GPTQ at group size 64
-# loses 7.5 points where 5 are promised (merged 92.5 %, AWQ 89.2 %, GPTQ 85.0 %).
-MIN_EXACT_MATCH = 0.88
-MAX_LOSS_BY_4_BITS = 0.12
+# The promises are 90 % and 5 points; the report prints each as PASS or FAIL and the pipeline's exit
+# code says so. With 120 messages the standard error of such a rate is 3 points, which another
+# processor's rounding may use up. So much is allowed here.
+NOISE = 0.03
+MIN_EXACT_MATCH = 0.90 - NOISE
+MAX_LOSS_BY_4_BITS = 0.05 + NOISE
 
 
 def manifest(run: Path, stage: str) -> dict[str, Any]:

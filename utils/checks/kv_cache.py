@@ -25,7 +25,7 @@ from utils.checks.tiny import TinyModel
 from utils.engine.config import ModelConfig
 from utils.engine.kv_cache import ContiguousKVCache
 from utils.engine.llama import LlamaOps, silu_and_mul
-from utils.engine.llm_engine import LLM
+from utils.engine.llm import LLM
 
 # Exercise 1
 

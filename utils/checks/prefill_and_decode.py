@@ -45,7 +45,7 @@ from utils.checks.runner import (
 )
 from utils.checks.tiny import TinyModel
 from utils.engine.llama import LlamaOps
-from utils.engine.llm_engine import LLM
+from utils.engine.llm import LLM
 from utils.hub import load_tokenizer
 
 # Exercise 1

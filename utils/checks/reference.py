@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from utils.engine.llm_engine import LLM
+from utils.engine.llm import LLM
 from utils.engine.request import SamplingParams
 from utils.hub import load_hf_model, load_tokenizer
 

@@ -1,10 +1,14 @@
-"""Causal grouped-query attention for one request: the reference to read, and the fast path.
+"""Causal grouped-query attention: over contiguous keys, and over keys in blocks (paged).
 
-Attention is the only operation of the model that looks at requests. All others work on a flat
-batch of tokens and need not know where one request ends and the next begins.
+For each there is a reference to read, and a fast path. Attention is the only operation of the model
+that looks at requests. All others work on a flat batch of tokens and need not know where one
+request ends and the next begins.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -75,3 +79,107 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
         enable_gqa=num_heads != num_kv_heads,
     )
     return out[0].transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where the tokens of a flat batch belong, and where their keys and values lie.
+
+    Args:
+        query_lens: how many of the batch's T tokens belong to each request, in order.
+        seq_lens: how many tokens each request has so far, these included.
+        block_tables: for each request, int64 [blocks], the blocks that hold its tokens.
+        slot_mapping: int64 [T], where in the flat KV memory each token of the batch goes.
+    """
+
+    query_lens: list[int]
+    seq_lens: list[int]
+    block_tables: list[Tensor]
+    slot_mapping: Tensor
+
+
+def paged_attention_reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Sequence[int],
+    seq_len: int,
+    scale: float,
+) -> Tensor:
+    """Attention for one request, block after block, never looking at two blocks at once.
+
+    Softmax needs the sum over all keys, which is not known until the last block. The online
+    softmax keeps, for each query and head, the largest score so far, the sum of exponentials
+    relative to it, and the weighted sum of values. A block with a larger score shrinks what came
+    before. Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Kwon et al.
+    2023, "PagedAttention", section 4.1.
+
+    Args:
+        query: [T_q, H, D], the queries of the request's last T_q tokens.
+        key_cache: [num_blocks, block_size, H_kv, D], the keys of all requests in one layer.
+        value_cache: [num_blocks, block_size, H_kv, D]
+        block_table: the blocks that hold the request's tokens, in order.
+        seq_len: how many tokens it has, the T_q included.
+        scale: what scores are multiplied by, usually `D ** -0.5`.
+
+    Returns:
+        [T_q, H, D]
+    """
+    num_queries, num_heads, _ = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    query_positions = torch.arange(seq_len - num_queries, seq_len, device=query.device)
+    largest = torch.full((num_heads, num_queries), -torch.inf, device=query.device)
+    total = torch.zeros_like(largest)  # sum of exp(score - largest)
+    weighted = torch.zeros(num_heads, num_queries, query.shape[2], device=query.device)
+    for begin in range(0, seq_len, block_size):
+        block = block_table[begin // block_size]
+        size = min(block_size, seq_len - begin)
+        # [size, H_kv, D] -> [size, H, D]: the heads of a group share their keys and values.
+        key, value = (
+            cache[block, :size].repeat_interleave(num_heads // num_kv_heads, dim=1).float()
+            for cache in (key_cache, value_cache)
+        )
+        scores = torch.einsum("qhd,khd->hqk", query.float(), key) * scale  # [H, T_q, size]
+        key_positions = torch.arange(begin, begin + size, device=query.device)
+        scores.masked_fill_(key_positions > query_positions[:, None], -torch.inf)
+        larger = torch.maximum(largest, scores.amax(dim=-1))  # [H, T_q]
+        # The first block holds position 0, which every query sees: `larger` is finite from then on.
+        shrink = torch.exp(largest - larger)
+        exponentials = torch.exp(scores - larger[..., None])
+        total = total * shrink + exponentials.sum(dim=-1)
+        weighted = weighted * shrink[..., None] + torch.einsum("hqk,khd->hqd", exponentials, value)
+        largest = larger
+    return (weighted / total[..., None]).transpose(0, 1).to(query.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = attention,
+) -> Tensor:
+    """Attention for all requests of a flat batch, on PyTorch's fused kernels.
+
+    Each request's blocks are gathered for a moment, into memory small enough for the processor's
+    cache. On a CPU that costs next to nothing; a GPU kernel follows the block table instead.
+
+    Args:
+        query: [T, H, D], all requests' queries, one request after the other.
+        key_cache: [num_blocks, block_size, H_kv, D], the keys of all requests in one layer.
+        value_cache: [num_blocks, block_size, H_kv, D]
+        metadata: which tokens are whose.
+        scale: what scores are multiplied by, usually `D ** -0.5`.
+        attention: for one request, over its gathered keys and values.
+
+    Returns:
+        [T, H, D]
+    """
+    outputs = []
+    queries = query.split(metadata.query_lens)
+    for q, table, seq_len in zip(queries, metadata.block_tables, metadata.seq_lens, strict=True):
+        key = key_cache.index_select(0, table).flatten(0, 1)[:seq_len]  # [seq_len, H_kv, D]
+        value = value_cache.index_select(0, table).flatten(0, 1)[:seq_len]
+        outputs.append(attention(q, key, value, scale))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from utils.engine.kv_cache_utils import get_hash_fn_by_name
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,6 +42,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embedding needs pairs.")
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of a token's KV cache: 2 (K, V) * layers * kv_heads * head_dim * itemsize."""
+        width = self.num_key_value_heads * self.head_dim
+        return 2 * self.num_hidden_layers * width * dtype.itemsize
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
@@ -79,6 +86,10 @@ class EngineConfig:
         max_num_seqs: the most requests that run at a time.
         max_num_batched_tokens: the most tokens of one forward pass. Longer prompts go in chunks.
         seed: of the random numbers for requests that bring no seed of their own.
+        num_gpu_blocks: blocks of KV cache, on whatever device the model is.
+        block_size: tokens in a block.
+        enable_prefix_caching: reuse the blocks of equal prefixes.
+        prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
     """
 
     max_model_len: int
@@ -87,6 +98,10 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     seed: int = 0
+    num_gpu_blocks: int = 0
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "sha256"
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -96,15 +111,34 @@ class EngineConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}: a decode step takes one token per request."
             )
+        if not isinstance(self.block_size, int) or self.block_size < 1:
+            raise ValueError(f"block_size must be a positive integer, got {self.block_size!r}.")
+        get_hash_fn_by_name(self.prefix_caching_hash_algo)
+        if self.num_gpu_blocks * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"The KV cache holds {self.num_gpu_blocks} blocks of {self.block_size} tokens, "
+                f"which is too small for one request of max_model_len={self.max_model_len}. "
+                f"Pass a smaller max_model_len, or a larger kv_cache_memory_bytes or "
+                f"num_gpu_blocks_override."
+            )
 
     @classmethod
     def create(
-        cls, model: ModelConfig, max_model_len: int | None, dtype: str, device: str, **limits: int
+        cls,
+        model: ModelConfig,
+        max_model_len: int | None,
+        dtype: str,
+        device: str,
+        block_size: int = 16,
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        **options: Any,
     ) -> EngineConfig:
         """Check what the user asked for against the model and the machine.
 
         Raises:
-            ValueError: unknown dtype or device, or a `max_model_len` beyond what the model allows.
+            ValueError: unknown dtype or device, a `max_model_len` beyond what the model allows, or
+                a KV cache too small for one request of that length.
         """
         max_model_len = model.max_position_embeddings if max_model_len is None else max_model_len
         if not 2 <= max_model_len <= model.max_position_embeddings:
@@ -118,7 +152,27 @@ class EngineConfig:
                 f"{model.sliding_window} tokens is shorter than max_model_len={max_model_len}. "
                 f"Pass max_model_len={model.sliding_window} or less."
             )
-        return cls(max_model_len, _resolve_dtype(dtype, model), _resolve_device(device), **limits)
+        resolved, where = _resolve_dtype(dtype, model), _resolve_device(device)
+        num_gpu_blocks = num_gpu_blocks_override
+        if num_gpu_blocks is None and isinstance(block_size, int) and block_size > 0:
+            memory = kv_cache_memory_bytes or _default_kv_cache_memory(where)
+            num_gpu_blocks = memory // (block_size * model.kv_bytes_per_token(resolved))
+        config = cls(
+            max_model_len, resolved, where, block_size=block_size,
+            num_gpu_blocks=num_gpu_blocks or 0, **options,
+        )  # fmt: skip
+        if num_gpu_blocks_override is not None:
+            return config
+        # More than every request at its longest can never be used.
+        most = config.max_num_seqs * -(-max_model_len // block_size)
+        return replace(config, num_gpu_blocks=min(config.num_gpu_blocks, most))
+
+
+def _default_kv_cache_memory(device: torch.device) -> int:
+    """Bytes. On a GPU most of what is free; on a CPU 1 GiB, of which only what is used is taken."""
+    if device.type == "cuda":
+        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+    return 1 << 30
 
 
 def _resolve_dtype(dtype: str, model: ModelConfig) -> torch.dtype:

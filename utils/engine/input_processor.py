@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
@@ -15,7 +15,16 @@ from utils.engine.request import Request, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Prompt = str | list[int]
+
+class PromptDict(TypedDict, total=False):
+    """A prompt with more than its text. Either `prompt` or `prompt_token_ids` must be there."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    cache_salt: str  # share cached blocks only with requests that have the same salt
+
+
+Prompt = str | list[int] | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 Conversation = list[dict[str, Any]]  # [{"role": "user", "content": "..."}, ...]
 Conversations = Conversation | Sequence[Conversation]
@@ -34,11 +43,13 @@ class InputProcessor:
 
     def from_prompts(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
         """Make requests of texts or of token ids. Raises a ValueError when one of them is bad."""
-        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        single = isinstance(prompts, str | dict) or (
+            bool(prompts) and isinstance(cast(Any, prompts)[0], int)
+        )
         many = cast(list[Prompt], [prompts] if single else list(prompts))
-        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in many]
-        return self._requests(texts, ids, sampling_params)
+        split = [self._split(i, prompt) for i, prompt in enumerate(many)]
+        texts, ids, salts = zip(*split, strict=True) if split else ((), (), ())
+        return self._requests(texts, ids, salts, sampling_params)
 
     def from_conversations(self, messages: Conversations, sampling_params: Params) -> list[Request]:
         """Make requests of conversations. Raises a ValueError when one of them is bad."""
@@ -47,7 +58,32 @@ class InputProcessor:
         texts = [self._render(conversation) for conversation in many]
         # The template has written the special tokens already.
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self._requests(texts, ids, sampling_params)
+        return self._requests(texts, ids, [None] * len(texts), sampling_params)
+
+    def next_request_id(self) -> str:
+        """An id that no other request has."""
+        return str(next(self._request_ids))
+
+    def _split(self, index: int, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+        """Text (None if there are only token ids), token ids and salt of a prompt."""
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt), None
+        if not isinstance(prompt, dict):
+            return None, prompt, None
+        expected = {"prompt", "prompt_token_ids", "cache_salt"}
+        if len({"prompt", "prompt_token_ids"} & set(prompt)) != 1 or set(prompt) - expected:
+            raise ValueError(
+                f"Prompt {index} is a dict with {sorted(prompt)}. Expected either 'prompt' or "
+                f"'prompt_token_ids', and perhaps 'cache_salt'."
+            )
+        salt = prompt.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise ValueError(
+                f"Prompt {index}: cache_salt must be a non-empty string, got {salt!r}."
+            )
+        text = prompt.get("prompt")
+        ids = prompt["prompt_token_ids"] if text is None else self.tokenizer.encode(text)
+        return text, ids, salt
 
     def _render(self, conversation: Conversation) -> str:
         if not self.tokenizer.chat_template:
@@ -63,7 +99,11 @@ class InputProcessor:
         return cast(str, template(conversation, tokenize=False, add_generation_prompt=True))
 
     def _requests(
-        self, texts: Sequence[str | None], prompts: Sequence[list[int]], sampling_params: Params
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        salts: Sequence[str | None],
+        sampling_params: Params,
     ) -> list[Request]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
@@ -76,8 +116,10 @@ class InputProcessor:
             self._check_prompt(i, prompt)
             self._check_params(params)
         return [
-            self._request(text, list(prompt), params)
-            for text, prompt, params in zip(texts, prompts, sampling_params, strict=True)
+            self._family(text, list(prompt), salt, params)
+            for text, prompt, salt, params in zip(
+                texts, prompts, salts, sampling_params, strict=True
+            )
         ]
 
     def _check_prompt(self, index: int, prompt: list[int]) -> None:
@@ -99,6 +141,11 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"Expected SamplingParams, got {type(params).__name__}.")
+        if params.n > self.config.max_num_seqs:
+            raise ValueError(
+                f"n={params.n} answers cannot run together: max_num_seqs is "
+                f"{self.config.max_num_seqs}. Ask for fewer, or create the LLM with a larger one."
+            )
         self._check_vocabulary("stop_token_ids", cast(list[int], params.stop_token_ids))
 
     def _check_vocabulary(self, what: str, token_ids: list[int]) -> None:
@@ -109,15 +156,31 @@ class InputProcessor:
                 f"Expected 0 to {vocab_size - 1}."
             )
 
-    def _request(self, text: str | None, prompt: list[int], params: SamplingParams) -> Request:
+    def _family(
+        self, text: str | None, prompt: list[int], salt: str | None, params: SamplingParams
+    ) -> Request:
+        """The request for a prompt's first answer, with its forks for the `n - 1` others."""
+        request_id = self.next_request_id()
+        first, *forks = family = [
+            self._request(request_id if i == 0 else f"{i}_{request_id}", text, prompt, params, i)
+            for i in range(params.n)
+        ]
+        for request in family:
+            request.family, request.cache_salt = family, salt
+        first.forks = forks
+        return first
+
+    def _request(
+        self, request_id: str, text: str | None, prompt: list[int], params: SamplingParams, i: int
+    ) -> Request:
         generator = self._shared_generator
         if params.seed is not None:
-            generator = torch.Generator(self.config.device).manual_seed(params.seed)
+            generator = torch.Generator(self.config.device).manual_seed(params.seed + i)
         max_num_tokens = self.config.max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(prompt) + params.max_tokens)
         return Request(
-            request_id=str(next(self._request_ids)),
+            request_id=request_id,
             prompt=text,
             prompt_token_ids=prompt,
             sampling_params=params,
@@ -125,4 +188,5 @@ class InputProcessor:
             eos_token_ids=self.model_config.eos_token_ids,
             generator=generator,
             detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
+            index=i,
         )

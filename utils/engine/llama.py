@@ -7,16 +7,16 @@ I intermediate_size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.engine.attention import attention
+from utils.engine.attention import AttentionMetadata, attention
+from utils.engine.batch import Batch, ContiguousBatch
 from utils.engine.config import ModelConfig
-from utils.engine.kv_cache import KVCache
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,6 +76,10 @@ class LlamaOps:
     apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = apply_rotary
     attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = attention
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
+    # None: gather each request's keys and values, and call `attention`.
+    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor] | None = (
+        None
+    )
 
 
 DEFAULT_OPS = LlamaOps()
@@ -105,7 +109,7 @@ class LlamaAttention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, qkv_size, bias=False)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: FlatBatch) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         num_tokens = x.shape[0]
         qkv = self.qkv_proj(x).view(num_tokens, -1, self.head_dim)  # [T, H + 2 * H_kv, D]
         # Queries and keys turn by the same angles, so one call rotates both. Values do not turn.
@@ -113,13 +117,7 @@ class LlamaAttention(nn.Module):
         query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
         value = qkv[:, self.num_qk_heads :]
 
-        outputs = []
-        parts = (tensor.split(batch.query_lens) for tensor in (query, key, value))
-        for q, k, v, cache in zip(*parts, batch.kv_caches, strict=True):
-            if cache is not None:
-                k, v = cache.append(self.layer, k, v)  # [all tokens of the request, H_kv, D]
-            outputs.append(self.ops.attention(q, k, v, self.scale))
-        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [T, H, D]
+        attended = batch.attend(self.layer, query, key, value, self.ops, self.scale)  # [T, H, D]
         return self.o_proj(attended.reshape(num_tokens, -1))
 
 
@@ -144,20 +142,9 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config, ops)
         self.mlp = LlamaMLP(config, ops)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: FlatBatch) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, batch)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-@dataclass(frozen=True)
-class FlatBatch:
-    """Where each request's tokens lie in the flat batch, and where its KV cache is.
-
-    The first `query_lens[0]` tokens belong to request 0, the next `query_lens[1]` to request 1.
-    """
-
-    query_lens: list[int]
-    kv_caches: Sequence[KVCache | None]
 
 
 class LlamaModel(nn.Module):
@@ -181,27 +168,19 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.requires_grad_(False)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache] | None = None,
-        query_lens: list[int] | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: Batch | None = None) -> Tensor:
         """Run all tokens of a flat batch through all layers.
 
         Args:
             input_ids: [T], the tokens of all requests, one request after the other.
             positions: [T], each token's position within its own request.
-            kv_caches: one per request, holding the tokens before these. None: nothing comes
-                before, and nothing is kept.
-            query_lens: how many of the T tokens belong to each request. None: all to one.
+            batch: whose tokens these are, and where the tokens before them are. None: all belong
+                to one request, nothing comes before, and nothing is kept.
 
         Returns:
             Hidden states [T, hidden], ready for `compute_logits`.
         """
-        query_lens = [len(input_ids)] if query_lens is None else query_lens
-        batch = FlatBatch(query_lens, kv_caches or [None] * len(query_lens))
+        batch = batch or ContiguousBatch([len(input_ids)], [None])
         x = self.model.embed_tokens(input_ids)  # [T, hidden]
         cos, sin = rotary_cos_sin(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.model.layers:

@@ -1,175 +1,141 @@
-"""`LLM`: prompts in, answers out."""
+"""`LLMEngine`: requests come and go, and each step moves all of them forward."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tqdm.auto import tqdm
-
-from utils.engine.config import EngineConfig, ModelConfig
-from utils.engine.input_processor import Conversations, InputProcessor, Params, Prompt, Prompts
-from utils.engine.kv_cache import ContiguousKVCache, KVCache
-from utils.engine.llama import DEFAULT_OPS, LlamaOps
+from utils.engine.config import EngineConfig
+from utils.engine.input_processor import InputProcessor, Prompt
+from utils.engine.kv_cache_manager import KVCacheManager
+from utils.engine.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.llama import LlamaForCausalLM
 from utils.engine.model_runner import ModelRunner
-from utils.engine.request import Request, RequestOutput, RequestStatus, SamplingParams
+from utils.engine.outputs import RequestOutput
+from utils.engine.paged_kv_cache import PagedKVCache
+from utils.engine.request import Request
 from utils.engine.sampler import Sampler
-from utils.engine.weights import load_model
-from utils.hub import load_tokenizer, resolve_model
+from utils.engine.sampling_params import SamplingParams
+from utils.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ManagerFactory = Callable[[EngineConfig], KVCacheManager]
 
-class LLM:
-    """A language model that answers many prompts at a time.
+
+def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
+    """The manager an engine has unless it is given another one."""
+    hasher = get_request_block_hasher(
+        config.block_size, get_hash_fn_by_name(config.prefix_caching_hash_algo)
+    )
+    return KVCacheManager(
+        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher
+    )
+
+
+class LLMEngine:
+    """Runs requests step by step: schedule, execute, process.
 
     Args:
-        model: "bundled", a folder in Hugging Face format, or a hub id.
-        dtype: "float32", "bfloat16", "float16", or "auto" for that of the weights on disk.
-        max_model_len: the most tokens of one request, prompt plus answer. None: what the model
-            was made for.
-        ops: functions to build the model from, in place of ours: `LlamaOps(rms_norm=mine)`.
-        kv_cache_class: a class to use in place of `ContiguousKVCache`. It is called with
-            `(config, max_num_tokens, dtype, device)` once per request, and needs `append`.
+        model: with its weights.
+        tokenizer: the model's.
+        config: how to run it.
+        kv_cache_manager: gives the blocks. None: `make_kv_cache_manager(config)`.
         sampler: a callable in place of `Sampler()`.
-        seed: of the random numbers for requests that bring no seed of their own.
-        device: "cpu", "cuda", or "auto": CUDA where there is a GPU.
-        max_num_seqs: the most requests that run at a time.
-        max_num_batched_tokens: the most tokens in one forward pass. Longer prompts go in chunks.
-
-    Raises:
-        ValueError: an argument is wrong, or the engine does not support the model.
-        ModelError: the model cannot be found or fetched.
+        paged: False for a manager whose requests each have a cache of their own.
     """
 
     def __init__(
         self,
-        model: str | Path = "bundled",
-        dtype: str = "float32",
-        max_model_len: int | None = None,
-        ops: LlamaOps = DEFAULT_OPS,
-        kv_cache_class: Callable[..., KVCache] = ContiguousKVCache,
+        model: LlamaForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        config: EngineConfig,
+        kv_cache_manager: KVCacheManager | None = None,
         sampler: Sampler | None = None,
-        seed: int = 0,
-        device: str = "auto",
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 2048,
+        paged: bool = True,
     ) -> None:
-        path = resolve_model(model)
-        self.model_config = ModelConfig.from_pretrained(path)
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.config = EngineConfig.create(
-            self.model_config, max_model_len, dtype, device, seed=seed, **limits
-        )
-        self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
-        self.tokenizer = load_tokenizer(path)
-        self.kv_cache_class = kv_cache_class
-        self._inputs = InputProcessor(self.model_config, self.config, self.tokenizer)
-        self._runner = ModelRunner(self.model, sampler or Sampler())
+        self.config = config
+        self.inputs = InputProcessor(model.config, config, tokenizer)
+        self.kv_cache_manager = kv_cache_manager or make_kv_cache_manager(config)
+        self.kv_cache = None
+        if paged:
+            self.kv_cache = PagedKVCache(
+                model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device
+            )
+        self.scheduler = Scheduler(config, self.kv_cache_manager)
+        self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache)
+        self._requests: dict[str, Request] = {}
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.tokenizer
-
-    def generate(
-        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
-        """Answer every prompt, many at a time.
-
-        Args:
-            prompts: a text, or token ids, or a list of either. A text gets the special tokens that
-                the tokenizer puts around texts; token ids are taken as they are.
-            sampling_params: for all prompts, or one per prompt. None: `SamplingParams()`.
-            use_tqdm: show a progress bar.
-
-        Returns:
-            One output per prompt, in the order of the prompts.
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None
+    ) -> None:
+        """Queue a prompt.
 
         Raises:
-            ValueError: a prompt is empty, too long, or not in the vocabulary; or there are not as
-                many sampling_params as prompts. Raised before any work is done.
+            ValueError: the id is in use, or the prompt or its parameters are bad (see
+                `LLM.generate`). Nothing has been queued then.
         """
-        return self._answer(self._inputs.from_prompts(prompts, sampling_params), use_tqdm)
+        if request_id in self._requests:
+            raise ValueError(f"Request id {request_id!r} is in use. Ids must be unique.")
+        [request] = self.inputs.from_prompts([prompt], params)
+        for i, member in enumerate(request.family):
+            member.request_id = request_id if i == 0 else f"{i}_{request_id}"
+        self.add(request)
 
-    def chat(
-        self, messages: Conversations, sampling_params: Params = None, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
-        """Answer a conversation, or several, written out by the model's chat template.
+    def add(self, request: Request) -> None:
+        """Queue a request that `inputs` made."""
+        self._requests[request.request_id] = request
+        self.scheduler.add_request(request)
 
-        Args:
-            messages: `[{"role": "user", "content": "..."}]`, or a list of such lists.
-            sampling_params: see `generate`.
-            use_tqdm: show a progress bar.
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step. Returns the answers so far of all requests that got a new token."""
+        first = {request.family[0].request_id: request for request in self.advance()}
+        return [request.output() for request in first.values()]
+
+    def advance(self) -> list[Request]:
+        """Run one step, and return the requests that got a new token.
 
         Raises:
-            ValueError: as `generate`; or the model has no chat template; or a message lacks its
-                role or content.
+            RuntimeError: no request can run, because something else holds the blocks.
         """
-        return self._answer(self._inputs.from_conversations(messages, sampling_params), use_tqdm)
+        output = self.scheduler.schedule()
+        if not output.scheduled_requests:
+            if not self.has_unfinished_requests():
+                return []
+            raise RuntimeError(
+                "No request can run: the blocks of the KV cache are held outside the scheduler."
+            )
+        try:
+            sampled = self.runner.execute_model(output)
+        except BaseException:
+            self.forget_everything()  # also when a cell is interrupted
+            raise
+        for request, token_id, logprobs in sampled:
+            request.append_token(token_id, logprobs)
+        updated = [request for request, _, _ in sampled]
+        self.scheduler.update_from_output(output, updated)
+        for request in updated:
+            if all(member.is_finished for member in request.family):
+                self._requests.pop(request.family[0].request_id, None)
+        return updated
 
-    def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """Answer one prompt, and yield the answer so far after each token.
+    def abort_request(self, request_id: str) -> None:
+        """Drop a request with all its answers. Unknown and finished ones are ignored."""
+        self.abort_requests([request_id])
 
-        The text only ever grows: it never ends in half a character, nor in what may turn out to
-        be the beginning of a stop string. The last output equals that of `generate`.
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Drop requests with all their answers. Unknown and finished ones are ignored."""
+        dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
+        self.scheduler.abort_requests([member for r in dropped for member in r.family])
 
-        Raises:
-            ValueError: see `generate`. Raised by the call, not by the first iteration.
+    def forget_everything(self) -> None:
+        """After a forward pass that was broken off: drop all requests and all cached contents.
+
+        Some blocks were promised contents that were never computed, and nobody may find those.
         """
-        requests = self._inputs.from_prompts([prompt], sampling_params)
-        return (request.output() for updated in self._run(requests) for request in updated)
-
-    def _answer(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        num_tokens = 0
-        with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
-            for updated in self._run(requests):
-                num_tokens += len(updated)
-                bar.update(sum(request.is_finished for request in updated))
-                seconds = bar.format_dict["elapsed"] or 1e-9
-                bar.set_postfix_str(f"{num_tokens / seconds:.1f} tokens/s")
-        return [request.output() for request in requests]
-
-    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Run requests to their end; after each step, yield those that got a new token.
-
-        This is static batching: the next batch starts when the last request of this one is done.
-        """
-        waiting = deque(requests)
-        while waiting:
-            size = min(len(waiting), self.config.max_num_seqs)
-            running = [waiting.popleft() for _ in range(size)]
-            for request in running:
-                request.status = RequestStatus.RUNNING
-                request.kv_cache = self.kv_cache_class(
-                    self.model_config, request.max_num_tokens, self.config.dtype, self.config.device
-                )
-            while running:
-                sampled = self._runner.execute(self._schedule(running))
-                for request, token_id, logprobs in sampled:
-                    request.append_token(token_id, logprobs)
-                    if request.is_finished:
-                        request.kv_cache = None  # gives its memory back
-                running = [request for request in running if not request.is_finished]
-                if sampled:
-                    yield [request for request, _, _ in sampled]
-
-    def _schedule(self, running: list[Request]) -> list[tuple[Request, int]]:
-        """Choose what the next step computes: `(request, number of tokens)` pairs.
-
-        First the prompts, in order, as many tokens as the budget allows; then one token of every
-        request.
-        """
-        prefilling = [r for r in running if r.num_computed_tokens < len(r.prompt_token_ids)]
-        budget = self.config.max_num_batched_tokens
-        scheduled = []
-        for request in prefilling or running:
-            num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            if num_new_tokens == 0:
-                break
-            scheduled.append((request, num_new_tokens))
-            budget -= num_new_tokens
-        return scheduled
+        self.abort_requests(list(self._requests))
+        self.kv_cache_manager.block_pool.forget_contents()

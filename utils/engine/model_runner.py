@@ -8,10 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from utils.engine.attention import AttentionMetadata
+from utils.engine.batch import Batch, ContiguousBatch, PagedBatch
 from utils.engine.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
+from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.request import Request
 from utils.engine.sampler import Sampler, top_logprobs
+from utils.engine.scheduler import SchedulerOutput
 
 
 class SampledToken(NamedTuple):
@@ -23,50 +27,82 @@ class SampledToken(NamedTuple):
 
 
 class ModelRunner:
-    """Runs one step: the scheduled tokens of many requests, in a single forward pass."""
+    """Runs one step: the scheduled tokens of many requests, in a single forward pass.
 
-    def __init__(self, model: LlamaForCausalLM, sampler: Sampler) -> None:
+    Args:
+        kv_cache: the memory behind the block tables. None: each request brings its own cache.
+    """
+
+    def __init__(
+        self, model: LlamaForCausalLM, sampler: Sampler, kv_cache: PagedKVCache | None
+    ) -> None:
         self.model = model
         self.sampler = sampler
+        self.kv_cache = kv_cache
         self.device = model.lm_head.weight.device
 
     @torch.inference_mode()
-    def execute(self, scheduled: Sequence[tuple[Request, int]]) -> list[SampledToken]:
-        """Compute the next `n` tokens of each request, for each `(request, n)`.
+    def execute_model(self, output: SchedulerOutput) -> list[SampledToken]:
+        """Compute what was scheduled, and sample a token for each request that is up to date.
 
-        A request that has all its tokens computed gets a new one. A request of whose prompt only
-        a part is computed gets none yet.
+        A request of whose tokens only a part is computed gets no new token yet. One with forks
+        waiting for its prompt gets a token for each of them, too.
+        """
+        requests, logits = self.compute_logits(output)
+        rows = [row for row, request in enumerate(requests) for _ in (request, *request.forks)]
+        every = [fork for request in requests for fork in (request, *request.forks)]
+        return self._sample(logits[rows] if len(rows) > len(requests) else logits, every)
+
+    @torch.inference_mode()
+    def compute_logits(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+        """Run the forward pass, and score the vocabulary for each request that is up to date.
+
+        Returns:
+            The requests whose tokens are all computed now, and their logits [B, vocab_size].
         """
         input_ids: list[int] = []
         positions: list[int] = []
-        ends: list[int] = []  # where in the flat batch each request's tokens end
-        for request, num_new_tokens in scheduled:
-            start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
-            request.num_computed_tokens = end
+        complete: list[tuple[Request, int]] = []  # with its last row in the flat batch
+        for request in output.scheduled_requests:
+            start = request.num_computed_tokens
+            end = start + output.num_scheduled_tokens[request.request_id]
             input_ids += request.all_token_ids[start:end]
             positions += range(start, end)
-            ends.append(len(input_ids))
-
+            # Only a request's last token says what comes next.
+            if end == request.num_tokens:
+                complete.append((request, len(input_ids) - 1))
         hidden = self.model(
             torch.tensor(input_ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            [request.kv_cache for request, _ in scheduled],
-            [num_new_tokens for _, num_new_tokens in scheduled],
+            self._batch(output),
         )  # [T, hidden]
+        rows = [row for _, row in complete]
+        return [request for request, _ in complete], self.model.compute_logits(hidden[rows])
 
-        # Only a request's last token says what comes next.
-        complete = [
-            (request, end - 1)
-            for (request, _), end in zip(scheduled, ends, strict=True)
-            if request.num_computed_tokens == request.num_tokens
-        ]
-        if not complete:
-            return []
-        requests, rows = zip(*complete, strict=True)
-        return self._sample(self.model.compute_logits(hidden[list(rows)]), requests)
+    def _batch(self, output: SchedulerOutput) -> Batch:
+        requests = output.scheduled_requests
+        query_lens = [output.num_scheduled_tokens[r.request_id] for r in requests]
+        if self.kv_cache is None:
+            return ContiguousBatch(query_lens, [request.kv_cache for request in requests])
+        self.kv_cache.copy_blocks(output.block_copies)
+        slots: list[int] = []
+        tables: list[Tensor] = []
+        seq_lens: list[int] = []
+        for request, query_len in zip(requests, query_lens, strict=True):
+            start = request.num_computed_tokens
+            block_ids = output.block_ids[request.request_id]
+            slots += slot_mapping(block_ids, self.kv_cache.block_size, start, start + query_len)
+            tables.append(torch.tensor(block_ids, device=self.device))
+            seq_lens.append(start + query_len)
+        metadata = AttentionMetadata(
+            query_lens, seq_lens, tables, torch.tensor(slots, device=self.device)
+        )
+        return PagedBatch(self.kv_cache, metadata)
 
     def _sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         """Choose the next token of each request from its row of `logits` [B, vocab_size]."""
+        if not requests:
+            return []
         allowed = logits
         for row, request in enumerate(requests):
             if request.too_early_to_stop:

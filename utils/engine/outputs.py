@@ -68,7 +68,14 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """What the engine returns for a prompt. `prompt` is None when token ids were given."""
+    """What the engine returns for a prompt.
+
+    Args:
+        prompt: None when token ids were given.
+        outputs: the `n` answers.
+        num_cached_tokens: tokens of the prompt whose keys and values were found in the prefix
+            cache. None: the request has not been started.
+    """
 
     request_id: str
     prompt: str | None
@@ -76,3 +83,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int | None = None

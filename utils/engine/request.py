@@ -10,6 +10,7 @@ import torch
 
 from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.kv_cache import KVCache
+from utils.engine.kv_cache_utils import BlockHash
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from utils.engine.sampling_params import SamplingParams
 
@@ -19,13 +20,16 @@ class RequestStatus(enum.IntEnum):
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    PREEMPTED = enum.auto()  # had to give its blocks to others, and waits to go on
     FINISHED_STOPPED = enum.auto()
     FINISHED_LENGTH_CAPPED = enum.auto()
+    FINISHED_ABORTED = enum.auto()
 
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
 }
 
 
@@ -41,12 +45,18 @@ class Request:
     eos_token_ids: tuple[int, ...]
     generator: torch.Generator
     detokenizer: IncrementalDetokenizer
-    kv_cache: KVCache | None = None
+    index: int = 0  # which of the prompt's `n` answers this is
+    cache_salt: str | None = None  # requests with different salts share no blocks
+    lora_name: str | None = None  # neither do those with different adapters
+    kv_cache: KVCache | None = None  # only in an engine without paging
     status: RequestStatus = RequestStatus.WAITING
     stop_reason: int | str | None = None
     # The single notion of progress: how many tokens have their keys and values in the cache.
     # Prefill and decode differ only in how far this is behind `num_tokens`.
     num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # of its prompt, found computed; None: not looked up yet
+    num_preemptions: int = 0
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -56,6 +66,10 @@ class Request:
         self.stop_token_ids = cast(list[int], self.sampling_params.stop_token_ids)
         self.stop_strings = cast(list[str], self.sampling_params.stop)
         self.text = ""
+        # The requests of the prompt's n answers, this one among them. The first computes the
+        # prompt; the others are forked from it then.
+        self.family = [self]
+        self.forks: list[Request] = []
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +77,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.status > RequestStatus.RUNNING
+        return self.status > RequestStatus.PREEMPTED
 
     @property
     def stopping_token_ids(self) -> list[int]:
@@ -109,14 +123,26 @@ class Request:
             self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, first
 
     def output(self) -> RequestOutput:
-        """The answer so far. An unfinished text keeps back what may begin a stop string."""
+        """The prompt's answers so far, all `n` of them."""
+        return RequestOutput(
+            request_id=self.family[0].request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[request._completion() for request in self.family],
+            finished=all(request.is_finished for request in self.family),
+            metrics=self.family[0].metrics,
+            num_cached_tokens=self.family[0].num_cached_tokens,
+        )
+
+    def _completion(self) -> CompletionOutput:
         text = self.text
         if self.stop_strings and not self.is_finished:
+            # Keep back what may begin a stop string.
             text = text[: max(0, len(text) - max(map(len, self.stop_strings)) + 1)]
         wanted = self.sampling_params.logprobs is not None
         chosen = zip(self.logprobs, self.output_token_ids, strict=wanted)
-        completion = CompletionOutput(
-            index=0,
+        return CompletionOutput(
+            index=self.index,
             text=text,
             token_ids=list(self.output_token_ids),
             cumulative_logprob=sum(at[t].logprob for at, t in chosen) if wanted else None,
@@ -124,7 +150,3 @@ class Request:
             finish_reason=FINISH_REASONS.get(self.status),
             stop_reason=self.stop_reason,
         )
-        return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, [completion],
-            finished=self.is_finished, metrics=self.metrics,
-        )  # fmt: skip

@@ -15,7 +15,7 @@ class SamplingParams:
     """How to choose tokens, and when to stop. Names, defaults and checks are vLLM's.
 
     Args:
-        n: answers per prompt; only 1 so far.
+        n: answers per prompt. They share the prompt's blocks (see `KVCacheManager.fork`).
         temperature: 0 is greedy; at most 2.
         top_p: keep the most probable tokens that sum to this probability, in (0, 1].
         top_k: keep this many most probable tokens; 0 or -1 keeps all.
@@ -63,7 +63,9 @@ class SamplingParams:
         def is_int(value: Any) -> bool:
             return isinstance(value, int)
 
-        require(is_int(self.n) and self.n == 1, "n", "1 (this engine gives one answer per prompt)")
+        require(is_int(self.n) and self.n >= 1, "n", "an integer of at least 1")
+        require(self.n == 1 or self.temperature >= GREEDY_BELOW, "n",
+                "1 for greedy sampling, where all answers would be the same")  # fmt: skip
         require(math.isfinite(self.temperature), "temperature", "a finite number")
         require(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]")
         require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")

@@ -54,12 +54,12 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
     }
     torch_stack = ("torch", "transformers")
 
-    def quantizer(method: str, tool: str) -> Stage:
+    def quantizer(method: str, tool: str, group_size: int) -> Stage:
         return Stage(
             name=method,
             function=run_quantize,
             needs=("merge", "data"),
-            settings={"method": method, "tool": tool, "group_size": profile.group_size,
+            settings={"method": method, "tool": tool, "group_size": group_size,
                       "seed": seed},
             sources=_files("quantize.py", "quantizers/*.py", "classic/*.py", "perplexity.py"),
             packages=(*torch_stack, "gptqmodel"),
@@ -96,8 +96,8 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             bytes_needed=2 * model_bytes,
             title="the adapter into the 16-bit base",
         ),
-        quantizer("gptq", gptq_tool),
-        quantizer("awq", awq_tool),
+        quantizer("gptq", gptq_tool, profile.gptq_group_size),
+        quantizer("awq", awq_tool, profile.awq_group_size),
         Stage(
             name="evaluate",
             function=run_evaluate,

@@ -1,0 +1,76 @@
+"""A flat batch: whose tokens are in it, and where the keys and values before them lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from utils.engine.attention import AttentionMetadata, paged_attention
+from utils.engine.kv_cache import KVCache
+from utils.engine.paged_kv_cache import PagedKVCache
+
+if TYPE_CHECKING:
+    from utils.engine.llama import LlamaOps
+
+
+class Batch(Protocol):
+    """Knows which tokens of a flat batch belong together, and where the tokens before them are."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: LlamaOps, scale: float
+    ) -> Tensor:
+        """Keep the new keys and values, then attend to them and to those kept before.
+
+        Args:
+            query: [T, H, D]
+            key: [T, H_kv, D]
+            value: [T, H_kv, D]
+
+        Returns:
+            [T, H, D]
+        """
+
+
+@dataclass(frozen=True)
+class ContiguousBatch:
+    """Each request has a cache of its own.
+
+    The first `query_lens[0]` tokens belong to request 0, the next `query_lens[1]` to request 1.
+    A cache may be None: nothing comes before these tokens, and nothing is kept.
+    """
+
+    query_lens: list[int]
+    kv_caches: Sequence[KVCache | None]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: LlamaOps, scale: float
+    ) -> Tensor:
+        outputs = []
+        parts = (tensor.split(self.query_lens) for tensor in (query, key, value))
+        for q, k, v, cache in zip(*parts, self.kv_caches, strict=True):
+            if cache is not None:
+                k, v = cache.append(layer, k, v)  # [all tokens of the request, H_kv, D]
+            outputs.append(ops.attention(q, k, v, scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """All requests have their keys and values in blocks of one cache."""
+
+    kv_cache: PagedKVCache
+    metadata: AttentionMetadata
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: LlamaOps, scale: float
+    ) -> Tensor:
+        # All requests write before any reads: one may have hit blocks that another fills just now.
+        cache = self.kv_cache
+        cache.write(layer, key, value, self.metadata.slot_mapping)
+        paged = ops.paged_attention or partial(paged_attention, attention=ops.attention)
+        return paged(query, cache.keys[layer], cache.values[layer], self.metadata, scale)

@@ -1,0 +1,209 @@
+"""Beam search on forked requests: beams share the blocks of what they have in common.
+
+It chooses as Hugging Face's `generate(num_beams=...)` does with its defaults, and returns what
+vLLM's `LLM.beam_search` returns. (vLLM itself lets beams end differently.)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from utils.engine.request import Request
+from utils.engine.scheduler import SchedulerOutput
+
+if TYPE_CHECKING:
+    from utils.engine.llm_engine import LLMEngine
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How to search. vLLM's names.
+
+    Args:
+        beam_width: answers that are followed at a time, and returned in the end.
+        max_tokens: the most tokens of an answer.
+        ignore_eos: go on after the end-of-sequence token.
+        length_penalty: an answer's score is its log probability divided by its number of tokens to
+            this power. Above 0, it favours longer answers.
+
+    Raises:
+        ValueError: `beam_width` or `max_tokens` is not a positive integer.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+
+
+@dataclass
+class BeamSearchSequence:
+    """An answer. `tokens` are the prompt's and the answer's, `text` is the answer's."""
+
+    tokens: list[int]
+    cum_logprob: float
+    finish_reason: str | None = None  # "stop" or "length"
+    text: str | None = None
+    score: float = 0.0
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best answers to a prompt, the best of them first."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+
+
+def beam_search(engine: LLMEngine, request: Request, params: BeamSearchParams) -> BeamSearchOutput:
+    """Search to the end. See `LLM.beam_search`."""
+    output = BeamSearchOutput()
+    for _ in beam_search_steps(engine, request, params, output):
+        pass
+    return output
+
+
+def beam_search_steps(
+    engine: LLMEngine, request: Request, params: BeamSearchParams, output: BeamSearchOutput
+) -> Iterator[list[Request]]:
+    """Search, and yield the living beams after each step. Their block tables can be looked at then.
+
+    Args:
+        engine: with a paged KV cache.
+        request: from `engine.inputs`; it must not be queued.
+        output: gets the answers in the end.
+
+    Raises:
+        ValueError: the KV cache has no room for the beams, or `beam_width` is too large.
+    """
+    _check(engine, request, params)
+    manager, vocab_size = engine.kv_cache_manager, engine.runner.model.config.vocab_size
+    width, penalty = params.beam_width, params.length_penalty
+    eos = () if params.ignore_eos else request.eos_token_ids
+    num_prompt_tokens = request.num_tokens
+    max_num_tokens = min(num_prompt_tokens + params.max_tokens, engine.config.max_model_len)
+    num_candidates = max(2, 1 + len(eos)) * width  # enough for `width` that do not end
+    beams, scores = [request], torch.zeros(1)
+    finished: list[BeamSearchSequence] = []
+    try:
+        log_probs = _prefill(engine, request)
+        yield beams
+        while True:
+            totals = (scores[:, None] + log_probs).flatten()  # [beams * vocab_size]
+            best = totals.topk(min(num_candidates, len(totals)))
+            running: list[tuple[Request, int, float]] = []  # parent, token, score
+            for rank, (total, index) in enumerate(
+                zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ):
+                parent, token = beams[index // vocab_size], index % vocab_size
+                num_tokens = parent.num_tokens + 1
+                ends = token in eos
+                if not ends and num_tokens < max_num_tokens:
+                    running.append((parent, token, total))
+                elif rank < width:  # those beyond were only kept to go on with
+                    finished.append(BeamSearchSequence(
+                        [*parent.all_token_ids, token], total, "stop" if ends else "length",
+                        score=total / (num_tokens - num_prompt_tokens) ** penalty,
+                    ))  # fmt: skip
+            finished = sorted(finished, key=lambda sequence: -sequence.score)[:width]
+            if not running:
+                break
+            beams = _fork(engine, beams, running[:width])
+            yield beams
+            scores = torch.tensor([score for _, _, score in running[:width]])
+            # No beam can beat the finished ones any more, if its score stays what it is.
+            length = beams[0].num_tokens - num_prompt_tokens
+            if len(finished) == width and scores[0] / length**penalty <= finished[-1].score:
+                break
+            log_probs = _compute(engine, beams, [1] * len(beams))
+    finally:
+        for beam in beams:
+            manager.free(beam)
+    tokenizer = engine.inputs.tokenizer
+    for sequence in finished:
+        answer = sequence.tokens[num_prompt_tokens:]
+        sequence.text = tokenizer.decode(answer, skip_special_tokens=True)
+    output.sequences = finished
+
+
+def _check(engine: LLMEngine, request: Request, params: BeamSearchParams) -> None:
+    if engine.kv_cache is None:
+        raise ValueError("Beam search needs a paged KV cache: create the LLM without one's own.")
+    if params.beam_width > engine.config.max_num_seqs:
+        raise ValueError(
+            f"beam_width={params.beam_width} is more than max_num_seqs="
+            f"{engine.config.max_num_seqs}, the most requests that run at a time."
+        )
+    block_size = engine.config.block_size
+    num_shared = request.num_tokens // block_size  # the prompt's full blocks
+    most = -(-(request.num_tokens + params.max_tokens) // block_size)
+    needed = num_shared + params.beam_width * (most - num_shared)
+    free = engine.kv_cache_manager.block_pool.get_num_free_blocks()
+    if needed > free:
+        raise ValueError(
+            f"{params.beam_width} beams of {params.max_tokens} tokens may need {needed} blocks, "
+            f"and {free} are free. Use fewer or shorter beams, or a larger KV cache."
+        )
+
+
+def _prefill(engine: LLMEngine, request: Request) -> torch.Tensor:
+    """Compute the prompt; log probabilities [1, vocab_size] of what may follow."""
+    blocks, num_computed = engine.kv_cache_manager.get_computed_blocks(request)
+    while True:
+        left = request.num_tokens - num_computed
+        size = min(left, engine.config.max_num_batched_tokens)
+        engine.kv_cache_manager.allocate_slots(request, size, blocks)
+        request.num_computed_tokens = num_computed
+        log_probs = _compute(engine, [request], [size])
+        num_computed, blocks = num_computed + size, []
+        if num_computed == request.num_tokens:
+            return log_probs
+
+
+def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> torch.Tensor:
+    """Run a forward pass over the beams' next tokens: log probabilities [B, vocab_size]."""
+    manager = engine.kv_cache_manager
+    output = SchedulerOutput(
+        beams,
+        {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)},
+        {beam.request_id: manager.get_block_ids(beam.request_id) for beam in beams},
+        manager.take_block_copies(),
+    )
+    try:
+        _, logits = engine.runner.compute_logits(output)
+    except BaseException:
+        engine.forget_everything()  # some blocks were promised contents they did not get
+        raise
+    for beam, size in zip(beams, sizes, strict=True):
+        beam.num_computed_tokens += size
+    return logits.float().log_softmax(dim=-1).cpu()
+
+
+def _fork(
+    engine: LLMEngine, beams: list[Request], chosen: list[tuple[Request, int, float]]
+) -> list[Request]:
+    """Let the chosen beams live on, each with one more token; all others give their blocks back."""
+    manager = engine.kv_cache_manager
+    children = []
+    for parent, token, _ in chosen:
+        child = copy.copy(parent)
+        child.request_id = engine.inputs.next_request_id()
+        child.all_token_ids = [*parent.all_token_ids, token]
+        manager.fork(parent, child)
+        children.append(child)
+    for beam in beams:
+        manager.free(beam)
+    for child in children:
+        if manager.allocate_slots(child, 1) is None:
+            raise RuntimeError("The KV cache has no room for the beams.")  # _check prevents it
+    return children

@@ -1,0 +1,217 @@
+"""`LLM`: prompts in, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm.auto import tqdm
+
+from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from utils.engine.config import EngineConfig, ModelConfig
+from utils.engine.contiguous_manager import ContiguousKVCacheManager
+from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
+from utils.engine.kv_cache import KVCache
+from utils.engine.llama import DEFAULT_OPS, LlamaOps
+from utils.engine.llm_engine import LLMEngine, ManagerFactory, make_kv_cache_manager
+from utils.engine.metrics import PrefixCacheStats
+from utils.engine.request import Request, RequestOutput, SamplingParams
+from utils.engine.sampler import Sampler
+from utils.engine.weights import load_model
+from utils.hub import load_tokenizer, resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class LLM:
+    """A language model that answers many prompts at a time.
+
+    Args:
+        model: "bundled", a folder in Hugging Face format, or a hub id.
+        dtype: "float32", "bfloat16", "float16", or "auto" for that of the weights on disk.
+        max_model_len: the most tokens of one request, prompt plus answer. None: what the model
+            was made for.
+        ops: functions to build the model from, in place of ours: `LlamaOps(rms_norm=mine)`.
+        kv_cache_class: give each request a cache of its own, of this class, in place of paging. It
+            is called with `(config, max_num_tokens, dtype, device)`, and needs `append`.
+        kv_cache_manager: makes a manager in place of ours, from an `EngineConfig`.
+        sampler: a callable in place of `Sampler()`.
+        seed: of the random numbers for requests that bring no seed of their own.
+        device: "cpu", "cuda", or "auto": CUDA where there is a GPU.
+        max_num_seqs: the most requests that run at a time.
+        max_num_batched_tokens: the most tokens in one forward pass. Longer prompts go in chunks.
+        block_size: tokens in a block of KV cache.
+        enable_prefix_caching: compute the keys and values of equal prefixes once only.
+        prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
+        kv_cache_memory_bytes: memory for the KV cache. None: 1 GiB on a CPU, of which only what is
+            used is taken; most of what is free on a GPU.
+        num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
+
+    Raises:
+        ValueError: an argument is wrong, or the engine does not support the model.
+        ModelError: the model cannot be found or fetched.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "bundled",
+        dtype: str = "float32",
+        max_model_len: int | None = None,
+        ops: LlamaOps = DEFAULT_OPS,
+        kv_cache_class: Callable[..., KVCache] | None = None,
+        kv_cache_manager: ManagerFactory = make_kv_cache_manager,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        prefix_caching_hash_algo: str = "sha256",
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+    ) -> None:
+        path = resolve_model(model)
+        self.model_config = ModelConfig.from_pretrained(path)
+        self.config = EngineConfig.create(
+            self.model_config, max_model_len, dtype, device,
+            block_size=block_size, kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_gpu_blocks_override=num_gpu_blocks_override, seed=seed, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_caching_hash_algo=prefix_caching_hash_algo,
+        )  # fmt: skip
+        self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
+        self.tokenizer = load_tokenizer(path)
+        self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, sampler)
+
+    def new_engine(
+        self,
+        kv_cache_class: Callable[..., KVCache] | None = None,
+        kv_cache_manager: ManagerFactory = make_kv_cache_manager,
+        sampler: Sampler | None = None,
+    ) -> LLMEngine:
+        """An engine with an empty KV cache for the same model. See the class for the arguments."""
+        if kv_cache_class is None:
+            manager = kv_cache_manager(self.config)
+        else:
+            config = self.config
+            new_cache = partial(kv_cache_class, self.model_config)
+            manager = ContiguousKVCacheManager(
+                lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
+            )
+        paged = kv_cache_class is None
+        return LLMEngine(self.model, self.tokenizer, self.config, manager, sampler, paged)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    def generate(
+        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Answer every prompt, many at a time.
+
+        Args:
+            prompts: a text, or token ids, or a dict with `prompt` or `prompt_token_ids`, and
+                perhaps `cache_salt`; or a list of these. A text gets the special tokens that the
+                tokenizer puts around texts; token ids are taken as they are.
+            sampling_params: for all prompts, or one per prompt. None: `SamplingParams()`.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output per prompt, in the order of the prompts.
+
+        Raises:
+            ValueError: a prompt is empty, too long, or not in the vocabulary; or there are not as
+                many sampling_params as prompts. Raised before any work is done.
+        """
+        requests = self.llm_engine.inputs.from_prompts(prompts, sampling_params)
+        return self._answer(requests, use_tqdm)
+
+    def chat(
+        self, messages: Conversations, sampling_params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, written out by the model's chat template.
+
+        Args:
+            messages: `[{"role": "user", "content": "..."}]`, or a list of such lists.
+            sampling_params: see `generate`.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValueError: as `generate`; or the model has no chat template; or a message lacks its
+                role or content.
+        """
+        requests = self.llm_engine.inputs.from_conversations(messages, sampling_params)
+        return self._answer(requests, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt, and yield the answer so far after each token.
+
+        The text only ever grows: it never ends in half a character, nor in what may turn out to
+        be the beginning of a stop string. The last output equals that of `generate`.
+
+        Raises:
+            ValueError: see `generate`. Raised by the call, not by the first iteration.
+        """
+        requests = self.llm_engine.inputs.from_prompts([prompt], sampling_params)
+        return (requests[0].output() for _ in self._run(requests))
+
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """Find the most probable answers to each prompt, `params.beam_width` of them.
+
+        Raises:
+            ValueError: a prompt is bad (see `generate`), or the KV cache has no room for the beams.
+        """
+        sampling_params = SamplingParams(max_tokens=params.max_tokens, temperature=0)
+        requests = self.llm_engine.inputs.from_prompts(prompts, sampling_params)
+        return [beam_search(self.llm_engine, request, params) for request in requests]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False if requests are in progress; then nothing changes."""
+        return self.llm_engine.kv_cache_manager.reset_prefix_cache()
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Tokens looked up in the prefix cache, and tokens found, since the LLM was made."""
+        return self.llm_engine.kv_cache_manager.prefix_cache_stats
+
+    def _answer(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        num_tokens = 0
+        with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
+            for updated in self._run(requests):
+                num_tokens += len(updated)
+                done = [r for r in updated if all(member.is_finished for member in r.family)]
+                bar.update(len({request.family[0].request_id for request in done}))
+                seconds = bar.format_dict["elapsed"] or 1e-9
+                bar.set_postfix_str(f"{num_tokens / seconds:.1f} tokens/s")
+        return [request.output() for request in requests]
+
+    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """Run requests to their end; after each step, yield those that got a new token.
+
+        Other requests in the engine, such as those of a stream that is not read to its end yet,
+        move forward as well.
+        """
+        members = [member for request in requests for member in request.family]
+        reported = [0] * len(members)
+        for request in requests:
+            self.llm_engine.add(request)
+        try:
+            while True:
+                counts = [len(member.output_token_ids) for member in members]
+                news = zip(members, counts, reported, strict=True)
+                if updated := [member for member, count, before in news if count > before]:
+                    reported = counts
+                    yield updated
+                elif all(member.is_finished for member in members):
+                    return
+                else:
+                    self.llm_engine.advance()
+        finally:  # also when the caller stops reading, or interrupts the cell
+            self.llm_engine.abort_requests([request.request_id for request in requests])
