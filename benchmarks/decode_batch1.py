@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -25,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.common import write_report  # noqa: E402
 from utils.engine import LLM, SamplingParams  # noqa: E402
 from utils.hub import load_hf_model  # noqa: E402
 
-RESULT = ROOT / "benchmarks" / "results" / "decode_batch1.json"
 PROMPT = "Write a long story about a dragon and a knight who become friends."
 SEED = 0
 
@@ -89,13 +85,6 @@ def measure(dtype: str, pairs: int, new_tokens: int) -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=7)
@@ -106,28 +95,16 @@ def main() -> None:
     for dtype in ("float32", "bfloat16"):
         results[dtype] = measure(dtype, args.pairs, args.new_tokens)
         gc.collect()
-    report = {
-        "benchmark": "decode at batch 1, this engine against Hugging Face generate",
-        "model": "SmolLM2-135M-Instruct",
-        "prompt": PROMPT,
-        "new_tokens": args.new_tokens,
-        "seed": SEED,
-        "machine": {
-            "cpu": cpu_name(),
-            "threads": torch.get_num_threads(),
-            "system": platform.system(),
-            # Above the number of threads, others were using the machine: don't trust the numbers.
-            "load_average": os.getloadavg()[0],
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "results": results,
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        "decode_batch1",
+        results,
+        ["transformers"],
+        benchmark="decode at batch 1, this engine against Hugging Face generate",
+        model="SmolLM2-135M-Instruct",
+        prompt=PROMPT,
+        new_tokens=args.new_tokens,
+        seed=SEED,
+    )
     for dtype, result in results.items():
         print(f"{dtype}: {result['speedup_over_hf']:.2f} times as fast as Hugging Face")
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,12 +18,15 @@ from utils.engine import (
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     KVCacheManager,
+    ModelConfig,
+    PagedKVCache,
     Request,
     get_hash_fn_by_name,
     get_request_block_hasher,
     hash_block_tokens,
     slot_mapping,
 )
+from utils.engine.kv_cache_utils import BlockCopies
 
 SHA256 = get_hash_fn_by_name("sha256")
 
@@ -212,10 +216,39 @@ def test_blocks_that_come_back_from_host_memory_are_found_again() -> None:
     copies = kv.take_block_copies()
     assert [host for _, host in copies.swap_out] == [host for host, _ in copies.swap_in]
     assert [block for _, block in copies.swap_in] == kv.get_block_ids("0")
-    request.all_token_ids.append(10)
-    assert kv.allocate_slots(request, 1) == []
     assert kv.get_computed_blocks(make_request(list(range(10)), "other"))[1] == 8
+    kv.fork(request, make_request([*range(10), 3], "child"))
+    request.all_token_ids.append(10)
+    assert kv.allocate_slots(request, 1) is not None  # a copy of the partial block
     assert kv.take_block_copies().swap_in == []
+
+
+def test_tenants_and_adapters_share_no_blocks() -> None:
+    kv = manager(40)
+    kinds = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_name": "a"},
+             {"cache_salt": "a", "lora_name": "a"}]  # fmt: skip
+    for again in (False, True):
+        for i, extra in enumerate(kinds):
+            request = make_request([1] * 9, f"{again} {i}", **extra)
+            assert compute(kv, request) == (8 if again else 0)
+
+
+def test_copies_move_keys_and_values() -> None:
+    """Swap out, overwrite, copy on write, swap in: in the order that a step makes them."""
+    config = ModelConfig(10, 8, 8, 3, 2, 2, 4)
+    memory = PagedKVCache(config, num_gpu_blocks=5, block_size=2, num_cpu_blocks=2)
+    memory.device_memory.normal_()
+    before = memory.device_memory.clone()
+    memory.copy_blocks(BlockCopies(swap_out=[(0, 1), (3, 0)], copy=[(4, 0), (1, 3)]))
+    memory.copy_blocks(BlockCopies(swap_in=[(1, 2), (0, 1)]))
+    for block, origin in ((0, 4), (1, 3), (2, 0), (3, 1), (4, 4)):
+        assert torch.equal(memory.device_memory[:, :, block], before[:, :, origin])
+    # 2 (K and V) x 3 layers x 5 blocks of 2 tokens x 2 heads of 4 float32
+    assert memory.nbytes == 2 * 3 * 5 * 2 * 2 * 4 * 4
+    key, value = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
+    memory.write(1, key, value, torch.tensor(slot_mapping([3, 0], 2, 1, 4)))
+    assert torch.equal(memory.keys[1, 3, 1], key[0])
+    assert torch.equal(memory.values[1, 0], value[1:])
 
 
 def test_stats_count_each_request_once() -> None:

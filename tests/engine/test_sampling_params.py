@@ -100,3 +100,55 @@ def test_other_names_are_vllms() -> None:
         assert set(ours) <= set(inspect.signature(getattr(LLM, method)).parameters)
     source = inspect.getsource(Request)
     assert all(f"self.{n}" in source for n in ("num_computed_tokens", "sampling_params"))
+
+
+def test_names_of_the_paged_engine_are_vllms() -> None:
+    from vllm.v1.core import block_pool, kv_cache_manager, kv_cache_utils
+    from vllm.v1.core.sched import output, scheduler
+    from vllm.v1.engine import llm_engine
+    from vllm.v1.metrics import stats
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, value in vars(cls).items() if callable(value) and name[0] != "_"}
+
+    # What vLLM's V1 does not have: forks and swapping were taken out; it iterates otherwise.
+    ours_alone = {
+        engine.KVCacheManager: {"fork", "swap_out", "swap_in", "take_block_copies"},
+        engine.BlockPool: {"forget_contents"},
+        engine.Scheduler: {"abort_requests"},
+        engine.LLMEngine: {"add", "advance", "abort_requests", "forget_everything"},
+    }
+    for ours, theirs in (
+        (engine.FreeKVCacheBlockQueue, kv_cache_utils.FreeKVCacheBlockQueue),
+        (engine.BlockPool, block_pool.BlockPool),
+        (engine.KVCacheManager, kv_cache_manager.KVCacheManager),
+        (engine.Scheduler, scheduler.Scheduler),
+        (engine.LLMEngine, llm_engine.LLMEngine),
+    ):
+        assert methods(ours) - set(dir(theirs)) == ours_alone.get(ours, set()), ours
+    for name in ("get_hash_fn_by_name", "get_request_block_hasher", "hash_block_tokens"):
+        assert callable(getattr(engine, name))
+    assert hasattr(kv_cache_utils, "hash_block_tokens")
+    assert hasattr(kv_cache_utils, "get_request_block_hasher")
+    attributes = {f.name for f in fields(kv_cache_utils.KVCacheBlock)} | {"block_hash"}
+    assert {field.name for field in fields(engine.KVCacheBlock)} <= attributes
+    scheduled = {f.name for f in fields(output.SchedulerOutput)}
+    for name in ("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids"):
+        assert name in scheduled and hasattr(engine.SchedulerOutput([], {}), name)
+    assert {"requests", "queries", "hits"} <= {f.name for f in fields(stats.PrefixCacheStats)}
+
+
+def test_beam_search_names_are_vllms() -> None:
+    from vllm.sampling_params import BeamSearchParams
+
+    theirs = set(inspect.signature(BeamSearchParams).parameters)
+    assert {field.name for field in fields(engine.BeamSearchParams)} <= theirs
+
+
+def test_options_of_the_llm_are_vllms() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    theirs = {field.name for field in fields(EngineArgs)}
+    assert set(inspect.signature(engine.LLM.__init__).parameters) - theirs == {
+        "self", "device", "ops", "sampler", "kv_cache_class", "kv_cache_manager",
+    }  # fmt: skip

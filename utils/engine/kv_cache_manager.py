@@ -172,8 +172,7 @@ class KVCacheManager:
             return False
         ids = [block.block_id for block in table[:num_blocks]]
         self._pending.swap_out += zip(ids, host_ids, strict=True)
-        self.req_to_blocks.pop(request.request_id)
-        self.num_cached_block.pop(request.request_id)
+        del self.req_to_blocks[request.request_id], self.num_cached_block[request.request_id]
         self.block_pool.free_blocks(reversed(table))
         return True
 
@@ -195,6 +194,8 @@ class KVCacheManager:
         self.swap_space.free(request.request_id)
         self.req_to_blocks[request.request_id] = table
         self.num_cached_block[request.request_id] = 0
+        if self.enable_caching:  # now, since a fork may share these blocks before the next step
+            self._cache_blocks(request, request.num_computed_tokens)
         return True
 
     def take_block_copies(self) -> BlockCopies:

@@ -7,7 +7,7 @@ PagedAttention", section 4. Names as in vLLM's `v1/core/kv_cache_utils.py`.
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,20 @@ def get_hash_fn_by_name(name: str) -> HashFunction:
     if name not in HASH_FUNCTIONS:
         raise ValueError(f"Unknown hash {name!r}. Expected one of {', '.join(HASH_FUNCTIONS)}.")
     return HASH_FUNCTIONS[name]
+
+
+class _ToBytes(dict[int, Callable[..., bytes]]):
+    """For each number of tokens, a function that writes them as 32-bit integers.
+
+    Made once each: every token of every prompt passes through here.
+    """
+
+    def __missing__(self, num_tokens: int) -> Callable[..., bytes]:
+        self[num_tokens] = struct.Struct(f"{num_tokens}I").pack
+        return self[num_tokens]
+
+
+_TO_BYTES = _ToBytes()
 
 
 class BlockHash:
@@ -96,7 +110,7 @@ def hash_block_tokens(
     """
     parent_digest = NONE_HASH if parent_block_hash is None else parent_block_hash.digest
     # The first two parts have a fixed length, so where the third begins is never in doubt.
-    data = parent_digest + array("I", curr_block_token_ids).tobytes()
+    data = parent_digest + _TO_BYTES[len(curr_block_token_ids)](*curr_block_token_ids)
     if extra_keys is not None:
         data += repr(extra_keys).encode()
     return BlockHash(
