@@ -146,17 +146,35 @@ def test_contiguous_equals_paged(llm: LLM, monkeypatch, some, expected) -> None:
     assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
+@pytest.mark.parametrize("num_cpu_blocks", [0, 2, 100])
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_a_pool_that_overflows(engine_of, some, expected, enable_prefix_caching: bool) -> None:
-    """Requests are preempted, computed again, and end with the same tokens."""
+def test_a_pool_that_overflows(
+    engine_of, some, expected, enable_prefix_caching: bool, num_cpu_blocks: int
+) -> None:
+    """Requests are preempted, swapped out or computed again, and end with the same tokens."""
     llm = engine_of(
-        num_gpu_blocks=32, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=100
-    )
+        num_gpu_blocks=32, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=100,
+        num_cpu_blocks=num_cpu_blocks,
+    )  # fmt: skip
+    some, expected = some[-7:], expected[-7:]
     requests = llm.llm_engine.inputs.from_prompts(some, GREEDY)
+    execute, computed = llm.llm_engine.runner.execute_model, []
+
+    def counted(output):
+        computed.append(output.total_num_scheduled_tokens)
+        return execute(output)
+
+    llm.llm_engine.runner.execute_model = counted
     for _ in llm._run(requests):
-        assert llm.llm_engine.kv_cache_manager.usage <= 1
+        pass
     assert [request.output_token_ids for request in requests] == expected
     assert sum(request.num_preemptions for request in requests) > 0
+    once = sum(request.num_tokens - 1 for request in requests)
+    if num_cpu_blocks == 100:
+        assert sum(computed) == once  # nothing was computed twice
+    elif not enable_prefix_caching and num_cpu_blocks == 0:
+        assert sum(computed) > once
+    assert llm.llm_engine.kv_cache_manager.swap_space.num_free_blocks == num_cpu_blocks
 
 
 def test_equal_prefixes_in_one_step(engine_of, some, expected) -> None:
@@ -343,6 +361,7 @@ def test_beams_share_blocks(engine_of, some) -> None:
         ({"block_size": -4}, "block_size must be a positive integer, got -4"),
         ({"num_gpu_blocks_override": 2, "max_model_len": 33}, "too small for one request"),
         ({"kv_cache_memory_bytes": 1000}, "too small for one request"),
+        ({"swap_space": -1}, "swap_space must be 0 GiB or more"),
         ({"prefix_caching_hash_algo": "md5"}, "Unknown hash 'md5'"),
     ],
 )

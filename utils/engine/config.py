@@ -90,6 +90,7 @@ class EngineConfig:
         block_size: tokens in a block.
         enable_prefix_caching: reuse the blocks of equal prefixes.
         prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
+        num_cpu_blocks: blocks of swap space in host memory, where preempted requests can wait.
     """
 
     max_model_len: int
@@ -102,6 +103,7 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "sha256"
+    num_cpu_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -111,8 +113,6 @@ class EngineConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}: a decode step takes one token per request."
             )
-        if not isinstance(self.block_size, int) or self.block_size < 1:
-            raise ValueError(f"block_size must be a positive integer, got {self.block_size!r}.")
         get_hash_fn_by_name(self.prefix_caching_hash_algo)
         if self.num_gpu_blocks * self.block_size < self.max_model_len:
             raise ValueError(
@@ -132,6 +132,7 @@ class EngineConfig:
         block_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
         num_gpu_blocks_override: int | None = None,
+        swap_space: float = 0,
         **options: Any,
     ) -> EngineConfig:
         """Check what the user asked for against the model and the machine.
@@ -153,13 +154,18 @@ class EngineConfig:
                 f"Pass max_model_len={model.sliding_window} or less."
             )
         resolved, where = _resolve_dtype(dtype, model), _resolve_device(device)
+        if not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size must be a positive integer, got {block_size!r}.")
+        if not swap_space >= 0:
+            raise ValueError(f"swap_space must be 0 GiB or more, got {swap_space!r}.")
+        block_bytes = block_size * model.kv_bytes_per_token(resolved)
         num_gpu_blocks = num_gpu_blocks_override
-        if num_gpu_blocks is None and isinstance(block_size, int) and block_size > 0:
+        if num_gpu_blocks is None:
             memory = kv_cache_memory_bytes or _default_kv_cache_memory(where)
-            num_gpu_blocks = memory // (block_size * model.kv_bytes_per_token(resolved))
+            num_gpu_blocks = memory // block_bytes
         config = cls(
-            max_model_len, resolved, where, block_size=block_size,
-            num_gpu_blocks=num_gpu_blocks or 0, **options,
+            max_model_len, resolved, where, block_size=block_size, num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=int(swap_space * (1 << 30)) // block_bytes, **options,
         )  # fmt: skip
         if num_gpu_blocks_override is not None:
             return config

@@ -176,25 +176,25 @@ class KVCacheManager:
         self.block_pool.free_blocks(reversed(table))
         return True
 
-    def swap_in(self, request: Request) -> bool:
+    def swap_in(self, request: Request, num_new_tokens: int = 0) -> bool:
         """Bring a request's keys and values back from host memory, into other blocks.
 
         Returns:
-            False if the pool has too little room. Then nothing has changed.
+            False if the pool lacks room for them and `num_new_tokens` more. Then nothing changed.
 
         Raises:
             ValueError: the request is not swapped out.
         """
         host_ids = self.swap_space.block_ids(request.request_id)
-        if len(host_ids) > self.block_pool.get_num_free_blocks():
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        if -(-num_tokens // self.block_size) > self.block_pool.get_num_free_blocks():
             return False
         table = self.block_pool.get_new_blocks(len(host_ids))
-        ids = [block.block_id for block in table]
-        self._pending.swap_in += zip(host_ids, ids, strict=True)
+        self._pending.swap_in += zip(host_ids, (b.block_id for b in table), strict=True)
         self.swap_space.free(request.request_id)
         self.req_to_blocks[request.request_id] = table
         self.num_cached_block[request.request_id] = 0
-        if self.enable_caching:  # now, since a fork may share these blocks before the next step
+        if self.enable_caching:  # now: a fork may share these blocks before the next step
             self._cache_blocks(request, request.num_computed_tokens)
         return True
 

@@ -49,6 +49,8 @@ class LLM:
         kv_cache_memory_bytes: memory for the KV cache. None: 1 GiB on a CPU, of which only what is
             used is taken; most of what is free on a GPU.
         num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
+        swap_space: GiB of host memory for requests that had to give up their blocks. Without it,
+            or when it is full, they compute their tokens again.
 
     Raises:
         ValueError: an argument is wrong, or the engine does not support the model.
@@ -73,14 +75,15 @@ class LLM:
         prefix_caching_hash_algo: str = "sha256",
         kv_cache_memory_bytes: int | None = None,
         num_gpu_blocks_override: int | None = None,
+        swap_space: float = 0,
     ) -> None:
         path = resolve_model(model)
         self.model_config = ModelConfig.from_pretrained(path)
         self.config = EngineConfig.create(
             self.model_config, max_model_len, dtype, device,
             block_size=block_size, kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_gpu_blocks_override=num_gpu_blocks_override, seed=seed, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            num_gpu_blocks_override=num_gpu_blocks_override, swap_space=swap_space, seed=seed,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
             prefix_caching_hash_algo=prefix_caching_hash_algo,
         )  # fmt: skip

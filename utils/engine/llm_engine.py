@@ -30,8 +30,9 @@ def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
         config.block_size, get_hash_fn_by_name(config.prefix_caching_hash_algo)
     )
     return KVCacheManager(
-        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher
-    )
+        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher,
+        config.num_cpu_blocks,
+    )  # fmt: skip
 
 
 class LLMEngine:
@@ -61,8 +62,9 @@ class LLMEngine:
         self.kv_cache = None
         if paged:
             self.kv_cache = PagedKVCache(
-                model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device
-            )
+                model.config, config.num_gpu_blocks, config.block_size, config.dtype,
+                config.device, config.num_cpu_blocks,
+            )  # fmt: skip
         self.scheduler = Scheduler(config, self.kv_cache_manager)
         self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache)
         self._requests: dict[str, Request] = {}

@@ -89,18 +89,11 @@ class Scheduler:
             request = self.waiting[0]
             if self._num_seqs() + 1 + len(request.forks) > self.config.max_num_seqs:
                 break
-            computed_blocks, num_computed = self.kv_cache_manager.get_computed_blocks(request)
-            num_new_tokens = min(request.num_tokens - num_computed, budget)
-            new_blocks = self.kv_cache_manager.allocate_slots(
-                request, num_new_tokens, computed_blocks
-            )
-            if new_blocks is None:
+            num_new_tokens = self._admit(request, budget)
+            if num_new_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())
             request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_computed
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = num_computed
             take(request, num_new_tokens)
 
         return SchedulerOutput(
@@ -140,6 +133,24 @@ class Scheduler:
         """Requests that run, and those that will be forked from them."""
         return sum(1 + len(request.forks) for request in self.running)
 
+    def _admit(self, request: Request, budget: int) -> int:
+        """Give a waiting request its blocks: how many tokens it may compute, 0 for no room."""
+        manager = self.kv_cache_manager
+        if request.request_id in manager.swap_space:
+            num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            if not manager.swap_in(request, num_new_tokens):
+                return 0
+            manager.allocate_slots(request, num_new_tokens)
+            return num_new_tokens
+        computed_blocks, num_computed = manager.get_computed_blocks(request)
+        num_new_tokens = min(request.num_tokens - num_computed, budget)
+        if manager.allocate_slots(request, num_new_tokens, computed_blocks) is None:
+            return 0
+        request.num_computed_tokens = num_computed
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_computed
+        return num_new_tokens
+
     def _make_room(self, request: Request, num_new_tokens: int, preempted: list[Request]) -> bool:
         """Allocate, and preempt the latest arrivals until it works. False: it hit the request."""
         while self.kv_cache_manager.allocate_slots(request, num_new_tokens) is None:
@@ -151,10 +162,12 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's blocks. It will compute its tokens again: prompt and answer so far."""
-        self.kv_cache_manager.free(request)
+        """Take a request's blocks. What they hold goes to host memory, if there is room for it;
+        otherwise the request computes it again, prompt and answer so far."""
+        if not self.kv_cache_manager.swap_out(request):
+            self.kv_cache_manager.free(request)
+            request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.waiting.appendleft(request)
 

@@ -30,6 +30,10 @@ class SwapSpace:
         self._tables[request_id] = [self._free.pop() for _ in range(num_blocks)]
         return self._tables[request_id]
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request is swapped out."""
+        return request_id in self._tables
+
     def block_ids(self, request_id: str) -> list[int]:
         """The host blocks of a request. Raises a ValueError if it is not swapped out."""
         if request_id not in self._tables:
