@@ -1,18 +1,22 @@
 """Causal grouped-query attention: over contiguous keys, and over keys in blocks (paged).
 
 For each there is a reference to read, and a fast path. Attention is the only operation of the model
-that looks at requests. All others work on a flat batch of tokens and need not know where one
-request ends and the next begins.
+that looks at requests. All others work on a flat batch of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+# Keys and values that are gathered at a time. On a CPU they should stay in its cache until used.
+GATHERED_BYTES = {"cpu": 3 << 20, "cuda": 256 << 20}
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
@@ -96,6 +100,23 @@ class AttentionMetadata:
     seq_lens: list[int]
     block_tables: list[Tensor]
     slot_mapping: Tensor
+    # Found by the first layer, and used by all: see `_decode_groups`.
+    decode_groups: list[DecodeGroup] = field(default_factory=list, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """Requests of similar length, with one new token each: one call attends for all G of them.
+
+    Args:
+        rows: int64 [G], their rows in the flat batch.
+        block_table: int64 [G * blocks], their tables one after the other, padded to equal length.
+        mask: [G, 1, 1, blocks * block_size], 0 for the request's tokens, -inf beyond its end.
+    """
+
+    rows: Tensor
+    block_table: Tensor
+    mask: Tensor
 
 
 def paged_attention_reference(
@@ -158,12 +179,12 @@ def paged_attention(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     scale: float,
-    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = attention,
+    attend_one: Callable[[Tensor, Tensor, Tensor, float], Tensor] = attention,
 ) -> Tensor:
     """Attention for all requests of a flat batch, on PyTorch's fused kernels.
 
-    Each request's blocks are gathered for a moment, into memory small enough for the processor's
-    cache. On a CPU that costs next to nothing; a GPU kernel follows the block table instead.
+    Blocks are gathered for a moment, into memory small enough for the processor's cache. A GPU
+    kernel follows the block table instead.
 
     Args:
         query: [T, H, D], all requests' queries, one request after the other.
@@ -171,15 +192,59 @@ def paged_attention(
         value_cache: [num_blocks, block_size, H_kv, D]
         metadata: which tokens are whose.
         scale: what scores are multiplied by, usually `D ** -0.5`.
-        attention: for one request, over its gathered keys and values.
+        attend_one: attention for one request over its gathered keys and values. Left as it is,
+            requests with one new token are attended to many at a time.
 
     Returns:
         [T, H, D]
     """
-    outputs = []
-    queries = query.split(metadata.query_lens)
-    for q, table, seq_len in zip(queries, metadata.block_tables, metadata.seq_lens, strict=True):
-        key = key_cache.index_select(0, table).flatten(0, 1)[:seq_len]  # [seq_len, H_kv, D]
-        value = value_cache.index_select(0, table).flatten(0, 1)[:seq_len]
-        outputs.append(attention(q, key, value, scale))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    output = torch.empty_like(query)
+    at_once = attend_one is attention
+    if at_once and not metadata.decode_groups and 1 in metadata.query_lens:
+        metadata.decode_groups.extend(_decode_groups(metadata, key_cache))
+    for group in metadata.decode_groups if at_once else ():
+        size, _, _, length = group.mask.shape
+        key, value = (  # [G, H_kv, length, D]
+            cache.index_select(0, group.block_table).view(size, length, *cache.shape[2:])
+            .transpose(1, 2)
+            for cache in (key_cache, value_cache)
+        )  # fmt: skip
+        # As in `attention`, the heads of a group pose as the positions of a sequence.
+        grouped = query[group.rows].view(size, key.shape[1], -1, query.shape[2])
+        out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=group.mask, scale=scale)
+        output[group.rows] = out.reshape(size, *query.shape[1:])
+
+    end = 0
+    for query_len, table, seq_len in zip(
+        metadata.query_lens, metadata.block_tables, metadata.seq_lens, strict=True
+    ):
+        start, end = end, end + query_len
+        if query_len > 1 or not at_once:
+            key = key_cache.index_select(0, table).flatten(0, 1)[:seq_len]  # [seq_len, H_kv, D]
+            value = value_cache.index_select(0, table).flatten(0, 1)[:seq_len]
+            output[start:end] = attend_one(query[start:end], key, value, scale)
+    return output
+
+
+def _decode_groups(metadata: AttentionMetadata, key_cache: Tensor) -> list[DecodeGroup]:
+    """Put requests with one new token into groups, as large as the gathered keys may be."""
+    block_size = key_cache.shape[1]
+    budget = GATHERED_BYTES[key_cache.device.type] // (2 * key_cache[0].nbytes)  # blocks
+    rows = [end - 1 for end in accumulate(metadata.query_lens)]
+    decodes = [i for i, query_len in enumerate(metadata.query_lens) if query_len == 1]
+    decodes.sort(key=lambda i: metadata.seq_lens[i])
+    groups = []
+    while decodes:
+        longest = len(metadata.block_tables[decodes[-1]])
+        size = max(1, budget // longest)
+        decodes, group = decodes[:-size], decodes[-size:]
+        tables = pad_sequence([metadata.block_tables[i] for i in group], batch_first=True)
+        seq_lens = tables.new_tensor([metadata.seq_lens[i] for i in group])
+        positions = torch.arange(longest * block_size, device=tables.device)
+        beyond = positions >= seq_lens[:, None, None, None]
+        mask = torch.zeros(beyond.shape, dtype=key_cache.dtype, device=tables.device)
+        groups.append(DecodeGroup(
+            tables.new_tensor([rows[i] for i in group]), tables.flatten(),
+            mask.masked_fill_(beyond, -torch.inf),
+        ))  # fmt: skip
+    return groups

@@ -72,5 +72,5 @@ class PagedBatch:
         # All requests write before any reads: one may have hit blocks that another fills just now.
         cache = self.kv_cache
         cache.write(layer, key, value, self.metadata.slot_mapping)
-        paged = ops.paged_attention or partial(paged_attention, attention=ops.attention)
+        paged = ops.paged_attention or partial(paged_attention, attend_one=ops.attention)
         return paged(query, cache.keys[layer], cache.values[layer], self.metadata, scale)

@@ -1,0 +1,280 @@
+"""Pictures of KV memory: what its slots hold, and how much of it is wasted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from utils.sim.memory_map import NOBODY, MemoryMap, map_memory
+from utils.sim.memory_waste import STATES, Contiguous, MemoryUsage, Paged, Policy
+from utils.viz.explore import Explorer
+from utils.viz.style import BLUE, GREY, INK, ORANGE
+
+# Each brighter than the one before, so that they differ in grey as well.
+STATE_COLORS = dict(zip(STATES, (BLUE, ORANGE, "#9dd08c", "#e0e0e0", "white"), strict=True))
+STATE_LABELS = {
+    "used": "holds a token",
+    "reserved": "reserved for a later token",
+    "internal": "internal fragmentation: never used",
+    "external": "external fragmentation",
+    "free": "free",
+}
+_COLORS = ListedColormap([STATE_COLORS[state] for state in STATES])
+
+
+def plot_memory_map(memory: MemoryMap, title: str) -> Figure:
+    """Slots from left to right, steps from top to bottom; a letter names a slot's owner.
+
+    Letters are written if the memory is small enough to read them.
+
+    Args:
+        memory: from `utils.sim.memory_map.map_memory`.
+        title: the finding.
+    """
+    num_steps, num_slots = memory.states.shape
+    small = num_slots <= 32 and num_steps <= 32
+    size = (0.5 * num_slots + 2.2, 0.4 * num_steps + 1.6) if small else (8.5, 4.4)
+    figure, axes = plt.subplots(figsize=(max(size[0], 7.5), size[1]))
+    if small:
+        axes.set_xticks(range(num_slots))
+        axes.set_yticks(range(num_steps))
+        axes.vlines(np.arange(num_slots) - 0.5, -0.5, num_steps - 0.5, color="white", linewidth=1)
+        for (step, slot), owner in np.ndenumerate(memory.owners):
+            if owner != NOBODY:
+                used = memory.states[step, slot] == STATES.index("used")
+                axes.text(
+                    slot, step, _letter(owner), ha="center", va="center",
+                    color="white" if used else INK, weight="bold" if used else "normal",
+                )  # fmt: skip
+    _draw_map(axes, memory)
+    axes.set_title(title)
+    _legend(figure)
+    return figure
+
+
+def _letter(request: int) -> str:
+    return chr(ord("A") + request) if request < 26 else str(request)
+
+
+def _draw_map(axes: Axes, memory: MemoryMap) -> None:
+    num_steps, num_slots = memory.states.shape
+    axes.imshow(
+        memory.states, cmap=_COLORS, vmin=0, vmax=len(STATES) - 1,
+        aspect="auto", interpolation="nearest",
+    )  # fmt: skip
+    # A line wherever a slot's owner differs from that of its neighbour, in memory or in time.
+    owners = memory.owners
+    steps, slots = np.nonzero(owners[:, 1:] != owners[:, :-1])
+    axes.vlines(slots + 0.5, steps - 0.5, steps + 0.5, color=INK, linewidth=0.8)
+    steps, slots = np.nonzero(owners[1:] != owners[:-1])
+    axes.hlines(steps + 0.5, slots - 0.5, slots + 0.5, color=INK, linewidth=0.8)
+    axes.set_xlim(-0.5, num_slots - 0.5)
+    axes.set_ylim(num_steps - 0.5, -0.5)
+    axes.set_xlabel("slot of the memory (one token each)")
+    axes.set_ylabel("step")
+    axes.grid(visible=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(True)
+
+
+def _legend(figure: Figure) -> None:
+    patches = [
+        Patch(
+            facecolor=STATE_COLORS[state], edgecolor=INK, linewidth=0.8, label=STATE_LABELS[state]
+        )
+        for state in STATES
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9.5)
+
+
+def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len: int) -> Figure:
+    """How long the requests of a trace are, prompt and answer together, next to what is reserved.
+
+    Args:
+        prompt_lens, output_lens: tokens, `[num_requests]`.
+        max_model_len: the reservation.
+    """
+    totals = prompt_lens + output_lens
+    figure, axes = plt.subplots(figsize=(8, 3.4))
+    axes.hist(totals, bins=np.arange(0, max_model_len + 64, 64), color=BLUE)
+    top = axes.get_ylim()[1]
+    for value, label, side in (
+        (totals.mean(), "mean", "left"),
+        (max_model_len, "reserved", "right"),
+    ):
+        axes.axvline(value, color=INK, linestyle="--", linewidth=1.5)
+        axes.text(value, top, f" {label}: {value:,.0f} ", ha=side, va="top")
+    axes.set_xlabel("tokens of a request, prompt and answer")
+    axes.set_ylabel("requests")
+    few = (totals < max_model_len / 2).mean()
+    axes.set_title(f"{few:.0%} of the requests need less than half of what is reserved")
+    return figure
+
+
+def plot_usage_over_time(usages: Mapping[str, MemoryUsage], num_steps: int, title: str) -> Figure:
+    """One stacked area per policy: how much of the memory is in which state, step by step.
+
+    Args:
+        usages: simulations by the name of their policy.
+        num_steps: how many steps to show, from the first.
+        title: the finding.
+    """
+    figure, rows = plt.subplots(
+        len(usages), 1, figsize=(8.5, 1.55 * len(usages) + 1), sharex=True, sharey=True
+    )
+    for axes, (name, usage) in zip(np.atleast_1d(rows), usages.items(), strict=True):
+        shown = usage.steps < num_steps
+        shares = [100 * getattr(usage, state)[shown] / usage.num_slots for state in STATES]
+        axes.stackplot(
+            usage.steps[shown], shares, colors=STATE_COLORS.values(), step="post", linewidth=0
+        )
+        axes.set_title(name, fontsize=11, weight="normal")
+        axes.set_ylim(0, 100)
+        axes.set_yticks([0, 50, 100])
+        axes.margins(x=0)
+    axes.set_xlabel("step (every running request gains one token per step)")
+    figure.supylabel("% of the KV memory", fontsize=11)
+    figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
+    _legend(figure)
+    return figure
+
+
+def plot_waste(
+    shares: Mapping[str, Mapping[str, float]],
+    published: Mapping[str, Mapping[str, float]],
+    title: str,
+) -> Figure:
+    """Two stacked bars per policy: simulated here, and as the paper measured it.
+
+    Args:
+        shares: mean share of each state, by the name of the policy.
+        published: the same from the paper; states that it does not give may be missing.
+        title: the finding.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 0.95 * len(shares) + 1.6))
+    names = list(shares)
+    for row, name in enumerate(names):
+        for offset, label, bar in (
+            (-0.2, "simulated here", shares[name]),
+            (0.2, "the paper", published[name]),
+        ):
+            left = 0.0
+            for state in STATES:
+                width = 100 * bar.get(state, 0.0)
+                axes.barh(
+                    row + offset, width, left=left, height=0.36,
+                    color=STATE_COLORS[state], edgecolor=INK, linewidth=0.6,
+                )  # fmt: skip
+                if width > 4 and state != "free":
+                    color = "white" if state == "used" else INK
+                    axes.text(
+                        left + width / 2, row + offset, f"{width:.1f}",
+                        ha="center", va="center", color=color, fontsize=9,
+                    )  # fmt: skip
+                left += width
+            axes.text(101, row + offset, label, va="center", fontsize=9.5, color=INK)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the KV memory, mean over time")
+    axes.set_title(title)
+    axes.grid(visible=False)
+    _legend(figure)
+    return figure
+
+
+def plot_block_sizes(
+    block_sizes: Sequence[int], predicted: Sequence[float], measured: Sequence[float]
+) -> Figure:
+    """Unused slots per running request over block sizes, both axes logarithmic.
+
+    Args:
+        block_sizes: tokens per block, from 2: blocks of one token leave nothing unused.
+        predicted: unused slots per request by the formula.
+        measured: the same from the simulation.
+    """
+    figure, axes = plt.subplots()
+    axes.plot(block_sizes, predicted, color=GREY, linestyle="--", label="(block size - 1) / 2")
+    axes.plot(block_sizes, measured, "o", color=BLUE, label="simulated")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(block_sizes, [str(size) for size in block_sizes])
+    ticks = [2.0**k for k in range(-1, 10)]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel("block size (tokens)")
+    axes.set_ylabel("unused slots per running request")
+    axes.set_title("Each request leaves half of its last block empty")
+    axes.legend()
+    return figure
+
+
+# A small trace for the widget: 14 requests of at most 32 tokens, all waiting from the beginning.
+_PROMPTS = (6, 13, 3, 9, 4, 17, 2, 8, 11, 5, 3, 14, 7, 4)
+_OUTPUTS = (9, 17, 25, 4, 12, 8, 20, 6, 19, 28, 3, 11, 22, 10)
+_NUM_SLOTS = 128
+EXPLORED: dict[str, tuple[str, str]] = {
+    "reserve the maximum, first fit": ("max", "first_fit"),
+    "reserve the maximum, buddies": ("max", "buddy"),
+    "reserve to a power of two, first fit": ("pow2", "first_fit"),
+    "reserve to a power of two, buddies": ("pow2", "buddy"),
+    "reserve exactly, first fit": ("oracle", "first_fit"),
+    "reserve exactly, buddies": ("oracle", "buddy"),
+    "blocks": ("", ""),
+}
+
+
+def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
+    """The memory map of a small trace under one policy, and the share that holds tokens.
+
+    Args:
+        allocator: a key of `EXPLORED`.
+        max_model_len: what "the maximum" is; at least 32, the longest request of the trace.
+        block_size: tokens per block, for "blocks".
+    """
+    reserve, placement = EXPLORED[allocator]
+    policy: Policy = Paged(block_size)
+    if reserve:
+        policy = Contiguous(reserve, placement, max_model_len)  # type: ignore[arg-type]
+    memory = map_memory(policy, _PROMPTS, _OUTPUTS, _NUM_SLOTS)
+    num_steps = len(memory.states)
+    used = memory.count("used") / _NUM_SLOTS
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 5), width_ratios=(4, 1), sharey=True)
+    _draw_map(left, memory)
+    first_steps = slice(0, 25)
+    starts = [np.argwhere(memory.owners == request)[0] for request in range(len(_PROMPTS))]
+    for request, (step, slot) in enumerate(starts):
+        left.text(slot + 0.3, step + 0.3, _letter(request), color="white", va="top", fontsize=9)
+    right.barh(range(num_steps), 100 * used, height=1.0, color=BLUE)
+    right.set_xlim(0, 100)
+    right.set_xlabel("% used")
+    preempted = f", {memory.num_preemptions} preemptions" if memory.num_preemptions else ""
+    figure.suptitle(
+        f"{allocator}: {used[first_steps].mean():.0%} used in the first 25 steps, "
+        f"all done after {num_steps}{preempted}",
+        fontsize=12, weight="bold", x=0.01, ha="left",
+    )  # fmt: skip
+    _legend(figure)
+    return figure
+
+
+def memory_explorer() -> Explorer:
+    """`plot_policy` with a control for each of its arguments."""
+    return Explorer(
+        plot_policy,
+        allocator=ipywidgets.Dropdown(
+            options=list(EXPLORED), value="reserve exactly, first fit", description="allocator"
+        ),
+        max_model_len=ipywidgets.SelectionSlider(
+            options=[32, 48, 64, 96, 128], value=64, description="maximum"
+        ),
+        block_size=ipywidgets.SelectionSlider(
+            options=[1, 2, 4, 8, 16, 32], value=4, description="block size"
+        ),
+    )
