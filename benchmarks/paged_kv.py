@@ -171,7 +171,7 @@ def decode_step(
     """Seconds per step of the whole engine, paged against contiguous."""
     llm = LLM(
         dtype=dtype, device="cpu", max_model_len=2048, enable_prefix_caching=False,
-        num_gpu_blocks_override=batch * (context // BLOCK_SIZE + 8),
+        num_gpu_blocks_override=max(128, batch * (context // BLOCK_SIZE + 8)),
     )  # fmt: skip
     paged = engine_in_decode(llm, batch, context, paged=True)
     contiguous = engine_in_decode(llm, batch, context, paged=False)

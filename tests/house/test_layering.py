@@ -30,7 +30,7 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE = 250, 1500, 3000
 PATH = (
     "llm_engine", "request", "scheduler", "kv_cache_manager", "block_pool", "kv_cache_utils",
-    "model_runner", "batch", "llama", "attention", "paged_kv_cache", "sampler",
+    "model_runner", "batch", "llama", "attention", "paged_attention", "paged_kv_cache", "sampler",
 )  # fmt: skip
 
 

@@ -1,12 +1,6 @@
 """The course's inference engine: small enough to read, with the names of vLLM."""
 
-from utils.engine.attention import (
-    AttentionMetadata,
-    attention,
-    attention_reference,
-    paged_attention,
-    paged_attention_reference,
-)
+from utils.engine.attention import attention, attention_reference
 from utils.engine.batch import ContiguousBatch, PagedBatch
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from utils.engine.block_pool import BlockPool
@@ -34,6 +28,11 @@ from utils.engine.llm_engine import LLMEngine
 from utils.engine.metrics import PrefixCacheStats
 from utils.engine.model_runner import ModelRunner
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from utils.engine.paged_attention import (
+    AttentionMetadata,
+    paged_attention,
+    paged_attention_reference,
+)
 from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.request import Request, RequestStatus
 from utils.engine.sampler import Sampler

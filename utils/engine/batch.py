@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from utils.engine.attention import AttentionMetadata, paged_attention
 from utils.engine.kv_cache import KVCache
+from utils.engine.paged_attention import AttentionMetadata, paged_attention
 from utils.engine.paged_kv_cache import PagedKVCache
 
 if TYPE_CHECKING:

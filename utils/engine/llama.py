@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.engine.attention import AttentionMetadata, attention
+from utils.engine.attention import attention
 from utils.engine.batch import Batch, ContiguousBatch
 from utils.engine.config import ModelConfig
+from utils.engine.paged_attention import AttentionMetadata
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

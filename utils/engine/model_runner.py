@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from utils.engine.attention import AttentionMetadata
 from utils.engine.batch import Batch, ContiguousBatch, PagedBatch
 from utils.engine.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
+from utils.engine.paged_attention import AttentionMetadata
 from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.request import Request
 from utils.engine.sampler import Sampler, top_logprobs
