@@ -17,6 +17,7 @@ from utils.checks.runner import (
     Case,
     Mismatch,
     NumberCase,
+    Passed,
     call,
     compare,
     compare_numbers,
@@ -182,6 +183,22 @@ def test_a_picture_has_words_beside_it():
     assert 'src="data:image/png;base64,' in html
     assert 'alt="A rising line."' in html
     assert png(figure).startswith(b"\x89PNG")
+
+
+def test_a_right_answer_may_have_a_picture():
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+
+    @exercise("Exercise 0", points=2)
+    def drawn():
+        return Passed("Right.", figure, "A rising line.")
+
+    feedback = drawn()
+    assert feedback.passed
+    assert feedback.points == 2
+    assert "Right." in feedback.message
+    assert 'src="data:image/png;base64,' in feedback.to_html()
+    assert 'alt="A rising line."' in feedback.to_html()
 
 
 def test_a_fault_of_the_check_itself_is_not_blamed_on_the_learner():

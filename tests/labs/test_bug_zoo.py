@@ -14,10 +14,17 @@ sys.path.insert(0, str(Path(__file__).parent / "bug_zoo"))
 
 import lab_01
 import lab_02
+import lab_04
+import lab_05
 
-from utils.checks import kv_cache, prefill_and_decode
+from utils.checks import kv_cache, paged_allocator, prefill_and_decode, prefix_caching
 
-LABS = {"lab_01": (lab_01.zoo, prefill_and_decode), "lab_02": (lab_02.zoo, kv_cache)}
+LABS = {
+    "lab_01": (lab_01.zoo, prefill_and_decode),
+    "lab_02": (lab_02.zoo, kv_cache),
+    "lab_04": (lab_04.zoo, paged_allocator),
+    "lab_05": (lab_05.zoo, prefix_caching),
+}
 WRONG = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.wrong_answers]
 RIGHT = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.right_answers]
 

@@ -10,9 +10,14 @@ import nbformat
 import pytest
 
 from tools import make_labs
-from utils.checks import kv_cache, prefill_and_decode
+from utils.checks import kv_cache, paged_allocator, prefill_and_decode, prefix_caching
 
-CHECKS = {"01_prefill_and_decode": prefill_and_decode, "02_kv_cache": kv_cache}
+CHECKS = {
+    "01_prefill_and_decode": prefill_and_decode,
+    "02_kv_cache": kv_cache,
+    "04_paged_allocator": paged_allocator,
+    "05_prefix_caching": prefix_caching,
+}
 LABS = sorted(CHECKS)
 NO_FILTER = """\
 def token_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):

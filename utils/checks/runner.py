@@ -59,18 +59,29 @@ class Mismatch(Exception):
         self.alt = alt
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What a check says of a right answer, with a picture of it; `alt` says the same in words."""
+
+    headline: str
+    figure: Figure
+    alt: str
+
+
 class NotWritten(Exception):
     """The learner's code still raises NotImplementedError."""
 
 
-def exercise(title: str, points: float) -> Callable[[Callable[..., str]], Callable[..., Feedback]]:
-    """Turn a function that raises `Mismatch` or returns words of success into a check.
+def exercise(
+    title: str, points: float
+) -> Callable[[Callable[..., str | Passed]], Callable[..., Feedback]]:
+    """Turn a function that raises `Mismatch`, or returns words of success, into a check.
 
     Standard error is held back while the check runs: nbgrader gives no points to a cell that
     writes there, and a warning or a progress bar is no mistake.
     """
 
-    def decorate(body: Callable[..., str]) -> Callable[..., Feedback]:
+    def decorate(body: Callable[..., str | Passed]) -> Callable[..., Feedback]:
         @functools.wraps(body)
         def check(*args: Any, **kwargs: Any) -> Feedback:
             with _quiet(), torch.random.fork_rng(devices=[]):
@@ -84,9 +95,13 @@ def exercise(title: str, points: float) -> Callable[[Callable[..., str]], Callab
         check.title = title  # type: ignore[attr-defined]
         return check
 
-    def _answer(body: Callable[..., str], args: Any, kwargs: Any) -> Feedback:
+    def _answer(body: Callable[..., str | Passed], args: Any, kwargs: Any) -> Feedback:
         try:
-            return Feedback(title, "passed", points, points, body(*args, **kwargs))
+            right = body(*args, **kwargs)
+            if isinstance(right, str):
+                return Feedback(title, "passed", points, points, right)
+            drawn = png(right.figure)
+            return Feedback(title, "passed", points, points, right.headline, (), drawn, right.alt)
         except NotWritten as missing:
             return Feedback(title, "not written yet", 0.0, points, str(missing))
         except Mismatch as wrong:
