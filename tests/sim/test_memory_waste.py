@@ -29,7 +29,7 @@ def policies(max_model_len: int) -> st.SearchStrategy[Policy]:
 def small_runs(draw: st.DrawFn) -> tuple[Policy, list[int], list[int], int, list[int]]:
     """A policy, lengths, a memory in which each request fits alone, and arrivals."""
     max_model_len = draw(st.integers(1, 16))
-    num_slots = draw(st.integers(16, 40))
+    num_slots = draw(st.integers(18, 40))  # 16 tokens fit, in blocks of 3 as well
     finals = draw(st.lists(st.integers(1, max_model_len), min_size=1, max_size=10))
     outputs = [draw(st.integers(1, final)) for final in finals]
     prompts = [final + 1 - output for final, output in zip(finals, outputs, strict=True)]

@@ -781,7 +781,8 @@ def engine(build_ops: Callable[[], Any]) -> str:
             f"`build_ops` returned {describe(ops)}; expected a LlamaOps.",
             look="`return LlamaOps(rms_norm=rms_norm, ...)`.",
         )
-    names = [field.name for field in fields(LlamaOps)]
+    # `paged_attention` is left: unless it is given, the engine calls `attention`.
+    names = [field.name for field in fields(LlamaOps) if field.default is not None]
     left = [name for name in names if getattr(ops, name) is getattr(LlamaOps(), name)]
     if left:
         raise Mismatch(
