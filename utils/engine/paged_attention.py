@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from utils.engine.attention import attention
 
 # Keys and values that are gathered at a time. On a CPU they should stay in its cache until used.
-GATHERED_BYTES = {"cpu": 3 << 20, "cuda": 256 << 20}
+GATHERED_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _decode_groups(metadata: AttentionMetadata, key_cache: Tensor) -> list[Decod
     groups = []
     while decodes:
         longest = len(metadata.block_tables[decodes[-1]])
-        size = max(1, budget // longest)
+        size = max(torch.get_num_threads(), budget // longest)  # a request for every thread
         decodes, group = decodes[:-size], decodes[-size:]
         tables = pad_sequence([metadata.block_tables[i] for i in group], batch_first=True)
         seq_lens = tables.new_tensor([metadata.seq_lens[i] for i in group])
