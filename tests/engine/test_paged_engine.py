@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,6 @@ def expected(some: list[list[int]], hf_greedy: Callable) -> list[list[int]]:
 @pytest.fixture
 def engine_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
     """The session's LLM with another engine configuration; the weights are loaded only once."""
-    from dataclasses import replace
 
     def change(**options) -> LLM:
         options.setdefault("max_model_len", 512)
@@ -460,8 +460,6 @@ def test_engine_by_hand(engine_of, some, expected) -> None:
 @given(data=st.data())
 def test_tiny_models(tiny_llms, data) -> None:
     llm, hf = data.draw(st.sampled_from(tiny_llms))
-    from dataclasses import replace
-
     block_size = data.draw(st.integers(1, 20))
     llm.config = replace(
         llm.config,

@@ -32,6 +32,16 @@ def restarted(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * c[:, None] + swap(x) * s[:, None]
 
 
+def kv_head_of(heads: int, kv_heads: int, repeat: str) -> Tensor:
+    """Which KV head each query head reads: int64 [heads]. Only "interleave" is right."""
+    head = torch.arange(heads)
+    return {
+        "interleave": head // (heads // kv_heads),
+        "tile": head % kv_heads,
+        "first": torch.zeros_like(head),
+    }[repeat]
+
+
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, *, mask: str = "causal",
     repeat: str = "interleave", power: int | None = 1, softmax_dim: int = -1, safe: bool = True,
@@ -39,12 +49,7 @@ def attention(
     """Attention with one switch per known mistake; used to recognise mistakes, never as oracle."""
     t_q, heads, dim = query.shape
     t_k, kv_heads, _ = key.shape
-    head = torch.arange(heads)
-    source = {
-        "interleave": head // (heads // kv_heads),
-        "tile": head % kv_heads,
-        "first": torch.zeros_like(head),
-    }[repeat]
+    source = kv_head_of(heads, kv_heads, repeat)
     factor = dim**-0.5 if power is None else scale**power
     scores = torch.einsum("qhd,khd->hqk", query.float(), key[:, source].float()) * factor
     position = torch.arange(t_q)[:, None] + t_k - t_q

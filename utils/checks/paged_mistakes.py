@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from utils.checks.mistakes import kv_head_of
+
 
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Sequence[int], seq_len: int,
@@ -26,12 +28,7 @@ def paged_attention(
         "consecutive": [table[0] + i for i in range(count)] if table else [],
     }.get(blocks, table)  # fmt: skip
     skipped = count - len(table)
-    head = torch.arange(heads)
-    source = {
-        "interleave": head // (heads // kv_heads),
-        "tile": head % kv_heads,
-        "first": torch.zeros_like(head),
-    }[repeat]
+    source = kv_head_of(heads, kv_heads, repeat)
     position = torch.arange(t_q)[:, None] + {
         "from zero": 0, "padded": count * size - t_q, "one less": seq_len - t_q - 1,
     }.get(mask, seq_len - t_q)  # fmt: skip

@@ -160,18 +160,15 @@ class InputProcessor:
         self, text: str | None, prompt: list[int], salt: str | None, params: SamplingParams
     ) -> Request:
         """The request for a prompt's first answer, with its forks for the `n - 1` others."""
-        request_id = self.next_request_id()
-        first, *forks = family = [
-            self._request(request_id if i == 0 else f"{i}_{request_id}", text, prompt, params, i)
-            for i in range(params.n)
-        ]
+        first, *forks = family = [self._request(text, prompt, params, i) for i in range(params.n)]
         for request in family:
             request.family, request.cache_salt = family, salt
         first.forks = forks
+        first.name_family(self.next_request_id())
         return first
 
     def _request(
-        self, request_id: str, text: str | None, prompt: list[int], params: SamplingParams, i: int
+        self, text: str | None, prompt: list[int], params: SamplingParams, i: int
     ) -> Request:
         generator = self._shared_generator
         if params.seed is not None:
@@ -180,7 +177,7 @@ class InputProcessor:
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(prompt) + params.max_tokens)
         return Request(
-            request_id=request_id,
+            request_id="",  # `name_family` sets it
             prompt=text,
             prompt_token_ids=prompt,
             sampling_params=params,

@@ -189,8 +189,7 @@ class LLM:
         with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
             for updated in self._run(requests):
                 num_tokens += len(updated)
-                done = [r for r in updated if all(member.is_finished for member in r.family)]
-                bar.update(len({request.family[0].request_id for request in done}))
+                bar.update(len({r.family[0].request_id for r in updated if r.is_answered}))
                 seconds = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / seconds:.1f} tokens/s")
         return [request.output() for request in requests]
@@ -212,7 +211,7 @@ class LLM:
                 if updated := [member for member, count, before in news if count > before]:
                     reported = counts
                     yield updated
-                elif all(member.is_finished for member in members):
+                elif all(request.is_answered for request in requests):
                     return
                 else:
                     self.llm_engine.advance()

@@ -81,8 +81,7 @@ class LLMEngine:
         if request_id in self._requests:
             raise ValueError(f"Request id {request_id!r} is in use. Ids must be unique.")
         [request] = self.inputs.from_prompts([prompt], params)
-        for i, member in enumerate(request.family):
-            member.request_id = request_id if i == 0 else f"{i}_{request_id}"
+        request.name_family(request_id)
         self.add(request)
 
     def add(self, request: Request) -> None:
@@ -121,7 +120,7 @@ class LLMEngine:
         updated = [request for request, _, _ in sampled]
         self.scheduler.update_from_output(output, updated)
         for request in updated:
-            if all(member.is_finished for member in request.family):
+            if request.is_answered:
                 self._requests.pop(request.family[0].request_id, None)
         return updated
 

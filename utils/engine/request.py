@@ -80,6 +80,16 @@ class Request:
         return self.status > RequestStatus.PREEMPTED
 
     @property
+    def is_answered(self) -> bool:
+        """Whether all the prompt's answers are finished, not only this one."""
+        return all(member.is_finished for member in self.family)
+
+    def name_family(self, request_id: str) -> None:
+        """Name this prompt's requests: the first as given, its forks with their index before it."""
+        for i, member in enumerate(self.family):
+            member.request_id = request_id if i == 0 else f"{i}_{request_id}"
+
+    @property
     def stopping_token_ids(self) -> list[int]:
         return [*self.eos_token_ids, *self.stop_token_ids]
 
@@ -129,7 +139,7 @@ class Request:
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[request._completion() for request in self.family],
-            finished=all(request.is_finished for request in self.family),
+            finished=self.is_answered,
             metrics=self.family[0].metrics,
             num_cached_tokens=self.family[0].num_cached_tokens,
         )
