@@ -5,6 +5,7 @@ from utils.engine.batch import ContiguousBatch, PagedBatch
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from utils.engine.block_pool import BlockPool
 from utils.engine.config import EngineConfig, ModelConfig
+from utils.engine.draft import Draft
 from utils.engine.kv_cache import ContiguousKVCache, KVCache
 from utils.engine.kv_cache_manager import KVCacheManager
 from utils.engine.kv_cache_utils import (
@@ -25,7 +26,7 @@ from utils.engine.llama import (
 )
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
-from utils.engine.metrics import PrefixCacheStats
+from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
 from utils.engine.model_runner import ModelRunner
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from utils.engine.paged_attention import (
@@ -34,10 +35,19 @@ from utils.engine.paged_attention import (
     paged_attention_reference,
 )
 from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
+from utils.engine.rejection_sampler import RejectionSampler
 from utils.engine.request import Request, RequestStatus
 from utils.engine.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.scheduler import Scheduler, SchedulerOutput
+from utils.engine.scheduler import Scheduler
+from utils.engine.scheduler_output import SchedulerOutput
+from utils.engine.spec_decode import (
+    NgramProposer,
+    choose_num_speculative_tokens,
+    expected_tokens,
+)
+from utils.engine.speculative_config import SpeculativeConfig
+from utils.engine.tree import follow_tree, tree_attention_mask, tree_depths
 from utils.engine.weights import load_model
 
 # fmt: off
@@ -52,6 +62,7 @@ __all__ = [
     "CompletionOutput",
     "ContiguousBatch",
     "ContiguousKVCache",
+    "Draft",
     "EngineConfig",
     "FreeKVCacheBlockQueue",
     "KVCache",
@@ -63,20 +74,29 @@ __all__ = [
     "Logprob",
     "ModelConfig",
     "ModelRunner",
+    "NgramProposer",
     "PagedBatch",
     "PagedKVCache",
     "PrefixCacheStats",
+    "RejectionSampler",
     "Request",
     "RequestMetrics",
     "RequestOutput",
     "RequestStatus",
     "Sampler",
     "SamplingParams",
+    "ScheduledTokens",
     "Scheduler",
     "SchedulerOutput",
+    "SpecDecodingStats",
+    "SpeculativeConfig",
+    "StepRecord",
     "apply_rotary",
     "attention",
     "attention_reference",
+    "choose_num_speculative_tokens",
+    "expected_tokens",
+    "follow_tree",
     "get_hash_fn_by_name",
     "get_request_block_hasher",
     "hash_block_tokens",
@@ -87,4 +107,6 @@ __all__ = [
     "rotary_cos_sin",
     "silu_and_mul",
     "slot_mapping",
+    "tree_attention_mask",
+    "tree_depths",
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from utils.engine.kv_cache import KVCache
 from utils.engine.paged_attention import AttentionMetadata, paged_attention
-from utils.engine.paged_kv_cache import PagedKVCache
+from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
 
 if TYPE_CHECKING:
     from utils.engine.llama import LlamaOps
@@ -72,5 +72,33 @@ class PagedBatch:
         # All requests write before any reads: one may have hit blocks that another fills just now.
         cache = self.kv_cache
         cache.write(layer, key, value, self.metadata.slot_mapping)
-        paged = ops.paged_attention or partial(paged_attention, attend_one=ops.attention)
+        paged = ops.paged_attention
+        if paged is None or self.metadata.tree_masks:  # trees are more than an op is asked for
+            paged = partial(paged_attention, attend_one=ops.attention)
         return paged(query, cache.keys[layer], cache.values[layer], self.metadata, scale)
+
+
+class Span(NamedTuple):
+    """The tokens of one request in a flat batch: `num_new` of them from position `start` on."""
+
+    block_ids: list[int]
+    start: int
+    num_new: int
+
+
+def paged_batch(
+    kv_cache: PagedKVCache, spans: Sequence[Span], tree_masks: dict[int, Tensor] | None = None
+) -> PagedBatch:
+    """The flat batch of these spans. For `tree_masks` see `AttentionMetadata`."""
+    device = kv_cache.keys.device
+    slots: list[int] = []
+    for block_ids, start, num_new in spans:
+        slots += slot_mapping(block_ids, kv_cache.block_size, start, start + num_new)
+    metadata = AttentionMetadata(
+        [span.num_new for span in spans],
+        [span.start + span.num_new for span in spans],
+        [torch.tensor(span.block_ids, device=device) for span in spans],
+        torch.tensor(slots, device=device),
+        {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
+    )
+    return PagedBatch(kv_cache, metadata)

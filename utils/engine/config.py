@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from utils.engine.hf_config import eos_token_ids, read_json, refuse_unsupported, rope_parameters
 from utils.engine.kv_cache_utils import get_hash_fn_by_name
+from utils.engine.speculative_config import SpeculativeConfig
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+SCHEDULING_POLICIES = ("fcfs", "priority")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,8 +56,8 @@ class ModelConfig:
         Raises:
             ValueError: a file is missing or incomplete, or the model needs what this engine lacks.
         """
-        raw = _read_json(Path(path) / "config.json")
-        _refuse_unsupported(raw)
+        raw = read_json(Path(path) / "config.json")
+        refuse_unsupported(raw)
         required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                     "num_attention_heads")  # fmt: skip
         if missing := [name for name in required if raw.get(name) is None]:
@@ -68,11 +69,11 @@ class ModelConfig:
             num_key_value_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0,
+            rope_theta=rope_parameters(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0,
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
             tie_word_embeddings=raw.get("tie_word_embeddings", False),
             sliding_window=raw.get("sliding_window"),
-            eos_token_ids=_eos_token_ids(Path(path), raw),
+            eos_token_ids=eos_token_ids(Path(path), raw),
             dtype=DTYPES.get(dtype, torch.float32),
         )
 
@@ -91,6 +92,8 @@ class EngineConfig:
         enable_prefix_caching: reuse the blocks of equal prefixes.
         prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
         num_cpu_blocks: blocks of swap space in host memory, where preempted requests can wait.
+        scheduling_policy: "fcfs", first come, first served; or "priority", the lowest number first.
+        speculative_config: how to guess tokens ahead; None: not at all.
     """
 
     max_model_len: int
@@ -104,6 +107,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "sha256"
     num_cpu_blocks: int = 0
+    scheduling_policy: str = "fcfs"
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -112,6 +117,11 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}: a decode step takes one token per request."
+            )
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            raise ValueError(
+                f"Unknown scheduling_policy {self.scheduling_policy!r}. "
+                f"Expected {' or '.join(SCHEDULING_POLICIES)}."
             )
         get_hash_fn_by_name(self.prefix_caching_hash_algo)
         if self.num_gpu_blocks * self.block_size < self.max_model_len:
@@ -199,51 +209,3 @@ def _resolve_device(device: str) -> torch.device:
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}, but PyTorch sees no CUDA GPU. Use device='cpu'.")
     return resolved
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise ValueError(f"{file} does not exist: no Hugging Face model folder.") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}.") from error
-
-
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    # transformers 5 writes `rope_parameters`; transformers 4 wrote `rope_scaling`, null for none.
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-
-
-def _eos_token_ids(path: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    file = path / "generation_config.json"
-    generation = _read_json(file) if file.is_file() else {}
-    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raise a ValueError where running the model would silently give wrong numbers."""
-    architectures = raw.get("architectures") or ["none named"]
-    if architectures[0] not in SUPPORTED_ARCHITECTURES:
-        raise ValueError(
-            f"Unsupported architecture {architectures[0]}. "
-            f"This engine runs {' and '.join(SUPPORTED_ARCHITECTURES)}."
-        )
-    rope = _rope(raw)
-    found_and_supported = {
-        "rope_type": (rope.get("rope_type") or rope.get("type") or "default", "default"),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor") or 1.0, 1.0),
-        "attention_bias": (raw.get("attention_bias") or False, False),
-        "mlp_bias": (raw.get("mlp_bias") or False, False),
-        "hidden_act": (raw.get("hidden_act") or "silu", "silu"),
-        "quantization_config": (raw.get("quantization_config"), None),
-    }
-    for name, (found, supported) in found_and_supported.items():
-        if found != supported:
-            raise ValueError(
-                f"Unsupported {name}: config.json has {found!r}, this engine supports only "
-                f"{supported!r}."
-            )

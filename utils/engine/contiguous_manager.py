@@ -26,6 +26,7 @@ class ContiguousKVCacheManager(KVCacheManager):
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] = (),
+        num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock]:
         if request.kv_cache is None:
             request.kv_cache = self.kv_cache_class(request.max_num_tokens)

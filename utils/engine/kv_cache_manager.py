@@ -81,6 +81,7 @@ class KVCacheManager:
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] = (),
+        num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
         """Make room for the next tokens of a request.
 
@@ -88,6 +89,7 @@ class KVCacheManager:
             request: its `num_computed_tokens` have their place already.
             num_new_tokens: tokens that the next forward pass computes.
             new_computed_blocks: from `get_computed_blocks`, for a request that has no blocks yet.
+            num_lookahead_tokens: slots beyond them, for what a draft model computes ahead.
 
         Returns:
             The newly allocated blocks, or None if too few are free. Then nothing has changed.
@@ -100,7 +102,7 @@ class KVCacheManager:
         table = self.req_to_blocks.get(request.request_id, [])
         num_computed = request.num_computed_tokens + len(new_computed_blocks) * self.block_size
         num_tokens = num_computed + num_new_tokens
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = -(-(num_tokens + num_lookahead_tokens) // self.block_size)
         # Copy-on-write: a block that will be written to must not be seen by anybody else.
         written = range(num_computed // self.block_size, min(len(table), num_blocks))
         shared = [i for i in written if table[i].ref_cnt > 1]
@@ -111,7 +113,8 @@ class KVCacheManager:
             return None
 
         if request.request_id not in self.req_to_blocks:
-            self._record_lookup(request, num_computed)
+            if self.enable_caching and request.num_preemptions == 0:
+                self.prefix_cache_stats.record(request.num_tokens, num_computed)
             self.req_to_blocks[request.request_id] = table
             self.num_cached_block[request.request_id] = len(new_computed_blocks)
         self.block_pool.touch(new_computed_blocks)  # first of all, so that they are not evicted
@@ -242,9 +245,3 @@ class KVCacheManager:
                 num_full_blocks,
             )
             self.num_cached_block[request.request_id] = num_full_blocks
-
-    def _record_lookup(self, request: Request, num_hits: int) -> None:
-        if self.enable_caching and request.num_preemptions == 0:
-            self.prefix_cache_stats.requests += 1
-            self.prefix_cache_stats.queries += request.num_tokens
-            self.prefix_cache_stats.hits += num_hits

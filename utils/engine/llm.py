@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tqdm.auto import tqdm
 
@@ -15,10 +16,10 @@ from utils.engine.contiguous_manager import ContiguousKVCacheManager
 from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
 from utils.engine.kv_cache import KVCache
 from utils.engine.llama import DEFAULT_OPS, LlamaOps
-from utils.engine.llm_engine import LLMEngine, ManagerFactory, make_kv_cache_manager
+from utils.engine.llm_engine import EngineParts, LLMEngine, ManagerFactory, make_kv_cache_manager
 from utils.engine.metrics import PrefixCacheStats
 from utils.engine.request import Request, RequestOutput, SamplingParams
-from utils.engine.sampler import Sampler
+from utils.engine.speculative_config import SpeculativeConfig
 from utils.engine.weights import load_model
 from utils.hub import load_tokenizer, resolve_model
 
@@ -38,7 +39,6 @@ class LLM:
         kv_cache_class: give each request a cache of its own, of this class, in place of paging. It
             is called with `(config, max_num_tokens, dtype, device)`, and needs `append`.
         kv_cache_manager: makes a manager in place of ours, from an `EngineConfig`.
-        sampler: a callable in place of `Sampler()`.
         seed: of the random numbers for requests that bring no seed of their own.
         device: "cpu", "cuda", or "auto": CUDA where there is a GPU.
         max_num_seqs: the most requests that run at a time.
@@ -51,6 +51,9 @@ class LLM:
         num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
         swap_space: GiB of host memory for requests that had to give up their blocks. Without it,
             or when it is full, they compute their tokens again.
+        scheduling_policy: "fcfs", first come, first served; or "priority" (see `generate`).
+        speculative_config: guess tokens ahead: a `SpeculativeConfig`, or a dict of its arguments.
+        parts: parts of the engine in place of ours: see `LLMEngine`.
 
     Raises:
         ValueError: an argument is wrong, or the engine does not support the model.
@@ -65,7 +68,6 @@ class LLM:
         ops: LlamaOps = DEFAULT_OPS,
         kv_cache_class: Callable[..., KVCache] | None = None,
         kv_cache_manager: ManagerFactory = make_kv_cache_manager,
-        sampler: Sampler | None = None,
         seed: int = 0,
         device: str = "auto",
         max_num_seqs: int = 64,
@@ -76,7 +78,12 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         num_gpu_blocks_override: int | None = None,
         swap_space: float = 0,
+        scheduling_policy: str = "fcfs",
+        speculative_config: SpeculativeConfig | dict[str, Any] | None = None,
+        **parts: Unpack[EngineParts],
     ) -> None:
+        if isinstance(speculative_config, dict):
+            speculative_config = SpeculativeConfig(**speculative_config)
         path = resolve_model(model)
         self.model_config = ModelConfig.from_pretrained(path)
         self.config = EngineConfig.create(
@@ -86,34 +93,44 @@ class LLM:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
             prefix_caching_hash_algo=prefix_caching_hash_algo,
+            scheduling_policy=scheduling_policy, speculative_config=speculative_config,
         )  # fmt: skip
         self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
         self.tokenizer = load_tokenizer(path)
-        self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, sampler)
+        self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, **parts)
 
     def new_engine(
         self,
         kv_cache_class: Callable[..., KVCache] | None = None,
         kv_cache_manager: ManagerFactory = make_kv_cache_manager,
-        sampler: Sampler | None = None,
+        changes: dict[str, Any] | None = None,
+        **parts: Unpack[EngineParts],
     ) -> LLMEngine:
-        """An engine with an empty KV cache for the same model. See the class for the arguments."""
+        """An engine with an empty KV cache for the same model. See the class for the arguments.
+
+        Args:
+            changes: fields of `EngineConfig` that are to differ from this LLM's.
+        """
+        config = replace(self.config, **(changes or {}))
         if kv_cache_class is None:
-            manager = kv_cache_manager(self.config)
+            manager = kv_cache_manager(config)
         else:
-            config = self.config
             new_cache = partial(kv_cache_class, self.model_config)
             manager = ContiguousKVCacheManager(
                 lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
             )
         paged = kv_cache_class is None
-        return LLMEngine(self.model, self.tokenizer, self.config, manager, sampler, paged)
+        return LLMEngine(self.model, self.tokenizer, config, manager, paged=paged, **parts)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
 
     def generate(
-        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool = True
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt, many at a time.
 
@@ -123,15 +140,20 @@ class LLM:
                 tokenizer puts around texts; token ids are taken as they are.
             sampling_params: for all prompts, or one per prompt. None: `SamplingParams()`.
             use_tqdm: show a progress bar.
+            priority: one per prompt, the lowest first, under scheduling_policy="priority".
 
         Returns:
             One output per prompt, in the order of the prompts.
 
         Raises:
             ValueError: a prompt is empty, too long, or not in the vocabulary; or there are not as
-                many sampling_params as prompts. Raised before any work is done.
+                many sampling_params or priorities as prompts. Raised before any work is done.
         """
         requests = self.llm_engine.inputs.from_prompts(prompts, sampling_params)
+        if priority is not None and len(priority) != len(requests):
+            raise ValueError(f"Got {len(requests)} prompts but {len(priority)} priorities.")
+        for request, number in zip(requests, priority or [], strict=False):
+            request.set_priority(number)
         return self._answer(requests, use_tqdm)
 
     def chat(
@@ -185,10 +207,9 @@ class LLM:
         return self.llm_engine.kv_cache_manager.prefix_cache_stats
 
     def _answer(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        num_tokens = 0
         with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
             for updated in self._run(requests):
-                num_tokens += len(updated)
+                num_tokens = sum(len(m.output_token_ids) for r in requests for m in r.family)
                 bar.update(len({r.family[0].request_id for r in updated if r.is_answered}))
                 seconds = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / seconds:.1f} tokens/s")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, TypedDict
 
 from utils.engine.config import EngineConfig
 from utils.engine.input_processor import InputProcessor, Prompt
 from utils.engine.kv_cache_manager import KVCacheManager
 from utils.engine.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
 from utils.engine.llama import LlamaForCausalLM
-from utils.engine.model_runner import ModelRunner
+from utils.engine.metrics import ScheduledTokens, SpecDecodingStats, StepRecord
+from utils.engine.model_runner import ModelRunner, SampledToken
 from utils.engine.outputs import RequestOutput
 from utils.engine.paged_kv_cache import PagedKVCache
+from utils.engine.rejection_sampler import RejectionSampler
 from utils.engine.request import Request
 from utils.engine.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.scheduler import Scheduler
+from utils.engine.scheduler_output import SchedulerOutput
+from utils.engine.spec_decode import Drafter, make_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,8 +41,16 @@ def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
     )  # fmt: skip
 
 
+class EngineParts(TypedDict, total=False):
+    """Parts of the engine that can be another one's, a learner's for instance."""
+
+    sampler: Sampler | None
+    rejection_sampler: RejectionSampler | None
+    scheduler_cls: Callable[[EngineConfig, KVCacheManager], Scheduler]
+
+
 class LLMEngine:
-    """Runs requests step by step: schedule, execute, process.
+    """Runs requests step by step: schedule, execute, process, draft.
 
     Args:
         model: with its weights.
@@ -45,6 +59,12 @@ class LLMEngine:
         kv_cache_manager: gives the blocks. None: `make_kv_cache_manager(config)`.
         sampler: a callable in place of `Sampler()`.
         paged: False for a manager whose requests each have a cache of their own.
+        rejection_sampler: verifies guesses in place of `RejectionSampler()`.
+        scheduler_cls: makes the scheduler, from a config and a KV cache manager.
+
+    Raises:
+        ValueError: tokens are to be guessed ahead, and the guesses' keys and values cannot be
+            discarded, for they are not paged; or what is to guess them does not fit the model.
     """
 
     def __init__(
@@ -55,6 +75,8 @@ class LLMEngine:
         kv_cache_manager: KVCacheManager | None = None,
         sampler: Sampler | None = None,
         paged: bool = True,
+        rejection_sampler: RejectionSampler | None = None,
+        scheduler_cls: Callable[[EngineConfig, KVCacheManager], Scheduler] = Scheduler,
     ) -> None:
         self.config = config
         self.inputs = InputProcessor(model.config, config, tokenizer)
@@ -65,14 +87,25 @@ class LLMEngine:
                 model.config, config.num_gpu_blocks, config.block_size, config.dtype,
                 config.device, config.num_cpu_blocks,
             )  # fmt: skip
-        self.scheduler = Scheduler(config, self.kv_cache_manager)
-        self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache)
+        self.scheduler = scheduler_cls(config, self.kv_cache_manager)
+        self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache, rejection_sampler)
+        self.drafter: Drafter | None = None
+        if config.speculative_config is not None:
+            if not paged:
+                raise ValueError("Speculative decoding needs a paged KV cache.")
+            self.drafter = make_drafter(config, model)
+            self.scheduler.num_lookahead_tokens = self.drafter.num_lookahead_tokens
+        self.step_trace: list[StepRecord] | None = None  # set it to [] to record each step
         self._requests: dict[str, Request] = {}
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        priority: int = 0,
     ) -> None:
-        """Queue a prompt.
+        """Queue a prompt. Under the policy "priority", lower numbers go first.
 
         Raises:
             ValueError: the id is in use, or the prompt or its parameters are bad (see
@@ -82,6 +115,7 @@ class LLMEngine:
             raise ValueError(f"Request id {request_id!r} is in use. Ids must be unique.")
         [request] = self.inputs.from_prompts([prompt], params)
         request.name_family(request_id)
+        request.set_priority(priority)
         self.add(request)
 
     def add(self, request: Request) -> None:
@@ -103,26 +137,79 @@ class LLMEngine:
         Raises:
             RuntimeError: no request can run, because something else holds the blocks.
         """
-        output = self.scheduler.schedule()
-        if not output.scheduled_requests:
-            if not self.has_unfinished_requests():
-                return []
-            raise RuntimeError(
-                "No request can run: the blocks of the KV cache are held outside the scheduler."
-            )
+        begin = perf_counter()
         try:
+            output = self.scheduler.schedule()
+            if not output.scheduled_requests:
+                if not self.has_unfinished_requests():
+                    return []
+                raise RuntimeError(
+                    "No request can run: the blocks of the KV cache are held outside the scheduler."
+                )
+            usage = self.kv_cache_manager.usage
+            scheduled = perf_counter()
             sampled = self.runner.execute_model(output)
+            executed = perf_counter()
+            gained = self._process(output, sampled)
+            processed = perf_counter()
+            if self.drafter:
+                self.drafter.propose(output, self.runner.last_hidden)
         except BaseException:
             self.forget_everything()  # also when a cell is interrupted
             raise
+        if self.step_trace is not None:
+            times = (begin, scheduled, executed, processed, perf_counter())
+            self.step_trace.append(self._record(times, output, gained, usage))
+        return list(gained)
+
+    def _process(
+        self, output: SchedulerOutput, sampled: Sequence[SampledToken]
+    ) -> dict[Request, int]:
+        """Book a step's new tokens: which requests got how many."""
+        gained: dict[Request, int] = {}
         for request, token_id, logprobs in sampled:
-            request.append_token(token_id, logprobs)
-        updated = [request for request, _, _ in sampled]
-        self.scheduler.update_from_output(output, updated)
-        for request in updated:
+            gained.setdefault(request, 0)
+            if not request.is_finished:  # else an accepted guess beyond the answer's end
+                request.append_token(token_id, logprobs)
+                gained[request] += 1
+        if self.drafter:
+            num_sampled = Counter(token.request.request_id for token in sampled)
+            for request in output.scheduled_requests:
+                if draft := output.scheduled_spec_decode_tokens.get(request.request_id):
+                    accepted = num_sampled[request.request_id] - 1
+                    self.drafter.observe(request, len(draft), accepted)
+        self.scheduler.update_from_output(output, list(gained))
+        for request in gained:
             if request.is_answered:
                 self._requests.pop(request.family[0].request_id, None)
-        return updated
+        return gained
+
+    def _record(
+        self,
+        times: tuple[float, float, float, float, float],
+        output: SchedulerOutput,
+        gained: dict[Request, int],
+        usage: float,
+    ) -> StepRecord:
+        tokens = {
+            request.request_id: ScheduledTokens(
+                output.num_computed_tokens[request.request_id],
+                output.num_scheduled_tokens[request.request_id],
+                len(output.scheduled_spec_decode_tokens.get(request.request_id, ())),
+                gained.get(request, 0),
+            )
+            for request in output.scheduled_requests
+        }
+        finished = [request.request_id for request in gained if request.is_finished]
+        return StepRecord(
+            *times, tokens, output.preempted_req_ids, output.resumed_req_ids, finished,
+            len(self.scheduler.waiting), usage,
+        )  # fmt: skip
+
+    @property
+    def spec_decoding_stats(self) -> SpecDecodingStats | None:
+        """Counts of guessed tokens since the engine was made. None: it does not guess."""
+        return None if self.drafter is None else self.drafter.stats
 
     def abort_request(self, request_id: str) -> None:
         """Drop a request with all its answers. Unknown and finished ones are ignored."""

@@ -1,8 +1,8 @@
-"""What the engine counts."""
+"""What the engine counts, and what happened in each step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -13,6 +13,78 @@ class PrefixCacheStats:
     queries: int = 0  # tokens looked up
     hits: int = 0  # of these, tokens found
 
+    def record(self, num_tokens: int, num_hits: int) -> None:
+        self.requests += 1
+        self.queries += num_tokens
+        self.hits += num_hits
+
     @property
     def hit_rate(self) -> float:
         return self.hits / self.queries if self.queries else 0.0
+
+
+@dataclass
+class SpecDecodingStats:
+    """Counts of guessed tokens since the engine was made."""
+
+    num_drafts: int = 0  # how many times a request's guesses were verified
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+
+    def observe_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted_tokens
+        per_position = self.num_accepted_tokens_per_pos
+        per_position += [0] * (num_accepted_tokens - len(per_position))
+        for position in range(num_accepted_tokens):
+            per_position[position] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of the guessed tokens that was accepted."""
+        return self.num_accepted_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per verification: the accepted ones, and one more that the model gives anyway."""
+        return 1 + self.num_accepted_tokens / max(1, self.num_drafts)
+
+
+@dataclass(frozen=True)
+class ScheduledTokens:
+    """What a step did for one request."""
+
+    start: int  # tokens it had computed before
+    num_new: int  # tokens computed in this step, guessed ones among them
+    num_draft: int  # of these, guessed
+    num_sampled: int  # tokens that its answer grew by
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of the engine. Times in seconds of `time.perf_counter`.
+
+    Args:
+        start: the step begins.
+        scheduled: after `Scheduler.schedule`.
+        executed: after forward pass and sampling.
+        processed: after the new tokens were booked.
+        end: after the next guesses were drafted.
+        tokens: by request id, in the order of the flat batch.
+        num_waiting: requests that wait after the step.
+        kv_cache_usage: part of the blocks in use during the forward pass, 0 to 1.
+    """
+
+    start: float
+    scheduled: float
+    executed: float
+    processed: float
+    end: float
+    tokens: dict[str, ScheduledTokens]
+    preempted_req_ids: list[str]
+    resumed_req_ids: list[str]
+    finished_req_ids: list[str]
+    num_waiting: int
+    kv_cache_usage: float

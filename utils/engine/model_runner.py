@@ -8,14 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from utils.engine.batch import Batch, ContiguousBatch, PagedBatch
+from utils.engine.batch import Batch, ContiguousBatch, Span, paged_batch
 from utils.engine.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
-from utils.engine.paged_attention import AttentionMetadata
 from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
+from utils.engine.rejection_sampler import RejectionSampler
 from utils.engine.request import Request
 from utils.engine.sampler import Sampler, top_logprobs
-from utils.engine.scheduler import SchedulerOutput
+from utils.engine.sampling_params import SamplingParams
+from utils.engine.scheduler_output import SchedulerOutput
+from utils.engine.tree import follow_tree, tree_attention_mask, tree_depths
+
+GREEDY = SamplingParams(temperature=0)
 
 
 class SampledToken(NamedTuple):
@@ -31,53 +35,86 @@ class ModelRunner:
 
     Args:
         kv_cache: the memory behind the block tables. None: each request brings its own cache.
+        rejection_sampler: decides which guessed tokens stay.
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, sampler: Sampler, kv_cache: PagedKVCache | None
+        self,
+        model: LlamaForCausalLM,
+        sampler: Sampler,
+        kv_cache: PagedKVCache | None,
+        rejection_sampler: RejectionSampler | None = None,
     ) -> None:
         self.model = model
         self.sampler = sampler
         self.kv_cache = kv_cache
+        self.rejection_sampler = rejection_sampler or RejectionSampler()
         self.device = model.lm_head.weight.device
+        # Of each request that got tokens in the last step: the hidden state [hidden] that its last
+        # token was sampled from. Medusa heads guess from it.
+        self.last_hidden: dict[str, Tensor] = {}
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> list[SampledToken]:
-        """Compute what was scheduled, and sample a token for each request that is up to date.
+        """Compute what was scheduled, and sample for each request that is up to date.
 
         A request of whose tokens only a part is computed gets no new token yet. One with forks
-        waiting for its prompt gets a token for each of them, too.
+        waiting for its prompt gets a token for each of them, too. One with guesses gets those that
+        are accepted, and one more.
         """
-        requests, logits = self.compute_logits(output)
-        rows = [row for row, request in enumerate(requests) for _ in (request, *request.forks)]
-        every = [fork for request in requests for fork in (request, *request.forks)]
-        return self._sample(logits[rows] if len(rows) > len(requests) else logits, every)
+        requests, hidden = self._forward(output)
+        self.last_hidden = {}
+        members: list[Request] = []
+        first_rows: list[int] = []
+        row = 0
+        for request in requests:
+            for member in (request, *request.forks):  # forks are sampled from the same row
+                members.append(member)
+                first_rows.append(row)
+            row += 1 + len(request.spec_token_ids)
+        return self._sample(output, members, first_rows, hidden)
 
     @torch.inference_mode()
     def compute_logits(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
         """Run the forward pass, and score the vocabulary for each request that is up to date.
 
         Returns:
-            The requests whose tokens are all computed now, and their logits [B, vocab_size].
+            The requests whose tokens are all computed now, and their logits: a row [vocab_size]
+            for each one's last token, and after it one for each of its guesses.
         """
+        requests, hidden = self._forward(output)
+        return requests, self.model.compute_logits(hidden)
+
+    def _forward(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+        """As `compute_logits`, with the hidden states [rows, hidden] in place of logits."""
         input_ids: list[int] = []
         positions: list[int] = []
-        complete: list[tuple[Request, int]] = []  # with its last row in the flat batch
+        complete: list[Request] = []
+        rows: list[int] = []  # of the flat batch, that say what comes next
         for request in output.scheduled_requests:
             start = request.num_computed_tokens
             end = start + output.num_scheduled_tokens[request.request_id]
-            input_ids += request.all_token_ids[start:end]
-            positions += range(start, end)
-            # Only a request's last token says what comes next.
-            if end == request.num_tokens:
-                complete.append((request, len(input_ids) - 1))
+            draft = request.draft
+            if end < request.num_tokens:
+                input_ids += request.all_token_ids[start:end]
+                positions += range(start, end)
+                continue
+            input_ids += request.all_token_ids[start:]
+            input_ids += draft.token_ids
+            complete.append(request)
+            rows += range(len(input_ids) - len(draft.token_ids) - 1, len(input_ids))
+            if draft.parents is None:
+                positions += range(start, end)
+            else:  # siblings are at the same position
+                last = request.num_tokens - 1
+                positions += range(start, last + 1)
+                positions += [last + depth for depth in tree_depths(draft.parents)]
         hidden = self.model(
             torch.tensor(input_ids, device=self.device),
             torch.tensor(positions, device=self.device),
             self._batch(output),
         )  # [T, hidden]
-        rows = [row for _, row in complete]
-        return [request for request, _ in complete], self.model.compute_logits(hidden[rows])
+        return complete, hidden[rows]
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests
@@ -85,36 +122,110 @@ class ModelRunner:
         if self.kv_cache is None:
             return ContiguousBatch(query_lens, [request.kv_cache for request in requests])
         self.kv_cache.copy_blocks(output.block_copies)
-        slots: list[int] = []
-        tables: list[Tensor] = []
-        seq_lens: list[int] = []
-        for request, query_len in zip(requests, query_lens, strict=True):
-            start = request.num_computed_tokens
-            block_ids = output.block_ids[request.request_id]
-            slots += slot_mapping(block_ids, self.kv_cache.block_size, start, start + query_len)
-            tables.append(torch.tensor(block_ids, device=self.device))
-            seq_lens.append(start + query_len)
-        metadata = AttentionMetadata(
-            query_lens, seq_lens, tables, torch.tensor(slots, device=self.device)
-        )
-        return PagedBatch(self.kv_cache, metadata)
+        spans = [
+            Span(output.block_ids[request.request_id], request.num_computed_tokens, query_len)
+            for request, query_len in zip(requests, query_lens, strict=True)
+        ]
+        tree_masks = {
+            i: tree_attention_mask(request.draft.parents)
+            for i, request in enumerate(requests)
+            if request.draft.parents is not None and request.draft.token_ids
+        }
+        return paged_batch(self.kv_cache, spans, tree_masks)
 
-    def _sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        """Choose the next token of each request from its row of `logits` [B, vocab_size]."""
+    def _sample(
+        self,
+        output: SchedulerOutput,
+        requests: Sequence[Request],
+        first_rows: Sequence[int],
+        hidden: Tensor,
+    ) -> list[SampledToken]:
+        """Choose the next tokens of each request. Its rows of `hidden` begin at `first_rows[i]`."""
         if not requests:
             return []
+        logits = self.model.compute_logits(hidden)
+        sizes = [1 + len(request.spec_token_ids) for request in requests]
+        rows = [b + i for b, size in zip(first_rows, sizes, strict=True) for i in range(size)]
+        if len(rows) > len(logits):  # forks
+            logits = logits[rows]
+        owners = [
+            (request, i) for request, n in zip(requests, sizes, strict=True) for i in range(n)
+        ]
         allowed = logits
-        for row, request in enumerate(requests):
-            if request.too_early_to_stop:
+        for row, (request, i) in enumerate(owners):
+            if request.sampling_params.min_tokens and request.too_early_to_stop(_depth(request, i)):
                 allowed = logits.clone() if allowed is logits else allowed
                 allowed[row, request.stopping_token_ids] = -torch.inf
-        params = [request.sampling_params for request in requests]
-        generators = [request.generator for request in requests]
+        # The rejection sampler draws for chains itself.
+        params = [
+            GREEDY if request.spec_token_ids and request.draft.parents is None
+            else request.sampling_params
+            for request, _ in owners
+        ]  # fmt: skip
+        generators = [request.generator for request, _ in owners]
         token_ids = self.sampler(allowed, params, generators).tolist()
 
         sampled = []
-        for request, row, token_id in zip(requests, logits, token_ids, strict=True):
+        begin = 0
+        for request, first_row, size in zip(requests, first_rows, sizes, strict=True):
+            end = begin + size
+            accepted, kept = self._verify(
+                request, output, allowed[begin:end] if size > 1 else allowed, token_ids[begin:end]
+            )
+            self.last_hidden[request.request_id] = hidden[first_row + kept[-1]]
             count = request.sampling_params.logprobs
-            logprobs = None if count is None else top_logprobs(row, token_id, count)
-            sampled.append(SampledToken(request, token_id, logprobs))
+            for token_id, i in zip(accepted, kept, strict=True):
+                row = begin + i
+                top = None if count is None else top_logprobs(logits[row], token_id, count)
+                sampled.append(SampledToken(request, token_id, top))
+            begin = end
         return sampled
+
+    def _verify(
+        self, request: Request, output: SchedulerOutput, logits: Tensor, token_ids: list[int]
+    ) -> tuple[list[int], Sequence[int]]:
+        """Decide which guesses of a request stay.
+
+        Args:
+            logits: [1 + k, vocab_size], after its last token and after each of k guesses.
+            token_ids: what the model would choose from each row.
+
+        Returns:
+            The accepted guesses and the token after them, and the rows they were sampled from.
+        """
+        draft, params = request.draft, request.sampling_params
+        if not draft.token_ids:
+            return token_ids, [0]
+        if draft.parents is not None:
+            path = follow_tree(draft.token_ids, draft.parents, token_ids)
+            self._straighten(request, output.block_ids[request.request_id], path)
+            kept = [0, *(node + 1 for node in path)]
+            return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
+        if params.temperature == 0:
+            accepted = self.rejection_sampler.greedy(draft.token_ids, token_ids)
+        else:
+            probs = Sampler().probabilities(logits, [params] * len(logits))
+            accepted = self.rejection_sampler.sample(
+                draft.token_ids, draft.probs, probs, request.generator
+            )
+        count = len(accepted) - 1
+        if not 0 <= count <= len(draft.token_ids) or accepted[:-1] != draft.token_ids[:count]:
+            raise ValueError(
+                f"The rejection sampler returned {accepted} for the draft {draft.token_ids}. "
+                f"Expected the accepted part of the draft, from its beginning, and one more token."
+            )
+        return accepted, range(len(accepted))
+
+    def _straighten(self, request: Request, block_ids: list[int], path: list[int]) -> None:
+        """Move the keys and values of a tree's accepted nodes to where a chain would have them."""
+        assert self.kv_cache is not None
+        size, first = self.kv_cache.block_size, request.num_tokens
+        slots = slot_mapping(block_ids, size, first, first + len(request.spec_token_ids))
+        if path != list(range(len(path))):
+            self.kv_cache.move([slots[node] for node in path], slots[: len(path)])
+
+
+def _depth(request: Request, row: int) -> int:
+    """How many guesses lie between a request's last token and one of its rows, itself included."""
+    parents = request.draft.parents
+    return row if parents is None or row == 0 else tree_depths(parents)[row - 1]

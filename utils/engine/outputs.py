@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 
@@ -20,27 +21,55 @@ class RequestMetrics:
     """When things happened to a request, in seconds of a monotonic clock."""
 
     arrival_time: float = field(default_factory=time.perf_counter)
-    first_token_ts: float | None = None
-    last_token_ts: float | None = None
-    num_generation_tokens: int = 0
+    scheduled_ts: float | None = None  # when it was first let run
+    token_ts: list[float] = field(default_factory=list)  # when each token of the answer came
+    num_preemptions: int = 0
+
+    def record_scheduled(self) -> None:
+        if self.scheduled_ts is None:
+            self.scheduled_ts = time.perf_counter()
 
     def record_token(self) -> None:
-        self.last_token_ts = time.perf_counter()
-        if self.first_token_ts is None:
-            self.first_token_ts = self.last_token_ts
-        self.num_generation_tokens += 1
+        self.token_ts.append(time.perf_counter())
+
+    @property
+    def num_generation_tokens(self) -> int:
+        return len(self.token_ts)
+
+    @property
+    def first_token_ts(self) -> float | None:
+        return self.token_ts[0] if self.token_ts else None
+
+    @property
+    def last_token_ts(self) -> float | None:
+        return self.token_ts[-1] if self.token_ts else None
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until it was first let run."""
+        return None if self.scheduled_ts is None else self.scheduled_ts - self.arrival_time
 
     @property
     def ttft(self) -> float | None:
         """Time to first token, in seconds; queueing included."""
-        return None if self.first_token_ts is None else self.first_token_ts - self.arrival_time
+        return self.token_ts[0] - self.arrival_time if self.token_ts else None
 
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first, in seconds. None before the second token."""
-        if not (self.first_token_ts and self.last_token_ts) or self.num_generation_tokens < 2:
+        if len(self.token_ts) < 2:
             return None
-        return (self.last_token_ts - self.first_token_ts) / (self.num_generation_tokens - 1)
+        return (self.token_ts[-1] - self.token_ts[0]) / (len(self.token_ts) - 1)
+
+    @property
+    def inter_token_latencies(self) -> list[float]:
+        """Seconds between each token and the one before it. Near 0 for accepted guesses."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.token_ts)]
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """Seconds from arrival to the last token so far."""
+        return self.token_ts[-1] - self.arrival_time if self.token_ts else None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from utils.engine.attention import attention
+from utils.engine.tree import tree_attention
 
 # Keys and values that are gathered at a time. On a CPU they should stay in its cache until used.
 GATHERED_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
@@ -26,12 +27,15 @@ class AttentionMetadata:
         seq_lens: how many tokens each request has so far, these included.
         block_tables: for each request, int64 [blocks], the blocks that hold its tokens.
         slot_mapping: int64 [T], where in the flat KV memory each token of the batch goes.
+        tree_masks: for requests whose new tokens are a tree of guesses, by index: bool
+            [query_len, query_len], which of the new tokens see which (see `tree_attention_mask`).
     """
 
     query_lens: list[int]
     seq_lens: list[int]
     block_tables: list[Tensor]
     slot_mapping: Tensor
+    tree_masks: dict[int, Tensor] = field(default_factory=dict)
     # Found by the first layer, and used by all: see `_decode_groups`.
     decode_groups: list[DecodeGroup] = field(default_factory=list, repr=False, compare=False)
 
@@ -130,7 +134,7 @@ def paged_attention(
     Returns:
         [T, H, D]
     """
-    if len(metadata.query_lens) == 1:
+    if len(metadata.query_lens) == 1 and not metadata.tree_masks:
         key, value = _gather(key_cache, value_cache, metadata, 0)
         return attend_one(query, key, value, scale)
     output = torch.empty_like(query)
@@ -152,7 +156,11 @@ def paged_attention(
     end = 0
     for i, query_len in enumerate(metadata.query_lens):
         start, end = end, end + query_len
-        if query_len > 1 or not at_once:
+        if i in metadata.tree_masks:
+            key, value = _gather(key_cache, value_cache, metadata, i)
+            mask = metadata.tree_masks[i]
+            output[start:end] = tree_attention(query[start:end], key, value, mask, scale)
+        elif query_len > 1 or not at_once:
             key, value = _gather(key_cache, value_cache, metadata, i)
             output[start:end] = attend_one(query[start:end], key, value, scale)
     return output

@@ -60,6 +60,11 @@ class PagedKVCache:
         self.keys[layer].flatten(0, 1).index_copy_(0, slot_mapping, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slot_mapping, value)
 
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Copy single tokens' keys and values in all layers. All are read before any is written."""
+        flat = self.device_memory.flatten(2, 3)  # [K or V, layers, slots, H_kv, D]
+        flat[:, :, list(to_slots)] = flat[:, :, list(from_slots)]
+
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Copy whole blocks, in all layers, in the order that `BlockCopies` states."""
         device, host = self.device_memory, self.host_memory

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from utils.engine.detokenizer import IncrementalDetokenizer
+from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.kv_cache import KVCache
 from utils.engine.kv_cache_utils import BlockHash
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -33,7 +34,7 @@ FINISH_REASONS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)  # two requests with the same contents are still two
 class Request:
     """One prompt on its way to an answer. The tokens are the prompt's, then the answer's."""
 
@@ -48,6 +49,8 @@ class Request:
     index: int = 0  # which of the prompt's `n` answers this is
     cache_salt: str | None = None  # requests with different salts share no blocks
     lora_name: str | None = None  # neither do those with different adapters
+    priority: int = 0  # lower is more important, where the scheduler's policy asks for it
+    arrival_index: int = 0  # set by the scheduler: the how-manieth prompt it got
     kv_cache: KVCache | None = None  # only in an engine without paging
     status: RequestStatus = RequestStatus.WAITING
     stop_reason: int | str | None = None
@@ -55,8 +58,10 @@ class Request:
     # Prefill and decode differ only in how far this is behind `num_tokens`.
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of its prompt, found computed; None: not looked up yet
-    num_preemptions: int = 0
     block_hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks
+    draft: Draft = NO_DRAFT  # tokens guessed to come next, to be verified in the next step
+    num_tested_guesses: float = 0.0  # of late; see `Drafter.observe`
+    num_accepted_guesses: float = 0.0
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -76,6 +81,18 @@ class Request:
         return len(self.all_token_ids)
 
     @property
+    def spec_token_ids(self) -> list[int]:
+        return self.draft.token_ids
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens + len(self.draft.token_ids)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.metrics.num_preemptions
+
+    @property
     def is_finished(self) -> bool:
         return self.status > RequestStatus.PREEMPTED
 
@@ -89,18 +106,22 @@ class Request:
         for i, member in enumerate(self.family):
             member.request_id = request_id if i == 0 else f"{i}_{request_id}"
 
+    def set_priority(self, priority: int) -> None:
+        """Set it for all the prompt's answers."""
+        for member in self.family:
+            member.priority = priority
+
     @property
     def stopping_token_ids(self) -> list[int]:
         return [*self.eos_token_ids, *self.stop_token_ids]
 
-    @property
-    def too_early_to_stop(self) -> bool:
-        """Whether the next token is one of the first `min_tokens`."""
-        return len(self.output_token_ids) < self.sampling_params.min_tokens
+    def too_early_to_stop(self, num_ahead: int = 0) -> bool:
+        """Whether the next token, or that `num_ahead` later, is one of the first `min_tokens`."""
+        return len(self.output_token_ids) + num_ahead < self.sampling_params.min_tokens
 
     def append_token(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Add a new token to the answer, and decide whether the answer ends with it."""
-        early = self.too_early_to_stop
+        early = self.too_early_to_stop()
         self.output_token_ids.append(token_id)
         self.all_token_ids.append(token_id)
         self.metrics.record_token()
