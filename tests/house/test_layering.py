@@ -26,8 +26,9 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "peft", "gptqmodel"}
 # Lines of one file, all counted; lines of code of the path that a token takes, which is what one
 # reads in an evening; and of all files. What surrounds the path (checked input, configuration,
-# weights, text, beam search, swapping) is needed by whoever uses the engine, not to understand it.
-MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE = 250, 1500, 3000
+# weights, text, beam search, swapping, the ways to guess ahead) is needed by whoever uses the
+# engine, not to understand it.
+MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE = 250, 1500, 3500
 PATH = (
     "llm_engine", "request", "scheduler", "kv_cache_manager", "block_pool", "kv_cache_utils",
     "model_runner", "batch", "llama", "attention", "paged_attention", "paged_kv_cache", "sampler",

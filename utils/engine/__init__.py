@@ -26,6 +26,7 @@ from utils.engine.llama import (
 )
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
+from utils.engine.medusa import MedusaHeads
 from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
 from utils.engine.model_runner import ModelRunner
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -72,6 +73,7 @@ __all__ = [
     "LlamaForCausalLM",
     "LlamaOps",
     "Logprob",
+    "MedusaHeads",
     "ModelConfig",
     "ModelRunner",
     "NgramProposer",

@@ -60,8 +60,9 @@ class Request:
     num_cached_tokens: int | None = None  # of its prompt, found computed; None: not looked up yet
     block_hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks
     draft: Draft = NO_DRAFT  # tokens guessed to come next, to be verified in the next step
-    num_tested_guesses: float = 0.0  # of late; see `Drafter.observe`
-    num_accepted_guesses: float = 0.0
+    # Of late, see `Drafter.observe`. Who has not guessed yet is thought to be good at it.
+    num_tested_guesses: float = 2.0
+    num_accepted_guesses: float = 1.4
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)

@@ -19,8 +19,6 @@ from utils.engine.scheduler_output import SchedulerOutput
 from utils.engine.speculative_config import SpeculativeConfig, TokenProposer
 from utils.engine.weights import load_model
 
-# What a request is taken to have shown before it has shown anything: 2 guesses, 1.4 accepted.
-PRIOR_TESTED, PRIOR_ACCEPTED = 2.0, 1.4
 MEMORY = 0.9  # what older guesses count for, after each verification
 PROBE_EVERY = 16  # tokens; a request that guesses no more tries it again
 
@@ -155,8 +153,7 @@ class Drafter:
         room = request.max_num_tokens - request.num_tokens - 1
         most = self.config.num_speculative_tokens
         if self.config.adaptive:
-            tested = PRIOR_TESTED + request.num_tested_guesses
-            acceptance_rate = (PRIOR_ACCEPTED + request.num_accepted_guesses) / tested
+            acceptance_rate = request.num_accepted_guesses / request.num_tested_guesses
             most = choose_num_speculative_tokens(
                 acceptance_rate, most, self.config.draft_token_cost
             )

@@ -1,0 +1,100 @@
+"""All features together on the real model: the tokens of Hugging Face, and those of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine.tiny_engines import NEAR_TIE, nothing_is_held
+from utils.engine import LLM, SamplingParams, SpeculativeConfig
+from utils.pipeline.vllm_answers import vllm_answers
+
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+NGRAM = SpeculativeConfig("ngram", 4, prompt_lookup_min=1)
+
+
+@pytest.fixture(scope="module")
+def chosen(prompts: list[list[int]]) -> list[list[int]]:
+    """32 prompts, from a single token to 300, many of which have a beginning in common."""
+    long = max(prompts, key=len)
+    some = prompts[::3][:22] + [long[: 30 * i] + prompts[i] for i in range(1, 11)]
+    assert len(some) == 32
+    return [prompt[:300] for prompt in some]
+
+
+@pytest.fixture(scope="module")
+def expected(chosen: list[list[int]], hf_greedy: Callable) -> list[list[int]]:
+    return hf_greedy(chosen, MAX_TOKENS)
+
+
+@pytest.fixture
+def engine_of(llm: LLM) -> Iterator[Callable[..., None]]:
+    usual = llm.llm_engine
+
+    def change(**changes) -> None:
+        llm.llm_engine = llm.new_engine(
+            changes={"max_model_len": 512, "num_gpu_blocks": 512, **changes}
+        )
+
+    yield change
+    assert nothing_is_held(llm)
+    llm.llm_engine = usual
+
+
+def near_ties(hf_model: PreTrainedModel, prompts, ours, theirs) -> int:
+    """How many answers differ, each first where the model's two best logits are all but equal."""
+    count = 0
+    for prompt, one, other in zip(prompts, ours, theirs, strict=True):
+        if one == other:
+            continue
+        same = next(i for i in range(MAX_TOKENS) if one[: i + 1] != other[: i + 1])
+        with torch.inference_mode():
+            logits = hf_model(torch.tensor([[*prompt, *other[:same]]])).logits[0, -1]
+        best = logits.topk(2).values
+        assert float(best[0] - best[1]) < NEAR_TIE, (prompt, one, other)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(max_num_seqs=32, max_num_batched_tokens=33),
+        dict(max_num_seqs=12, max_num_batched_tokens=50, num_gpu_blocks=32, num_cpu_blocks=30),
+        dict(speculative_config=NGRAM, max_num_seqs=24, max_num_batched_tokens=90,
+             num_gpu_blocks=32, num_cpu_blocks=20, scheduling_policy="priority"),
+        dict(speculative_config=NGRAM, block_size=5, num_gpu_blocks=130,
+             enable_prefix_caching=False, max_num_seqs=9),
+    ],
+    ids=["chunks", "pressure and swap", "all with guesses", "guesses over small blocks"],
+)  # fmt: skip
+def test_tokens_are_huggingfaces(
+    llm: LLM, hf_model, engine_of, chosen, expected, changes: dict
+) -> None:
+    engine_of(**changes)
+    engine = llm.llm_engine
+    engine.step_trace = []
+    outputs = llm.generate(chosen, GREEDY, False, priority=[i % 3 for i in range(32)])
+    ours = [output.outputs[0].token_ids for output in outputs]
+    assert near_ties(hf_model, chosen, ours, expected) <= 1
+    if "num_cpu_blocks" in changes:
+        assert sum(len(record.preempted_req_ids) for record in engine.step_trace) > 0
+    if engine.drafter is not None:
+        stats = engine.spec_decoding_stats
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_tokens_are_vllms(
+    llm: LLM, hf_model, engine_of, model_path: Path, chosen, expected
+) -> None:
+    theirs = vllm_answers(model_path, chosen, ["float32"], MAX_TOKENS)["float32"]
+    engine_of(speculative_config=NGRAM, max_num_seqs=16, max_num_batched_tokens=100)
+    outputs = llm.generate(chosen, GREEDY, use_tqdm=False)
+    ours = [output.outputs[0].token_ids for output in outputs]
+    assert near_ties(hf_model, chosen, ours, theirs) <= 1
+    assert near_ties(hf_model, chosen, expected, theirs) <= 1

@@ -1,0 +1,90 @@
+"""Tiny models with random weights, their answers by Hugging Face, and engines for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from utils.engine import LLM, MedusaHeads
+
+NEAR_TIE = 1e-4  # below this gap between the two best logits, rounding may choose either
+
+
+def tiny_llama(folder: Path, seed: int, vocab_size: int = 13, layers: int = 2) -> LlamaForCausalLM:
+    """A Llama whose answers differ much with the prompt, and which stops now and then."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        initializer_range=0.3, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+    return model
+
+
+def tiny_medusa(folder: Path, num_heads: int, hidden_size: int = 32) -> Path:
+    """Heads with random weights. They guess badly, and sometimes well."""
+    torch.manual_seed(9)
+    folder.mkdir(exist_ok=True)
+    heads = MedusaHeads(num_heads, hidden_size)
+    save_file(heads.state_dict(), folder / "model.safetensors")
+    config = {"num_heads": num_heads, "hidden_size": hidden_size}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Oracle:
+    """Greedy answers of a Hugging Face model, one token after the other, without any cache."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        self.logits = lru_cache(maxsize=None)(self._logits)
+
+    @torch.inference_mode()
+    def _logits(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        return self.model(torch.tensor([tokens])).logits[0, -1]
+
+    def answer(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(max_tokens):
+            tokens.append(int(self.logits(tuple(tokens)).argmax()))
+            if tokens[-1] == 2:
+                break
+        return tokens[len(prompt) :]
+
+    def explains(self, prompt: Sequence[int], answer: Sequence[int], max_tokens: int) -> bool:
+        """Whether an answer that differs does so first where the two best are all but equal."""
+        right = self.answer(prompt, max_tokens)
+        if list(answer) == right:
+            return True
+        same = next(
+            i for i in range(max_tokens) if list(answer[: i + 1]) != right[: i + 1]
+        )  # the first difference
+        best = self.logits((*prompt, *right[:same])).topk(2).values
+        return float(best[0] - best[1]) < NEAR_TIE
+
+
+def nothing_is_held(llm: LLM) -> bool:
+    """Whether all blocks, of the device and of the host, are free again."""
+    engine = llm.llm_engine
+    manager = engine.kv_cache_manager
+    swap = manager.swap_space
+    return (
+        manager.usage == 0
+        and not manager.req_to_blocks
+        and not engine._requests
+        and not engine.scheduler.running
+        and not engine.scheduler.waiting
+        and swap.num_free_blocks == swap.num_cpu_blocks
+    )
