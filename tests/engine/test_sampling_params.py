@@ -150,5 +150,6 @@ def test_options_of_the_llm_are_vllms() -> None:
 
     theirs = {field.name for field in fields(EngineArgs)}
     assert set(inspect.signature(engine.LLM.__init__).parameters) - theirs == {
-        "self", "device", "ops", "kernels", "parts", "kv_cache_class", "kv_cache_manager", "swap_space",
+        "self", "device", "ops", "kernels", "parts", "kv_cache_class", "kv_cache_manager",
+        "swap_space",
     }  # fmt: skip

@@ -16,14 +16,28 @@ import lab_01
 import lab_02
 import lab_04
 import lab_05
+import lab_06
+import lab_07
+import lab_08
 
-from utils.checks import kv_cache, paged_allocator, prefill_and_decode, prefix_caching
+from utils.checks import (
+    continuous_batching,
+    kv_cache,
+    paged_allocator,
+    prefill_and_decode,
+    prefix_caching,
+    speculative_decoding,
+    the_engine,
+)
 
 LABS = {
     "lab_01": (lab_01.zoo, prefill_and_decode),
     "lab_02": (lab_02.zoo, kv_cache),
     "lab_04": (lab_04.zoo, paged_allocator),
     "lab_05": (lab_05.zoo, prefix_caching),
+    "lab_06": (lab_06.zoo, continuous_batching),
+    "lab_07": (lab_07.zoo, speculative_decoding),
+    "lab_08": (lab_08.zoo, the_engine),
 }
 WRONG = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.wrong_answers]
 RIGHT = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.right_answers]

@@ -10,13 +10,24 @@ import nbformat
 import pytest
 
 from tools import make_labs
-from utils.checks import kv_cache, paged_allocator, prefill_and_decode, prefix_caching
+from utils.checks import (
+    continuous_batching,
+    kv_cache,
+    paged_allocator,
+    prefill_and_decode,
+    prefix_caching,
+    speculative_decoding,
+    the_engine,
+)
 
 CHECKS = {
     "01_prefill_and_decode": prefill_and_decode,
     "02_kv_cache": kv_cache,
     "04_paged_allocator": paged_allocator,
     "05_prefix_caching": prefix_caching,
+    "06_continuous_batching": continuous_batching,
+    "07_speculative_decoding": speculative_decoding,
+    "08_the_engine": the_engine,
 }
 LABS = sorted(CHECKS)
 NO_FILTER = """\

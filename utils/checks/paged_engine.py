@@ -82,6 +82,7 @@ class PartsManager(KVCacheManager):
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] = (),
+        num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
         table = self.req_to_blocks.get(request.request_id, [])
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens

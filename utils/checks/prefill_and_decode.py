@@ -800,7 +800,8 @@ def engine(build_ops: Callable[[], Any]) -> str:
 
     prompts = reference_prompts()
     expected = hf_greedy(prompts)
-    llm = LLM(dtype="float32", ops=LlamaOps(**{name: counted(name) for name in names}))
+    wrapped: dict[str, Any] = {name: counted(name) for name in names}
+    llm = LLM(dtype="float32", ops=LlamaOps(**wrapped))
     outputs = [o.outputs[0] for o in call(greedy, llm, prompts, given=f"the prompt {prompts[0]!r}")]
     for prompt, output, tokens in zip(prompts, outputs, expected, strict=True):
         if list(output.token_ids) != tokens:

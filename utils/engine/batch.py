@@ -71,7 +71,11 @@ class PagedBatch:
     ) -> Tensor:
         # All requests write before any reads: one may have hit blocks that another fills just now.
         cache = self.kv_cache
-        cache.write(layer, key, value, self.metadata.slot_mapping)
+        slots = self.metadata.slot_mapping
+        if ops.reshape_and_cache is None:
+            cache.write(layer, key, value, slots)
+        else:
+            ops.reshape_and_cache(key, value, cache.keys[layer], cache.values[layer], slots)
         paged = ops.paged_attention
         if paged is None or self.metadata.tree_masks:  # trees are more than an op is asked for
             paged = partial(paged_attention, attend_one=ops.attention)
@@ -92,12 +96,16 @@ def paged_batch(
     """The flat batch of these spans. For `tree_masks` see `AttentionMetadata`."""
     device = kv_cache.keys.device
     slots: list[int] = []
+    tables: list[Tensor] = []
     for block_ids, start, num_new in spans:
-        slots += slot_mapping(block_ids, kv_cache.block_size, start, start + num_new)
+        end = start + num_new
+        slots += slot_mapping(block_ids, kv_cache.block_size, start, end)
+        # Blocks for guesses to come hold nothing to look at yet.
+        tables.append(torch.tensor(block_ids[: -(-end // kv_cache.block_size)], device=device))
     metadata = AttentionMetadata(
         [span.num_new for span in spans],
         [span.start + span.num_new for span in spans],
-        [torch.tensor(span.block_ids, device=device) for span in spans],
+        tables,
         torch.tensor(slots, device=device),
         {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
     )

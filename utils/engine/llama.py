@@ -81,6 +81,8 @@ class LlamaOps:
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor] | None = (
         None
     )
+    # Takes key, value, key_cache, value_cache, slot_mapping. None: `PagedKVCache.write`.
+    reshape_and_cache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] | None = None
 
 
 DEFAULT_OPS = LlamaOps()

@@ -14,6 +14,7 @@ from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_se
 from utils.engine.config import EngineConfig, ModelConfig
 from utils.engine.contiguous_manager import ContiguousKVCacheManager
 from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
+from utils.engine.kernels import load_fast_ops, pack_linears
 from utils.engine.kv_cache import KVCache
 from utils.engine.llama import DEFAULT_OPS, LlamaOps
 from utils.engine.llm_engine import EngineParts, LLMEngine, ManagerFactory, make_kv_cache_manager
@@ -36,6 +37,7 @@ class LLM:
         max_model_len: the most tokens of one request, prompt plus answer. None: what the model
             was made for.
         ops: functions to build the model from, in place of ours: `LlamaOps(rms_norm=mine)`.
+        kernels: "torch", or "cpp" for our C++ kernels on a CPU (see `kernels`): the same, faster.
         kv_cache_class: give each request a cache of its own, of this class, in place of paging. It
             is called with `(config, max_num_tokens, dtype, device)`, and needs `append`.
         kv_cache_manager: makes a manager in place of ours, from an `EngineConfig`.
@@ -66,6 +68,7 @@ class LLM:
         dtype: str = "float32",
         max_model_len: int | None = None,
         ops: LlamaOps = DEFAULT_OPS,
+        kernels: str = "torch",
         kv_cache_class: Callable[..., KVCache] | None = None,
         kv_cache_manager: ManagerFactory = make_kv_cache_manager,
         seed: int = 0,
@@ -95,7 +98,13 @@ class LLM:
             prefix_caching_hash_algo=prefix_caching_hash_algo,
             scheduling_policy=scheduling_policy, speculative_config=speculative_config,
         )  # fmt: skip
+        fast = kernels == "cpp" and self.config.device.type == "cpu"
+        if not fast and kernels != "torch":
+            raise ValueError(f"kernels={kernels!r}: expected 'torch', or, on a CPU, 'cpp'.")
+        ops = (load_fast_ops() or ops) if fast else ops
         self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
+        if fast:
+            pack_linears(self.model)
         self.tokenizer = load_tokenizer(path)
         self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, **parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -38,6 +39,14 @@ class AttentionMetadata:
     tree_masks: dict[int, Tensor] = field(default_factory=dict)
     # Found by the first layer, and used by all: see `_decode_groups`.
     decode_groups: list[DecodeGroup] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def as_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a kernel takes: query_start_loc [B + 1], seq_lens [B], and the block tables, padded
+        to [B, most blocks]; all int64."""
+        tables = pad_sequence(self.block_tables, batch_first=True)
+        query_start_loc = tables.new_tensor([0, *accumulate(self.query_lens)])
+        return query_start_loc, tables.new_tensor(self.seq_lens), tables
 
 
 @dataclass(frozen=True)
