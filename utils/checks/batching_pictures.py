@@ -1,0 +1,200 @@
+"""The pictures of lab 06: slots of a batch, tokens of a step, steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+INK = "#1b1b1b"
+# Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
+KINDS = {
+    "prompt": ("#b9d3ef", "", "tokens of a prompt"),
+    "answer": ("#9fcf93", "", "tokens of an answer"),
+    "again": ("#b9d3ef", "..", "computed again"),
+    "padding": ("white", "...", "padding"),
+    "idle": ("white", "///", "idle slot"),
+    "lost": ("#dedede", "\\\\\\", "loses its blocks"),
+    "waits": ("white", "", "waits"),
+    "held": ("#b9d3ef", "", "blocks that it holds"),
+    "wrong": ("#f2a65a", "xx", "not as expected"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A stretch of a row: its text, which of `KINDS` it is (None: a gap), and its width."""
+
+    text: str
+    kind: str | None
+    width: float = 1.0
+
+
+Row = tuple[str, Sequence[Cell]]
+
+
+def rows_of_cells(
+    rows: Sequence[Row], title: str, xlabel: str, limit: float | None = None,
+    ticks: Sequence[str] = (), unit: float = 0.42,
+) -> Figure:  # fmt: skip
+    """Labelled rows of cells, one above the other.
+
+    Args:
+        rows: (label, cells), the first on top.
+        title: of the figure.
+        xlabel: what lies along a row.
+        limit: where to draw a line across all rows, such as a budget.
+        ticks: labels of the columns, for cells of width 1.
+        unit: inches of a cell of width 1.
+    """
+    longest = max([sum(cell.width for cell in cells) for _, cells in rows] + [1, limit or 0])
+    label_width = 0.085 * max(len(label) for label, _ in rows)
+    width = min(max(5.4, unit * longest + label_width + 0.5), 11.0)
+    figure = Figure(figsize=(width, 0.36 * len(rows) + 1.5), layout="constrained")
+    ax = figure.subplots()
+    for y, (_, cells) in enumerate(rows):
+        x = 0.0
+        for cell in cells:
+            if cell.kind is not None:
+                colour, hatch, _ = KINDS[cell.kind]
+                ax.add_patch(
+                    Rectangle((x, y + 0.08), cell.width, 0.84, facecolor=colour, hatch=hatch,
+                              edgecolor=INK, linewidth=0.7)
+                )  # fmt: skip
+                # A hatch would strike the letters out: give them a ground of their own.
+                ground = dict(facecolor=colour, edgecolor="none", pad=1.2) if hatch else None
+                ax.text(x + cell.width / 2, y + 0.5, cell.text, ha="center", va="center", size=8,
+                        bbox=ground if cell.text else None)  # fmt: skip
+            x += cell.width
+    if limit is not None:
+        ax.axvline(limit, color=INK, linewidth=2, linestyle="--")
+    ax.set_xlim(-0.05, longest + 0.3)
+    ax.set_ylim(len(rows), 0)
+    ax.set_xticks([x + 0.5 for x in range(len(ticks))], ticks)
+    ax.grid(False)
+    ax.set_yticks([y + 0.5 for y in range(len(rows))], [label for label, _ in rows])
+    ax.tick_params(length=0, labelsize=8)
+    ax.set_xlabel(xlabel, size=9)
+    ax.set_title(title, size=11)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    seen = {cell.kind for _, cells in rows for cell in cells}
+    legend = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
+        for kind, (colour, hatch, words) in KINDS.items()
+        if kind in seen
+    ]
+    figure.legend(handles=legend, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    return figure
+
+
+def static_batches(
+    prompt_lens: Sequence[int], output_lens: Sequence[int], batch_size: int
+) -> Figure:
+    """Each batch as its slots: padding before the prompts, idle places after the answers."""
+    rows: list[Row] = []
+    padding = idle = 0
+    for begin in range(0, len(prompt_lens), batch_size):
+        prompts = prompt_lens[begin : begin + batch_size]
+        outputs = output_lens[begin : begin + batch_size]
+        for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), begin):
+            pad, rest = max(prompts) - prompt, max(outputs) - output
+            padding, idle = padding + pad, idle + rest
+            kinds = {"padding": pad, "prompt": prompt, "answer": output, "idle": rest}
+            cells = [Cell(str(n), kind, n) for kind, n in kinds.items() if n]
+            rows.append((f"batch {begin // batch_size}, request {number}", cells))
+    title = f"{padding} places are padding, {idle} are idle"
+    return rows_of_cells(rows, title, "places in the batch: one per token", unit=0.2)
+
+
+def budget(
+    rows: Sequence[tuple[str, Mapping[str, int]]], decodes: Sequence[str], limit: int, title: str,
+    expected: Mapping[str, int] | None = None,
+) -> Figure:  # fmt: skip
+    """The tokens of a step as a bar, request by request, against the token budget.
+
+    Args:
+        rows: (label, tokens by request id).
+        decodes: the requests whose token is one of an answer.
+        limit: the budget.
+        title: of the figure.
+        expected: what differs from this is marked.
+    """
+
+    def kind(name: str, count: int) -> str:
+        if expected is not None and expected.get(name) != count:
+            return "wrong"
+        return "answer" if name in decodes else "prompt"
+
+    drawn = [
+        (label, [Cell(f"{name}: {n}" if n > 2 else name, kind(name, n), n)
+                 for name, n in tokens.items() if n > 0])
+        for label, tokens in rows
+    ]  # fmt: skip
+    xlabel = f"tokens of the step (dashed: the budget of {limit})"
+    return rows_of_cells(drawn, title, xlabel, limit, unit=0.45)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a step brought to a request: tokens, and which of `KINDS`."""
+
+    kind: str
+    count: int = 0
+
+
+Chart = Sequence[Mapping[str, Mark]]  # one mapping per step, by the request's name
+
+
+def gantt(names: Sequence[str], charts: Mapping[str, Chart], title: str) -> Figure:
+    """Requests as rows, steps as columns, the number of tokens in each cell.
+
+    Args:
+        names: of the requests, the first on top.
+        charts: by their label. With two of them, the last is compared with the first.
+        title: of the figure.
+    """
+    num_steps = max(len(chart) for chart in charts.values())
+    first = max(0, num_steps - 40)
+    labels = list(charts)
+    rows: list[Row] = []
+    for label, chart in charts.items():
+        for name in names:
+            cells = []
+            for step in range(first, len(chart)):
+                mark = chart[step].get(name)
+                kind = mark.kind if mark else None
+                if label != labels[0] and mark != charts[labels[0]][step].get(name):
+                    kind = "wrong"
+                cells.append(Cell(str(mark.count) if mark and mark.count else "", kind))
+            rows.append((f"{label}: {name}" if len(charts) > 1 else name, cells))
+    ticks = [str(step + 1) for step in range(first, num_steps)]
+    return rows_of_cells(
+        rows, title, "step (in the cells: tokens computed)", ticks=ticks, unit=0.32
+    )
+
+
+def crossover(
+    num_tokens: Sequence[int], recompute: Sequence[float], swap: Sequence[float], title: str
+) -> Figure:
+    """What both recoveries cost per token, in seconds, over the length of the request."""
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    ax = figure.subplots()
+    for name, seconds, colour, style in (
+        ("recompute", recompute, "#1f4e9c", "-"),
+        ("swap out and in", swap, "#e07b00", "--"),
+    ):
+        per_token = [1e6 * s / n for s, n in zip(seconds, num_tokens, strict=True)]
+        ax.semilogx(num_tokens, per_token, style, color=colour, linewidth=2, label=name)
+    ax.set_xlabel("computed tokens of the preempted request", size=9)
+    ax.set_ylabel("µs per token", size=9)
+    ax.set_ylim(bottom=0)
+    ax.set_title(title, size=11)
+    ax.tick_params(labelsize=8)
+    ax.grid(True, color="#dddddd", linewidth=0.6)
+    ax.legend(fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return figure
