@@ -1,0 +1,169 @@
+"""Batching policies on a clock of our own: requests that have lengths but no text, and no model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from utils.engine.metrics import ScheduledTokens, StepRecord
+from utils.engine.outputs import RequestMetrics
+from utils.sim.traces import sharegpt_like
+
+
+@dataclass
+class SimRequest:
+    """A request as a scheduler sees it. Fields as in `utils.engine.Request`.
+
+    Attributes:
+        request_id: its name.
+        arrival_time: seconds since the trace began.
+        num_prompt_tokens: length of the prompt.
+        max_tokens: length of the answer; nothing ends it earlier.
+        priority: lower is more important, for a scheduler that looks at it.
+        num_computed_tokens: how many of its tokens have their keys and values in the cache.
+        num_output_tokens: tokens of the answer so far.
+    """
+
+    request_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_output_tokens == self.max_tokens
+
+
+class SimScheduler(Protocol):
+    """What `replay` needs."""
+
+    waiting: deque[SimRequest]
+    running: list[SimRequest]
+
+    def schedule(self) -> list[tuple[SimRequest, int]]:
+        """The requests of the next step, and how many tokens of each to compute."""
+
+    def update_from_output(self) -> None:
+        """Called when the step is computed: let finished requests go."""
+
+
+def scaled_trace(num_requests: int, rate: float, seed: int, scale: float) -> list[SimRequest]:
+    """ShareGPT-like requests with all lengths multiplied by `scale`, named "A", "B", ...
+
+    Args:
+        num_requests: how many; at most 26.
+        rate: mean arrivals per second, a Poisson process. The first arrives at 0.
+        seed: equal seeds, equal traces.
+        scale: below 1 for a small machine. No length becomes less than 2 tokens.
+
+    Raises:
+        ValueError: more than 26 requests, or an argument is not positive.
+    """
+    if not 1 <= num_requests <= 26:
+        raise ValueError(f"num_requests must be 1 to 26, one per letter, got {num_requests}.")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}.")
+    trace = sharegpt_like(num_requests, rate, seed)
+    return [
+        SimRequest(
+            chr(ord("A") + r.request_id),
+            r.arrival_time - trace[0].arrival_time,
+            max(2, round(scale * r.prompt_len)),
+            max(2, round(scale * r.output_len)),
+        )
+        for r in trace
+    ]
+
+
+def replay(
+    scheduler: SimScheduler, requests: Sequence[SimRequest], step_seconds: Callable[[int], float]
+) -> list[StepRecord]:
+    """Run a trace through a scheduler, on a clock that starts at 0.
+
+    Args:
+        scheduler: with nothing waiting or running.
+        requests: in order of arrival. They are copied, not changed.
+        step_seconds: how long a step with so many tokens takes.
+
+    Returns:
+        One record per step, as `LLMEngine.step_trace` would hold them. `kv_cache_usage` is 0:
+        nothing is stored.
+
+    Raises:
+        ValueError: the scheduler lets nobody run though somebody waits, or schedules tokens that a
+            request does not have.
+    """
+    arriving = deque(replace(r) for r in sorted(requests, key=lambda r: r.arrival_time))
+    clock = 0.0
+    steps = []
+    while arriving or scheduler.waiting or scheduler.running:
+        if not (scheduler.waiting or scheduler.running):
+            clock = max(clock, arriving[0].arrival_time)  # nothing to do until then
+        while arriving and arriving[0].arrival_time <= clock:
+            scheduler.waiting.append(arriving.popleft())
+        batch = scheduler.schedule()
+        if not batch:
+            raise ValueError(
+                f"At {clock:.3f} s nobody was scheduled, though {len(scheduler.waiting)} wait and "
+                f"{len(scheduler.running)} run. A step must move somebody."
+            )
+        start, clock = clock, clock + step_seconds(sum(n for _, n in batch))
+        tokens = {request.request_id: _compute(request, n) for request, n in batch}
+        scheduler.update_from_output()
+        finished = [request.request_id for request, _ in batch if request.is_finished]
+        times = (start, start, clock, clock, clock)
+        steps.append(StepRecord(*times, tokens, [], [], finished, len(scheduler.waiting), 0.0))
+    return steps
+
+
+def request_metrics(
+    steps: Sequence[StepRecord], requests: Sequence[SimRequest], start: float = 0.0
+) -> dict[str, RequestMetrics]:
+    """When each request of a trace was first let run and got its tokens, from the steps' records.
+
+    Args:
+        steps: of `replay`, or of an engine that was sent the same requests.
+        requests: the trace.
+        start: the trace's time 0 on the clock of `steps`.
+
+    Returns:
+        By request id. The arrival is the trace's, also for a request that the engine only noticed
+        after the step that ran when it came.
+    """
+    metrics = {r.request_id: RequestMetrics(start + r.arrival_time) for r in requests}
+    for step in steps:
+        for request_id, tokens in step.tokens.items():
+            request = metrics[request_id]
+            if request.scheduled_ts is None:
+                request.scheduled_ts = step.start
+            request.token_ts += [step.executed] * tokens.num_sampled
+    return metrics
+
+
+def throughput(steps: Sequence[StepRecord]) -> float:
+    """New tokens per second, from the first step's start to the last one's end."""
+    num_tokens = sum(tokens.num_sampled for step in steps for tokens in step.tokens.values())
+    return num_tokens / (steps[-1].end - steps[0].start)
+
+
+def _compute(request: SimRequest, num_new: int) -> ScheduledTokens:
+    """Compute the next tokens of a request; one that is up to date then gets a new token."""
+    start, left = request.num_computed_tokens, request.num_tokens - request.num_computed_tokens
+    if not 1 <= num_new <= left:
+        raise ValueError(
+            f"{num_new} tokens were scheduled for request {request.request_id}, which has {left} "
+            f"left to compute."
+        )
+    request.num_computed_tokens += num_new
+    num_sampled = int(num_new == left)
+    request.num_output_tokens += num_sampled
+    return ScheduledTokens(start, num_new, 0, num_sampled)

@@ -1,0 +1,138 @@
+"""Gantt charts: which request runs when, drawn from the records of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from utils.engine.metrics import StepRecord
+from utils.viz.style import BLUE, INK, ORANGE
+
+PREFILL, DECODE, IDLE, WAITING = BLUE, "#a9c6ea", "#f1f1f1", "#c8c8c8"
+PATCHES = (Patch(color=PREFILL, label="prompt (prefill)"), Patch(color=DECODE, label="decode"))
+GAP = 5e-3  # seconds between two steps that still look like one
+
+
+def slots_of(steps: Sequence[StepRecord]) -> dict[str, int]:
+    """A slot for each request: the lowest that is free when it first runs."""
+    slots: dict[str, int] = {}
+    busy: dict[int, str] = {}
+    for step in steps:
+        for request_id in step.tokens:
+            if request_id not in slots:
+                slot = next(i for i in range(len(busy) + 1) if i not in busy)
+                slots[request_id], busy[slot] = slot, request_id
+        for request_id in step.finished_req_ids:
+            del busy[slots[request_id]]
+    return slots
+
+
+def spans_of(steps: Sequence[StepRecord], request_id: str) -> list[tuple[float, float, bool]]:
+    """When a request runs, as (begin, end, prefill). Neighbouring steps of a kind are one span."""
+    spans: list[tuple[float, float, bool]] = []
+    for step in steps:
+        if request_id not in step.tokens:
+            continue
+        tokens = step.tokens[request_id]
+        # A prompt's tokens come many at a time, or give no new token yet.
+        prefill = tokens.num_new - tokens.num_draft > 1 or tokens.num_sampled == 0
+        begin = step.start
+        if spans and spans[-1][1] >= begin - GAP and spans[-1][2] == prefill:
+            begin = spans.pop()[0]
+        spans.append((begin, step.end, prefill))
+    return spans
+
+
+def plot_slots(runs: Mapping[str, Sequence[StepRecord]], num_slots: int, title: str) -> Figure:
+    """The slots of a batch over time, one panel per run, all on the same time axis.
+
+    Args:
+        runs: name -> steps. None of them preempts.
+        num_slots: the most requests that run at a time.
+        title: the finding.
+    """
+    figure, panels = _panels(len(runs), 0.34 * num_slots + 0.7)
+    for axes, (name, steps) in zip(panels, runs.items(), strict=True):
+        origin = steps[0].start
+        end = steps[-1].end - origin
+        axes.barh(range(num_slots), end, height=0.86, color=IDLE, hatch="////", edgecolor="#d4d4d4")
+        busy = 0.0
+        for request_id, slot in slots_of(steps).items():
+            spans = [(b - origin, e - origin, kind) for b, e, kind in spans_of(steps, request_id)]
+            _draw_spans(axes, slot, spans)
+            busy += sum(e - b for b, e, _ in spans)
+            middle, last = (spans[-1][0] + spans[-1][1]) / 2, spans[-1][1]
+            axes.vlines(last, slot - 0.43, slot + 0.43, color="white", linewidth=2, zorder=4)
+            axes.text(middle, slot, request_id, color=INK, weight="bold", fontsize=9,
+                      ha="center", va="center", zorder=5)  # fmt: skip
+        idle = 1 - busy / (num_slots * end)
+        axes.set_title(
+            f"{name}: {end:.1f} s, slots idle {idle:.0%} of the time", fontsize=11, weight="normal"
+        )
+        axes.set_yticks(range(num_slots), [str(i) for i in range(num_slots)])
+        axes.set_ylabel("slot")
+    panels[-1].set_xlabel("time (s)")
+    patches = [*PATCHES, Patch(facecolor=IDLE, edgecolor="#b0b0b0", hatch="////", label="idle")]
+    _finish(figure, title, patches)
+    return figure
+
+
+def plot_gantt(
+    runs: Mapping[str, Sequence[StepRecord]],
+    arrival_times: Mapping[str, float],
+    title: str,
+    highlighted: Sequence[str] = (),
+) -> Figure:
+    """A row per request: a line while it waits, bars while it runs, one panel per run.
+
+    Args:
+        runs: name -> steps, on the same clock as the arrivals.
+        arrival_times: by request id, in seconds.
+        title: the finding.
+        highlighted: requests whose bars are orange.
+    """
+    figure, panels = _panels(len(runs), 0.2 * len(arrival_times) + 0.75)
+    rows = {request_id: row for row, request_id in enumerate(arrival_times)}
+    for axes, (name, steps) in zip(panels, runs.items(), strict=True):
+        for request_id, row in rows.items():
+            spans = spans_of(steps, request_id)
+            axes.hlines(row, arrival_times[request_id], spans[-1][1], color=WAITING, linewidth=3,
+                        zorder=1)  # fmt: skip
+            _draw_spans(axes, row, spans, request_id in highlighted)
+        axes.set_title(name, fontsize=11, weight="normal")
+        axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+        axes.set_ylabel("request")
+    panels[-1].set_xlabel("time (s)")
+    patches = [*PATCHES, Patch(color=WAITING, label="waiting")]
+    if highlighted:
+        patches.insert(2, Patch(color=ORANGE, label="decode, important request"))
+    _finish(figure, title, patches)
+    return figure
+
+
+def _panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    size = (9.5, height * count + 0.8)
+    figure, panels = plt.subplots(count, 1, figsize=size, sharex=True, squeeze=False)
+    return figure, list(panels[:, 0])
+
+
+def _draw_spans(
+    axes: Axes, row: int, spans: Sequence[tuple[float, float, bool]], highlighted: bool = False
+) -> None:
+    decode = ORANGE if highlighted else DECODE
+    for begin, end, prefill in spans:
+        color = PREFILL if prefill else decode
+        axes.barh(row, end - begin, left=begin, height=0.86, color=color, zorder=3)
+
+
+def _finish(figure: Figure, title: str, patches: list[Patch]) -> None:
+    for axes in figure.axes:
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlim(left=0)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", color=INK)
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
