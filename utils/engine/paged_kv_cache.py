@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +38,11 @@ class PagedKVCache:
         def memory(num_blocks: int, device: torch.device | str) -> Tensor:
             # [K or V, layers, blocks, block_size, H_kv, D]
             shape = (2, config.num_hidden_layers, num_blocks, block_size, *heads)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            if torch.device(device).type != "cpu" or num_blocks == 0:
+                return torch.zeros(shape, dtype=dtype, device=device)
+            # NumPy's zeros take no memory until they are written to; PyTorch's do.
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(zeros).view(dtype).view(shape)
 
         self.device_memory = memory(num_gpu_blocks, device)
         self.host_memory = memory(num_cpu_blocks, "cpu")
