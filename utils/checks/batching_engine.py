@@ -9,6 +9,7 @@ from typing import Any, cast
 from utils.checks import batching_pictures
 from utils.checks.batching_oracle import PlainScheduler
 from utils.checks.batching_pictures import Mark
+from utils.checks.reference import chat_token_ids
 from utils.checks.runner import Mismatch, Passed, call
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
@@ -40,21 +41,6 @@ def model() -> LLM:
     )  # fmt: skip
 
 
-def example_prompts() -> list[list[int]]:
-    """The questions in the model's chat format, as token ids."""
-    tokenizer = model().get_tokenizer()
-    texts = [
-        cast(
-            str,
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            ),
-        )
-        for question in QUESTIONS
-    ]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-
-
 def new_engine(scheduler_class: SchedulerClass, changes: dict[str, int]) -> LLMEngine:
     """An engine with an empty KV cache and this scheduler, which records its steps."""
     engine = model().new_engine(changes=changes, scheduler_cls=scheduler_class)
@@ -83,7 +69,7 @@ def _name(number: int) -> str:
 
 def run(scheduler_class: SchedulerClass) -> Passed:
     """Generate with the learner's scheduler, and compare with the engine's own."""
-    prompts, expected = example_prompts(), _reference()
+    prompts, expected = chat_token_ids(QUESTIONS), _reference()
     for says, changes in (("plenty of memory", ROOMY), ("little memory", SCARCE)):
         given = f"{len(prompts)} questions, {says}: {changes}"
         engine = call(new_engine, scheduler_class, changes, given=given)
@@ -116,7 +102,7 @@ def run(scheduler_class: SchedulerClass) -> Passed:
 @functools.cache
 def _reference() -> list[list[int]]:
     """The answers with the engine's own scheduler, and plenty of memory."""
-    return [_tokens(o) for o in answer(new_engine(Scheduler, ROOMY), example_prompts())]
+    return [_tokens(o) for o in answer(new_engine(Scheduler, ROOMY), chat_token_ids(QUESTIONS))]
 
 
 def _tokens(output: RequestOutput) -> list[int]:

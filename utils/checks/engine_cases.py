@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
 from utils.checks.runner import Mismatch, describe
@@ -82,14 +80,3 @@ def judge(
         )  # fmt: skip
     if failure:
         raise failure
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """For a tiny model, whose tensors are too small to share out: more threads only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from utils.checks import engine_pictures
-from utils.checks.engine_cases import Fault, judge, one_thread
+from utils.checks.engine_cases import Fault, judge
 from utils.checks.runner import Mismatch, call, describe
-from utils.checks.tiny import TinyModel
+from utils.checks.tiny import TinyModel, one_thread
 
 NUM_PROMPTS, MAX_TOKENS = 20, 12
 

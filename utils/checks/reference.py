@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ def reference_prompts() -> list[str]:
         )
         for question in questions
     ]
+
+
+def chat_token_ids(questions: Sequence[str]) -> list[list[int]]:
+    """Questions in the model's chat format, as token ids."""
+    tokenizer = load_tokenizer()
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def hf_greedy(prompts: list[str]) -> list[list[int]]:

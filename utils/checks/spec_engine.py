@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 from transformers.utils import logging
 
 from utils.checks import spec_pictures
+from utils.checks.reference import chat_token_ids
 from utils.checks.runner import Mismatch, Passed, call
 from utils.checks.spec_proposals import accepted_by_brute_force, found_by_brute_force
 from utils.checks.spec_sampling import LEVEL, chi_square_p
-from utils.checks.tiny import TinyModel
+from utils.checks.tiny import TinyModel, one_thread
 from utils.engine.llm import LLM
 from utils.engine.outputs import RequestOutput
 from utils.engine.rejection_sampler import RejectionSampler
@@ -75,20 +75,6 @@ def model() -> LLM:
     return LLM(dtype="float32", max_model_len=256, num_gpu_blocks_override=96, device="cpu")
 
 
-def question_prompts() -> list[list[int]]:
-    tokenizer = model().get_tokenizer()
-    texts = [
-        cast(
-            str,
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            ),
-        )
-        for question in QUESTIONS
-    ]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-
-
 class _Run(NamedTuple):
     """What came of the prompts, and how many steps each of them took."""
 
@@ -115,7 +101,7 @@ def _generate(llm: LLM, prompts: Sequence[list[int]], parts: Parts | None) -> _R
 @functools.cache
 def _plain() -> tuple[list[list[int]], _Run]:
     """The prompts, and what comes of them without guesses."""
-    prompts = question_prompts()
+    prompts = chat_token_ids(QUESTIONS)
     return prompts, _generate(model(), prompts, None)
 
 
@@ -246,17 +232,6 @@ def run_sampled(make_parts: PartsFactory) -> tuple[str, Figure]:
     )
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tiny model's tensors are too small to share out: threads would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _compare_with_law(outputs: Sequence[RequestOutput], kind: str) -> Figure:
     law = _exact_law()
     answers = [tuple(output.outputs[0].token_ids)[:CHECKED] for output in outputs]
@@ -293,7 +268,7 @@ def _compare_with_law(outputs: Sequence[RequestOutput], kind: str) -> Figure:
 def run(make_parts: PartsFactory) -> Passed:
     """Greedy and sampled, one after the other."""
     greedy = run_greedy(make_parts)
-    with _one_thread():
+    with one_thread():
         sampled, figure = run_sampled(make_parts)
     return Passed(
         f"{greedy} {sampled}", figure,

@@ -19,8 +19,8 @@ from utils.checks import (
     engine_text,
     engine_times,
 )
-from utils.checks.engine_cases import one_thread
 from utils.checks.runner import Passed, exercise
+from utils.checks.tiny import one_thread
 
 
 @exercise("Exercise 1: check_sampling_params", points=2)
