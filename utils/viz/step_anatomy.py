@@ -1,0 +1,267 @@
+"""One step of the engine, taken apart: the flat batch, the memory it writes to, and its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from utils.engine import LLMEngine
+from utils.engine.metrics import StepRecord
+from utils.viz.explore import Explorer
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+REQUEST_COLORS = (BLUE, ORANGE, GREEN, "#7a4fa3", "#c9b037", "#3f8f8a", RED, "#8c564b")
+EMPTY = "#f4f4f4"
+BLOCKS_PER_ROW = 8
+MAX_CELLS = 32  # of the flat batch in one row
+
+
+@dataclass(frozen=True)
+class StepAnatomy:
+    """What one step gave to the model.
+
+    Args:
+        record: the engine's record of the step.
+        input_ids: [T], the flat batch.
+        positions: [T], of each token in its request.
+        slots: [T], where its keys and values went.
+        block_tables: by request id, the blocks of each scheduled request.
+    """
+
+    record: StepRecord
+    input_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    block_tables: dict[str, list[int]]
+
+    @property
+    def owners(self) -> list[str]:
+        """The request id of each token of the flat batch."""
+        return [name for name, new in self.record.tokens.items() for _ in range(new.num_new)]
+
+
+@contextmanager
+def record_anatomy(engine: LLMEngine) -> Iterator[list[StepAnatomy]]:
+    """Record the engine's steps while the context lasts. The list is filled when it ends.
+
+    Raises:
+        ValueError: the engine has no paged KV cache.
+    """
+    if engine.kv_cache is None:
+        raise ValueError("Only an engine with a paged KV cache has blocks to show.")
+    given: list[tuple[list[int], list[int], list[int], list[list[int]]]] = []
+
+    def record(module: Any, arguments: tuple[Tensor, Tensor, Any]) -> None:
+        input_ids, positions, batch = arguments
+        tables = [table.tolist() for table in batch.metadata.block_tables]
+        slots = batch.metadata.slot_mapping.tolist()
+        given.append((input_ids.tolist(), positions.tolist(), slots, tables))
+
+    anatomy: list[StepAnatomy] = []
+    before, engine.step_trace = engine.step_trace, []
+    hook = engine.runner.model.register_forward_pre_hook(record)
+    try:
+        yield anatomy
+    finally:
+        hook.remove()
+        steps, engine.step_trace = engine.step_trace, before
+    for step, (input_ids, positions, slots, tables) in zip(steps, given, strict=True):
+        by_request = dict(zip(step.tokens, tables, strict=True))
+        anatomy.append(StepAnatomy(step, input_ids, positions, slots, by_request))
+
+
+def plot_anatomy(
+    step: StepAnatomy,
+    tokenizer: PreTrainedTokenizerBase,
+    num_blocks: int,
+    block_size: int,
+    title: str = "",
+    names: Sequence[str] = (),
+) -> Figure:
+    """The flat batch, token by token; the KV memory, slot by slot; and the time of each part.
+
+    Args:
+        num_blocks: in the KV cache.
+        block_size: tokens in a block.
+        title: the finding. Empty: what was scheduled.
+        names: all requests of the run, so that each has the same color in every step. Empty:
+            those of this step.
+    """
+    rows = -(-len(step.input_ids) // MAX_CELLS)
+    memory_rows = -(-num_blocks // BLOCKS_PER_ROW)
+    heights = (0.62 + 1.12 * rows, 0.55 + 0.31 * memory_rows, 0.78)
+    figure = plt.figure(figsize=(10, sum(heights) + 0.35))
+    batch, memory, times = figure.subplots(3, 1, height_ratios=heights)
+    names = names or list(step.block_tables)
+    colors = {name: REQUEST_COLORS[i % len(REQUEST_COLORS)] for i, name in enumerate(names)}
+    _draw_flat_batch(batch, step, tokenizer, colors)
+    _draw_memory(memory, step, num_blocks, block_size, colors)
+    _draw_times(times, step.record)
+    num_tokens, num_requests = len(step.input_ids), len(step.block_tables)
+    whole = title or f"One step: {num_tokens} tokens of {num_requests} requests, one tensor"
+    figure.suptitle(whole, x=0.01, ha="left", fontsize=12, weight="bold")
+    return figure
+
+
+def anatomy_explorer(
+    steps: Sequence[StepAnatomy],
+    tokenizer: PreTrainedTokenizerBase,
+    num_blocks: int,
+    block_size: int,
+) -> Explorer:
+    """A slider over recorded steps."""
+    names = list(dict.fromkeys(name for step in steps for name in step.block_tables))
+    slider = ipywidgets.IntSlider(1, min=1, max=len(steps), description="step")
+    slider.continuous_update = False
+    slider.layout.width = "600px"
+
+    def draw(step: int) -> Figure:
+        anatomy = steps[step - 1]
+        record = anatomy.record
+        num_requests = len(record.tokens)
+        events = [
+            f"{len(anatomy.input_ids)} tokens of {num_requests} request{'s'[: num_requests > 1]}"
+        ]
+        for ids, what in (
+            (record.preempted_req_ids, "preempted"),
+            (record.resumed_req_ids, "back again"),
+            (record.finished_req_ids, "finished"),
+        ):
+            events += [f"{what}: {', '.join(ids)}"] if ids else []
+        title = f"Step {step} of {len(steps)}: " + "; ".join(events)
+        return plot_anatomy(anatomy, tokenizer, num_blocks, block_size, title, names)
+
+    return Explorer(draw, step=slider)
+
+
+def _draw_flat_batch(
+    axes: Axes, step: StepAnatomy, tokenizer: PreTrainedTokenizerBase, colors: dict[str, str]
+) -> None:
+    row_height = 3.4
+    # Guesses are the last of a request's new tokens.
+    guessed = {
+        end - 1 - i
+        for end, new in zip(
+            accumulate(new.num_new for new in step.record.tokens.values()),
+            step.record.tokens.values(), strict=True,
+        )
+        for i in range(new.num_draft)
+    }  # fmt: skip
+    for i, (token, position, slot, owner) in enumerate(
+        zip(step.input_ids, step.positions, step.slots, step.owners, strict=True)
+    ):
+        x, y = i % MAX_CELLS, -(i // MAX_CELLS) * row_height
+        hatch = "////" if i in guessed else None
+        axes.add_patch(Rectangle((x, y), 0.94, 1.9, facecolor=_tint(colors[owner], 0.35),
+                                 edgecolor="white" if hatch else colors[owner], hatch=hatch,
+                                 linewidth=0.8))  # fmt: skip
+        text = tokenizer.decode([token]).strip(" ").replace("\n", "\\n").replace("$", r"\$")
+        axes.text(x + 0.47, y + 0.12, text[:8] or "␣", rotation=90, ha="center", va="bottom",
+                  fontsize=8, color=INK)  # fmt: skip
+        axes.text(x + 0.47, y - 0.1, str(position), ha="center", va="top", fontsize=7, color=INK)
+        axes.text(x + 0.47, y - 0.65, str(slot), ha="center", va="top", fontsize=7, color=GREY)
+    begin = 0
+    for name, new in step.record.tokens.items():
+        x, y = begin % MAX_CELLS, -(begin // MAX_CELLS) * row_height
+        axes.text(x, y + 2.0, name, fontsize=9.5, weight="bold", color=INK)
+        begin += new.num_new
+    axes.text(-0.3, -0.1, "position", ha="right", va="top", fontsize=7.5, color=INK)
+    axes.text(-0.3, -0.65, "slot", ha="right", va="top", fontsize=7.5, color=GREY)
+    num_rows = -(-len(step.input_ids) // MAX_CELLS)
+    axes.set_xlim(-2.2, MAX_CELLS)
+    axes.set_ylim(-1.2 - (num_rows - 1) * row_height, 2.75)
+    hatched = " Hatched: guesses." if guessed else ""
+    axes.set_title(f"The flat batch.{hatched}", fontsize=10.5, weight="normal")
+    axes.set_axis_off()
+
+
+def _draw_memory(
+    axes: Axes, step: StepAnatomy, num_blocks: int, block_size: int, colors: dict[str, str]
+) -> None:
+    written = set(step.slots)
+    holders: dict[int, list[str]] = {}
+    for name, table in step.block_tables.items():
+        for block in table:
+            holders.setdefault(block, []).append(name)
+    num_rows, width = -(-num_blocks // BLOCKS_PER_ROW), block_size + 1
+    image = np.ones((num_rows, BLOCKS_PER_ROW * width, 3))
+    for block in range(num_blocks):
+        row, left = block // BLOCKS_PER_ROW, block % BLOCKS_PER_ROW * width
+        image[row, left : left + block_size] = to_rgb(EMPTY)
+    for name, table in step.block_tables.items():
+        new = step.record.tokens[name]
+        for position in range(new.start + new.num_new):
+            block, offset = table[position // block_size], position % block_size
+            slot = block * block_size + offset
+            row, left = block // BLOCKS_PER_ROW, block % BLOCKS_PER_ROW * width
+            own = colors[name] if len(holders[block]) == 1 else GREY
+            color = to_rgb(own) if slot in written else _tint(own, 0.35)
+            image[row, left + offset] = color
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    for block, names in holders.items():
+        row, left = block // BLOCKS_PER_ROW, block % BLOCKS_PER_ROW * width
+        ink = "white" if block * block_size in written else INK
+        axes.text(left - 0.3, row, " ".join(names), fontsize=8, va="center", color=ink)
+    for row in range(1, num_rows):
+        axes.axhline(row - 0.5, color="white", linewidth=4)
+    for block in range(num_blocks):
+        x = block % BLOCKS_PER_ROW * width + block_size / 2 - 0.5
+        if block < BLOCKS_PER_ROW:
+            axes.text(x, -0.62, f"+{block}", ha="center", fontsize=7.5, color=GREY)
+    axes.set_yticks(range(num_rows), [str(row * BLOCKS_PER_ROW) for row in range(num_rows)],
+                    fontsize=7.5)  # fmt: skip
+    axes.set_xticks([])
+    axes.set_ylabel("block", fontsize=8.5)
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_title(
+        f"KV memory, {num_blocks} blocks of {block_size} slots. "
+        "Dark: written in this step. Grey: shared.",
+        fontsize=10.5, weight="normal", pad=13,
+    )  # fmt: skip
+
+
+def _draw_times(axes: Axes, record: StepRecord) -> None:
+    marks = (record.start, record.scheduled, record.executed, record.processed, record.end)
+    names = ("schedule", "execute: forward and sampling", "process", "draft")
+    colors = (ORANGE, "#a9c6ea", INK, GREEN)
+    left = 0.0
+    for begin, end, color in zip(marks, marks[1:], colors, strict=False):
+        axes.barh(0, 1e3 * (end - begin), left=left, height=0.5, color=color)
+        left += 1e3 * (end - begin)
+    for i, (name, begin, end) in enumerate(zip(names, marks, marks[1:], strict=False)):
+        axes.text((0, 0.16, 0.52, 0.74)[i], -0.25, f"■ {name} {1e3 * (end - begin):.1f} ms",
+                  transform=axes.transAxes, va="top", fontsize=9,
+                  color=(ORANGE, BLUE, INK, "#4b8f3b")[i])  # fmt: skip
+    axes.set_xlim(0, left)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_title("Time of the step", fontsize=10.5, weight="normal")
+
+
+def _tint(color: str, strength: float) -> tuple[float, float, float]:
+    """A lighter shade: strength 0 is white, 1 the color itself."""
+    red, green, blue = to_rgb(color)
+    return (
+        1 - strength * (1 - red), 1 - strength * (1 - green), 1 - strength * (1 - blue),
+    )  # fmt: skip
