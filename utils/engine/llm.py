@@ -100,9 +100,7 @@ class LLM:
         )  # fmt: skip
         fast = kernels == "cpp" and self.config.device.type == "cpu" and ops is DEFAULT_OPS
         if not fast and kernels != "torch":
-            raise ValueError(
-                f"kernels={kernels!r}: expected torch, or cpp (on a CPU, without ops)."
-            )
+            raise ValueError(f"kernels={kernels!r}: expected torch or (CPU, no ops) cpp.")
         ops = (load_fast_ops() or ops) if fast else ops
         self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
         if fast:
