@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 from utils.engine import LLM, SamplingParams, SpeculativeConfig  # noqa: E402
 from utils.engine.model_runner import SampledToken  # noqa: E402
 from utils.pipeline.data import generate  # noqa: E402
+from utils.pipeline.distill import ensure_draft_model  # noqa: E402
 
 
 def scheduler_cost(
@@ -56,20 +57,26 @@ def scheduler_share(dtype: str, prompts: list[list[int]], batch: int = 64) -> fl
 
 
 def speculation(dtype: str, num_examples: int, pairs: int) -> dict[str, Any]:
-    """Seconds for the course's extraction task at batch 1, plain and with n-gram guesses, by turns.
+    """Seconds for the course's extraction task at batch 1, plain and with guesses, by turns.
 
     The fine-tuned model where the pipeline has made one, else the bundled one.
     """
     tuned = ROOT / "artifacts" / "merge" / "model"
     model = tuned if tuned.is_dir() else "bundled"
     llm = LLM(model, dtype=dtype, device="cpu", max_model_len=1024, kernels="cpp")
-    ngram = {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=4)}
-    engines = {"plain": llm.llm_engine, "ngram": llm.new_engine(changes=ngram)}
+    guessers = {
+        "ngram, k = 4": SpeculativeConfig("ngram", 4),
+        "draft model, k = 3": SpeculativeConfig("draft_model", 3, model=ensure_draft_model()),
+    }
+    engines = {"plain": llm.llm_engine} | {
+        name: llm.new_engine(changes={"speculative_config": config})
+        for name, config in guessers.items()
+    }
     messages = [example.messages() for example in generate("held_out", num_examples)]
     params = SamplingParams(temperature=0, max_tokens=80)
     runs: list[dict[str, float]] = []
     answers: dict[str, list[str]] = {}
-    for i in range(pairs + 1):  # the first pair warms up
+    for i in range(pairs + 1):  # the first round warms up
         runs.append({})
         for name, engine in list(engines.items())[:: 1 if i % 2 else -1]:
             llm.llm_engine = engine
@@ -78,15 +85,18 @@ def speculation(dtype: str, num_examples: int, pairs: int) -> dict[str, Any]:
                 llm.chat(message, params, use_tqdm=False)[0].outputs[0].text for message in messages
             ]
             runs[-1][name] = perf_counter() - start
-    stats = engines["ngram"].spec_decoding_stats
-    return {
+    result: dict[str, Any] = {
         "model": "fine-tuned" if tuned.is_dir() else "bundled",
-        "seconds": {name: statistics.median(run[name] for run in runs[1:]) for name in engines},
-        "speedup": statistics.median(run["plain"] / run["ngram"] for run in runs[1:]),
-        "acceptance_rate": stats.acceptance_rate,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "same_answers": sum(
-            a == b for a, b in zip(answers["plain"], answers["ngram"], strict=True)
-        ),
         "answers": num_examples,
+        "seconds": {name: statistics.median(run[name] for run in runs[1:]) for name in engines},
     }
+    for name in guessers:
+        stats = engines[name].spec_decoding_stats
+        pairs_of_answers = zip(answers["plain"], answers[name], strict=True)
+        result[name] = {
+            "speedup": statistics.median(run["plain"] / run[name] for run in runs[1:]),
+            "acceptance_rate": stats.acceptance_rate,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "same_answers": sum(a == b for a, b in pairs_of_answers),
+        }
+    return result
