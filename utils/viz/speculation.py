@@ -29,7 +29,7 @@ def plot_verify_cost(
               label="a pass for each token")  # fmt: skip
     axes.plot(num_tokens, predicted, color=INK, linestyle=":", label="predicted by the roofline")
     for (name, values), color, marker in zip(
-        seconds.items(), (ORANGE, BLUE), _MARKERS, strict=False
+        seconds.items(), (ORANGE, BLUE, GREEN), _MARKERS, strict=False
     ):
         relative = [value / values[0] for value in values]
         axes.plot(num_tokens, relative, color=color, marker=marker, label=f"measured, {name}")
