@@ -11,7 +11,6 @@ import torch
 from utils.checks import (
     engine_batch,
     engine_bookkeeping,
-    engine_cases,
     engine_differences,
     engine_loop,
     engine_params,
@@ -25,6 +24,7 @@ from utils.checks.engine_batch import Part, Step
 from utils.checks.engine_cases import Fault, judge
 from utils.checks.engine_parts import EngineBase, Parts
 from utils.checks.runner import Mismatch, NotWritten
+from utils.checks.tiny import one_thread
 from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.outputs import RequestMetrics
@@ -371,6 +371,6 @@ def test_the_pictures_show_what_is_wrong():
 
 def test_one_thread_puts_the_number_back():
     before = torch.get_num_threads()
-    with engine_cases.one_thread():
+    with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
