@@ -223,7 +223,8 @@ def test_the_pictures_show_what_they_compare():
         [("token 0", [0.5, 0.5], [0.2, 0.8], [0.3, 0.7]), ("token 1", None, [1, 0], [0.9, 0.1])],
         "a title",
     )
-    assert [ax.get_title() for ax in figure.axes] == ["token 0", "token 1"]
+    titles = [ax.get_title(loc="left") + ax.get_title() for ax in figure.axes]
+    assert titles == ["token 0", "token 1"]  # on the side that the style says
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ["draft's probability", "target's probability: expected",
                      "yours: share of what came"]  # fmt: skip
