@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from utils import hub
 from utils.hub import ModelError, resolve_model
@@ -162,3 +163,39 @@ def test_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ModelError, match=r"Cannot download 'nobody/no-such-model'.*\n.*HF_HUB_OFFLINE"
     ):
         resolve_model("nobody/no-such-model")
+
+
+def sharded(folder: Path) -> Path:
+    """A model folder with two shards and their index, as save_pretrained writes them."""
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file({f"layer.{number}": torch.ones(4)}, folder / name)
+    weight_map = {f"layer.{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    assert resolve_model(sharded(tmp_path)) == tmp_path
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is missing"):
+        resolve_model(tmp_path)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(-1, "its header announces"), (4, "no header")])
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path, length: int, expected: str) -> None:
+    shard = sharded(tmp_path) / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:length])
+    with pytest.raises(ModelError, match=rf"model-00001.*damaged.*{expected}"):
+        resolve_model(tmp_path)
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    (sharded(tmp_path) / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ModelError, match=r"index\.json is damaged"):
+        resolve_model(tmp_path)
+
+
+def test_the_bundled_models_weights_are_whole(model_path: Path) -> None:
+    hub.check_weights(model_path)

@@ -54,7 +54,7 @@ def resolve_model(model: str | Path = BUNDLED) -> Path:
             "mistralai/Mistral-7B-Instruct-v0.3", which is downloaded on first use.
 
     Returns:
-        A folder with `config.json`, safetensors weights and the tokenizer's files.
+        A folder with `config.json`, whole safetensors weights and the tokenizer's files.
 
     Raises:
         ModelError: the model is missing, damaged or cannot be fetched.
@@ -115,7 +115,56 @@ def _check_folder(folder: Path) -> Path:
             f"{folder} has no .safetensors file. The course reads no other weights: pickled ones "
             "can run code when they are loaded. Convert them with save_pretrained()."
         )
+    check_weights(folder)
     return folder
+
+
+def check_weights(folder: Path) -> None:
+    """Is every weight file of `folder` there, and as long as its header says?
+
+    Reads the headers only. A model in several files (shards) has an index that names them all.
+
+    Raises:
+        ModelError: a shard is missing, or a file is cut off, as after a full disk.
+    """
+    index = folder / "model.safetensors.index.json"
+    wanted = {path.name for path in folder.glob("*.safetensors")}
+    if index.is_file():
+        try:
+            wanted |= set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError) as error:
+            raise ModelError(f"{index} is damaged ({error!r}). Fetch the model again.") from error
+    for name in sorted(wanted):
+        file = folder / name
+        if not file.is_file():
+            raise ModelError(
+                f"{file} is missing, one of {len(wanted)} files that {index.name} names. Fetch the "
+                "model again, or run the stage again that made it."
+            )
+        expected = _safetensors_bytes(file)
+        if file.stat().st_size != expected:
+            raise ModelError(
+                f"{file} is damaged: it has {file.stat().st_size} bytes"
+                + (f" where its header announces {expected}" if expected else " and no header")
+                + ". Was the disk full? Fetch the model again, or run the stage again that made it."
+            )
+
+
+def _safetensors_bytes(file: Path) -> int:
+    """The length that a safetensors file announces in its header; 0 if it has none.
+
+    Eight bytes with the header's length, the header (JSON with each tensor's offsets), the data.
+    """
+    with file.open("rb") as source:
+        length = int.from_bytes(source.read(8), "little")
+        if not 0 < length <= file.stat().st_size:
+            return 0
+        try:
+            header = json.loads(source.read(length))
+            ends = [e["data_offsets"][1] for k, e in header.items() if k != "__metadata__"]
+        except (ValueError, AttributeError, KeyError, TypeError):
+            return 0
+    return 8 + length + max(ends, default=0)
 
 
 # --- the bundled model --------------------------------------------------------------------------

@@ -69,9 +69,9 @@ def test_a_server_that_cannot_start_says_why_and_leaves_no_process(
     # The real command on a folder without a model; a short-lived stand-in for vLLM saves a minute.
     stand_in = tmp_path / "vllm_stand_in.py"
     stand_in.write_text("import sys; sys.exit('no config.json in ' + sys.argv[2])")
-    monkeypatch.setattr(serve, "SERVER_COMMAND", [sys.executable, str(stand_in)])
+    monkeypatch.setattr(serve, "SERVER_MODULE", [str(stand_in)])
     with (
-        pytest.raises(WorkerError, match=r"(?s)The server ended.*no config.json in"),
+        pytest.raises(WorkerError, match=r"(?s)vLLM's server ended.*no config.json in"),
         serve.vllm_server(tmp_path / "nothing"),
     ):
         pytest.fail("it must not become ready")
@@ -90,7 +90,7 @@ def test_the_server_is_stopped_when_its_user_fails(
         "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
         "HTTPServer((sys.argv[sys.argv.index('--host') + 1], port), Handler).serve_forever()\n"
     )
-    monkeypatch.setattr(serve, "SERVER_COMMAND", [sys.executable, str(stand_in)])
+    monkeypatch.setattr(serve, "SERVER_MODULE", [str(stand_in)])
     with pytest.raises(KeyboardInterrupt), serve.vllm_server(tmp_path / "model") as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert server.get("/health") == "fine"

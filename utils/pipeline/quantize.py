@@ -2,9 +2,9 @@
 
 | method | tool       | runs in                                          |
 |--------|------------|--------------------------------------------------|
-| gptq   | gptqmodel  | this environment                                 |
+| gptq   | gptqmodel  | Part II's environment (see environment)          |
 | gptq   | auto-gptq  | an environment of its own (see classic)          |
-| awq    | gptqmodel  | this environment                                 |
+| awq    | gptqmodel  | Part II's environment (see environment)          |
 | awq    | autoawq    | an environment of its own (see classic)          |
 
 Same calibration data, same two formats (gptq; awq gemm), all of them readable by vLLM. Each route
@@ -18,21 +18,21 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
+from utils.hub import check_weights
 from utils.pipeline.classic.environment import classic_python, locked_packages
 from utils.pipeline.classic.worker import PROGRESS
+from utils.pipeline.environment import package_version, pipeline_python, worker_environment
 from utils.pipeline.perplexity import check_perplexity, perplexity
 from utils.pipeline.quantizers.calibration import calibration_windows
 from utils.pipeline.quantizers.checkpoint import (
@@ -63,7 +63,6 @@ WORKER_ENVIRONMENT = {
 
 _PROGRESS_LINE = re.compile(rf"{PROGRESS} (\d+) (\d+)")
 _PACKAGE = Path(__file__).parent
-_ROOT = _PACKAGE.parent.parent
 
 
 class QuantizeError(RuntimeError):
@@ -79,16 +78,16 @@ class Route:
     tool_version: Callable[[], str]
 
 
-def _this_python() -> Path:
-    return Path(sys.executable)
-
-
 ROUTES = {
     ("gptq", "gptqmodel"): Route(
-        _PACKAGE / "quantizers" / "gptqmodel_gptq.py", _this_python, lambda: version("gptqmodel")
+        _PACKAGE / "quantizers" / "gptqmodel_gptq.py",
+        pipeline_python,
+        lambda: package_version("gptqmodel"),
     ),
     ("awq", "gptqmodel"): Route(
-        _PACKAGE / "quantizers" / "gptqmodel_awq.py", _this_python, lambda: version("gptqmodel")
+        _PACKAGE / "quantizers" / "gptqmodel_awq.py",
+        pipeline_python,
+        lambda: package_version("gptqmodel"),
     ),
     ("gptq", "auto-gptq"): Route(
         _PACKAGE / "classic" / "run_auto_gptq.py",
@@ -132,6 +131,7 @@ def quantize(
 
     Raises:
         ValueError: an argument is wrong; nothing was started.
+        ModelError: a weight file of the model is missing or cut off; nothing was started.
         QuantizeError: the tool failed.
         BrokenModelError: the tool finished, and its result is no working model.
     """
@@ -205,6 +205,7 @@ def _model_config(model_dir: Path) -> dict[str, Any]:
             f"No model in {model_dir}: expected a folder with config.json and safetensors. "
             "Run the merge stage first, or pass the folder of utils.hub.resolve_model()."
         )
+    check_weights(model_dir)
     config: dict[str, Any] = json.loads(file.read_text())
     if config.get("quantization_config"):
         raise ValueError(f"{model_dir} is quantized already. Pass the 16-bit model it came from.")
@@ -259,10 +260,10 @@ def _run(python: Path, script: Path, job: Path, name: str) -> None:
         QuantizeError: it failed; the message holds the last lines it printed.
     """
     env = os.environ | WORKER_ENVIRONMENT
-    if python == Path(sys.executable):
-        env["PYTHONPATH"] = str(_ROOT)  # the classic tools must not see this environment
+    if script.parent.name == "classic":
+        env.pop("PYTHONPATH", None)  # the classic tools must not see this environment
     else:
-        env.pop("PYTHONPATH", None)
+        env |= worker_environment()
     tail: deque[str] = deque(maxlen=30)
     with (
         subprocess.Popen(

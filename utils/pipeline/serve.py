@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.pipeline.process import TAIL_LINES, WorkerError, run_worker, stop
+from utils.pipeline.environment import pipeline_python, worker_environment
+from utils.pipeline.local_server import LocalServer, as_options
+from utils.pipeline.process import run_worker
 
-HOST = "127.0.0.1"
-START_PATIENCE = 300  # seconds until a server must be ready
 TTFT_REPEATS = 9
-SERVER_COMMAND = [sys.executable, "-m", "utils.pipeline.vllm_server"]
+SERVER_MODULE = ["-m", "utils.pipeline.vllm_server"]
 
 
 @dataclass(frozen=True)
@@ -113,91 +105,39 @@ def measure(
         job_file = Path(folder) / "job.json"
         job_file.write_text(json.dumps(job))
         run_worker(
-            [sys.executable, "-m", "utils.pipeline.vllm_worker", str(job_file)],
+            [str(pipeline_python()), "-m", "utils.pipeline.vllm_worker", str(job_file)],
             # One process instead of three: it starts sooner, and all cores compute.
-            vllm_environment() | _import_path() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             f"vLLM on {model_dir}",
         )
         return json.loads(result_file.read_text())
 
 
-class Server:
-    """A running OpenAI-compatible server. `url` is its root, such as http://127.0.0.1:8123."""
-
-    def __init__(self, url: str, model: str) -> None:
-        self.url = url
-        self.model = model
-
-    def get(self, path: str, timeout: float = 10.0) -> str:
-        """GET a path such as "/health" or "/metrics"."""
-        with urllib.request.urlopen(self.url + path, timeout=timeout) as response:
-            return response.read().decode()
-
-    def chat(self, messages: list[dict[str, str]], max_tokens: int, timeout: float = 300.0) -> str:
-        """One greedy chat completion; returns its text."""
-        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens,
-                "temperature": 0.0}  # fmt: skip
-        request = urllib.request.Request(
-            self.url + "/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            return json.loads(response.read())["choices"][0]["message"]["content"]
-
-
-@contextmanager
 def vllm_server(
-    model_dir: Path, settings: EngineSettings | None = None, *, prefix_caching: bool = True
-) -> Iterator[Server]:
-    """Start vLLM's OpenAI-compatible server on a free local port; stop it at the end, always.
+    model_dir: Path,
+    settings: EngineSettings | None = None,
+    *,
+    prefix_caching: bool = True,
+    port: int | None = None,
+    verbose: bool = False,
+) -> LocalServer:
+    """Start vLLM's OpenAI-compatible server on a local port, a free one unless told.
+
+    Use it in a `with` block, or stop it with `stop()`.
 
     Raises:
-        WorkerError: it ended, or was not ready after five minutes; with the end of its output.
+        PortInUse, WorkerError: see `LocalServer`.
     """
     model_dir = Path(model_dir)
-    port, name = _free_port(), model_dir.name
-    command = [*SERVER_COMMAND, "--model", str(model_dir), "--served-model-name", name,
-               "--host", HOST, "--port", str(port)]  # fmt: skip
-    command.append("--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching")
-    for key, value in (settings or EngineSettings()).arguments().items():
-        command.append(f"--{key.replace('_', '-')}")
-        if value is not True:
-            command.append(str(value))
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(
-            command, env=vllm_environment() | _import_path(), stdout=log, stderr=log, text=True
-        )
-        try:
-            server = Server(f"http://{HOST}:{port}", name)
-            _wait_until_ready(server, process, log)
-            yield server
-        finally:
-            stop(process)
-
-
-def _wait_until_ready(server: Server, process: subprocess.Popen[str], log: Any) -> None:
-    deadline = time.monotonic() + START_PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            server.get("/health", timeout=2)
-            return
-        except OSError:  # not listening yet, or not healthy yet
-            time.sleep(0.5)
-    log.seek(0)
-    tail = "".join(log.readlines()[-TAIL_LINES:])
-    what = "ended" if process.poll() is not None else f"was not ready after {START_PATIENCE} s"
-    raise WorkerError(f"The server {what}. The end of its output:\n{tail}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
-
-
-def _import_path() -> dict[str, str]:
-    """So that the worker finds `utils` wherever it is started."""
-    root = str(Path(__file__).parent.parent.parent)
-    rest = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{root}{os.pathsep}{rest}" if rest else root}
+    name = model_dir.name
+    arguments = {"model": model_dir, "served_model_name": name}
+    arguments |= {"enable_prefix_caching": prefix_caching}
+    arguments |= (settings or EngineSettings()).arguments()
+    return LocalServer(
+        [str(pipeline_python()), *SERVER_MODULE, *as_options(arguments)],
+        vllm_environment() | worker_environment(),
+        name,
+        name="vLLM's server",
+        port=port,
+        verbose=verbose,
+    )

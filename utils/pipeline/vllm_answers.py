@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 
+from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.process import exit_with_parent, run_worker
 from utils.pipeline.serve import EngineSettings, vllm_environment
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def vllm_answers(
@@ -55,8 +54,8 @@ def vllm_answers(
         }
         job_file.write_text(json.dumps(job))
         run_worker(
-            [sys.executable, "-m", "utils.pipeline.vllm_answers", str(job_file)],
-            vllm_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(ROOT)},
+            [str(pipeline_python()), "-m", "utils.pipeline.vllm_answers", str(job_file)],
+            vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             "vLLM",
         )
         return json.loads(result_file.read_text())

@@ -94,7 +94,7 @@ def _build(folder: Path) -> None:
 
 def _install(python: Path, packages: dict[str, str]) -> None:
     """Create the virtual environment of `python` if needed, and install what it lacks."""
-    uv, env = _uv(), os.environ | _package_sources()
+    uv, env = find_uv(), os.environ | package_sources()
     env.pop("PYTHONPATH", None)
     if not python.exists():
         folder = str(python.parents[1])
@@ -120,12 +120,13 @@ def _install(python: Path, packages: dict[str, str]) -> None:
     _run([str(python), "-W", "ignore", "-c", SMOKE_TEST], env)
 
 
-def _uv() -> str | None:
+def find_uv() -> str | None:
+    """uv beside this Python or on the path, or None."""
     beside = Path(sys.executable).parent / "uv"
     return str(beside) if beside.exists() else shutil.which("uv")
 
 
-def _package_sources() -> dict[str, str]:
+def package_sources() -> dict[str, str]:
     """uv reads none of pip's settings, so translate those that say where packages come from."""
     found = {}
     settings = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}

@@ -1,0 +1,119 @@
+"""Which Python runs Part II: this one in the course's environment, an isolated one on Colab."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from utils.pipeline import environment
+from utils.pipeline.environment import (
+    MARKER,
+    OVERRIDE,
+    PipelineEnvironmentError,
+    is_isolated,
+    package_version,
+    pipeline_python,
+    worker_environment,
+)
+
+Install = Callable[[Path, Path, str], None]
+
+
+@pytest.fixture
+def colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Colab's variables, and an empty cache folder."""
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20261101")
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "/env/python")
+    return tmp_path / "pipeline-env"
+
+
+def installing(built: list[Path]) -> Install:
+    def install(python: Path, lock: Path, target: str) -> None:
+        built.append(lock)
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+
+    return install
+
+
+def test_in_the_courses_own_environment_it_is_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert pipeline_python() == Path(sys.executable)
+    assert not is_isolated()
+    assert worker_environment()["PYTHONPATH"] == f"{environment.ROOT}:/somewhere"
+    assert package_version("gptqmodel") in environment.lock_file("cpu").read_text()
+
+
+def test_on_colab_an_environment_is_built_once_and_sees_nothing_of_this_one(
+    colab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(environment, "_install", installing(built))
+    python = pipeline_python()
+    assert python.is_relative_to(colab) and python.exists()
+    assert pipeline_python() == python and is_isolated()
+    assert [lock.name for lock in built] == ["cpu.lock"]
+    assert worker_environment()["PYTHONPATH"] == str(environment.ROOT)
+    assert "nothing here is replaced" in capsys.readouterr().out
+
+
+def test_inside_that_environment_nothing_more_is_built(
+    colab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / MARKER).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(environment, "_install", lambda *_: pytest.fail("built"))
+    assert pipeline_python() == Path(sys.executable)
+
+
+def test_a_killed_build_is_not_used_and_is_taken_up(
+    colab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(python: Path, lock: Path, target: str) -> None:
+        python.parent.mkdir(parents=True)
+        (python.parent / "half").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_install", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline_python()
+    assert not list(colab.glob(f"*/{MARKER}"))
+    monkeypatch.setattr(environment, "_install", installing([]))
+    assert (pipeline_python().parent / "half").exists()
+
+
+def test_another_lock_makes_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment.fingerprint("cpu")
+    assert before != environment.fingerprint("gpu")
+    text = environment.lock_file("cpu").read_text()
+    monkeypatch.setattr(environment, "lock_file", lambda _: tmp_path / "cpu.lock")
+    (tmp_path / "cpu.lock").write_text(text.replace("peft==", "peft==9."))
+    assert environment.fingerprint("cpu") != before
+
+
+def test_a_full_disk_is_explained(colab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=1_000_000_000)
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(PipelineEnvironmentError, match=r"6 GB .* 1\.0 GB are free.*COURSE_CACHE"):
+        pipeline_python()
+
+
+def test_a_failed_install_says_what_failed() -> None:
+    with pytest.raises(PipelineEnvironmentError, match=r"where it stopped(.|\n)*no such index"):
+        environment._run(["sh", "-c", "echo no such index; exit 3"], {})
+
+
+def test_another_python_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE, sys.executable)
+    assert pipeline_python() == Path(sys.executable)
+    monkeypatch.setenv(OVERRIDE, str(tmp_path / "none"))
+    with pytest.raises(PipelineEnvironmentError, match="not a program"):
+        pipeline_python()
