@@ -11,113 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from utils.pipeline.train_shapes import ALL_LINEAR, TrainShape
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
-ALL_LINEAR = ATTENTION + MLP
-
 HALF, FULL = 2, 4  # bytes of a 16-bit number and of a float32
 ADAM_STATES = 2  # running means of the gradient and of its square, both float32
 NF4_BLOCK = 64  # weights that share one scale
 NF4_SCALES = 256  # scales that share one scale of their own, under double quantization
-
-
-@dataclass(frozen=True)
-class TrainShape:
-    """The numbers of a Llama-like `config.json` that decide how much memory training takes."""
-
-    name: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    tie_word_embeddings: bool
-
-    @classmethod
-    def from_config(cls, config: Any, name: str = "") -> TrainShape:
-        """Read the shape from a transformers config of the Llama family (Mistral included)."""
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(
-            name=name or config.model_type,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            tie_word_embeddings=config.tie_word_embeddings,
-        )
-
-    @property
-    def q_size(self) -> int:
-        """Width of all query heads together."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key heads together."""
-        return self.num_key_value_heads * self.head_dim
-
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """(in_features, out_features) of the seven linear layers of one decoder layer."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        return {
-            "q_proj": (hidden, self.q_size),
-            "k_proj": (hidden, self.kv_size),
-            "v_proj": (hidden, self.kv_size),
-            "o_proj": (self.q_size, hidden),
-            "gate_proj": (hidden, inner),
-            "up_proj": (hidden, inner),
-            "down_proj": (inner, hidden),
-        }
-
-    def linear_parameters(self) -> int:
-        """Weights in the linear layers of all decoder layers: what QLoRA quantizes."""
-        return self.num_hidden_layers * sum(i * o for i, o in self.linears().values())
-
-    def other_parameters(self) -> int:
-        """Embedding, output layer (if it is not the embedding) and norms: they stay in 16 bit."""
-        tables = 1 if self.tie_word_embeddings else 2
-        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
-        return tables * self.vocab_size * self.hidden_size + norms
-
-    def num_parameters(self) -> int:
-        """All weights of the model."""
-        return self.linear_parameters() + self.other_parameters()
-
-    def lora_parameters(self, r: int, target_modules: Sequence[str] = ALL_LINEAR) -> int:
-        """Trained numbers: A has r x in_features, B has out_features x r, for each target.
-
-        Raises:
-            ValueError: r below 1, or a target that no decoder layer has.
-        """
-        linears = self.linears()
-        unknown = sorted(set(target_modules) - set(linears))
-        if r < 1 or unknown:
-            raise ValueError(
-                f"r must be at least 1, got {r}; target_modules must be among "
-                f"{', '.join(linears)}; unknown: {unknown or 'none'}."
-            )
-        return self.num_hidden_layers * sum(r * sum(linears[name]) for name in set(target_modules))
-
-
-# From the models' published config.json. Mistral-7B is mistralai/Mistral-7B-Instruct-v0.3.
-TRAIN_SHAPES = {
-    shape.name: shape
-    for shape in (
-        TrainShape("SmolLM2-135M", 49152, 576, 1536, 30, 9, 3, 64, True),
-        TrainShape("SmolLM2-1.7B", 49152, 2048, 8192, 24, 32, 32, 64, True),
-        TrainShape("Mistral-7B", 32768, 4096, 14336, 32, 32, 8, 128, False),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -126,14 +29,16 @@ class TrainingMemory:
 
     `weights`: the model, with 16-bit LoRA matrices where there are any. `gradients`: of the trained
     numbers, 16 bit. `optimizer`: float32 master copies and Adam's states. `activations`: what the
-    forward pass keeps for the backward pass. `logits`: the float32 log-probabilities that the loss
-    keeps. `workspace`: the largest temporary tensors.
+    forward pass keeps for the backward pass. `recomputed`: under checkpointing, the one layer that the
+    backward pass computes again. `logits`: the float32 log-probabilities that the loss keeps.
+    `workspace`: the largest temporary tensors.
     """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    recomputed: int
     logits: int
     workspace: int
 
@@ -202,10 +107,37 @@ def training_memory(
             shape, method, num_tokens, r=r, target_modules=target_modules,
             checkpointing=checkpointing,
         ),
+        recomputed=checkpointing
+        * layer_activation_bytes(shape, method, num_tokens, r, target_modules),
         logits=FULL * logits,
         # While the loss is computed: the 16-bit logits and their float32 copy.
         workspace=max(temporary, (HALF + FULL) * logits),
     )  # fmt: skip
+
+
+def layer_activation_bytes(
+    shape: TrainShape,
+    method: Method,
+    num_tokens: int,
+    r: int = 16,
+    target_modules: Sequence[str] = ALL_LINEAR,
+) -> int:
+    """What one decoder layer keeps for the backward pass, without checkpointing.
+
+    Compute is in 16 bit, RMSNorm in float32, and attention does not keep its scores. A trained
+    weight needs its input; a frozen one does not. But what lies between the weights is kept either
+    way, and a LoRA matrix needs the same input as the weight beside it.
+    """
+    targets = set(ALL_LINEAR if method == "full" else target_modules)
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    norms = 2 * _norm_bytes(shape, method)
+    attention = HALF * (2 * shape.q_size + 2 * shape.kv_size)  # query, key, value, and the output
+    mlp = HALF * 3 * inner  # gate, its SiLU, up
+    inputs = HALF * hidden * bool(targets & {"q_proj", "k_proj", "v_proj"})
+    inputs += HALF * hidden * bool(targets & {"gate_proj", "up_proj"})
+    inputs += HALF * inner * ("down_proj" in targets)
+    inside = 0 if method == "full" else HALF * r * len(targets)  # A x, which B needs
+    return num_tokens * (norms + attention + mlp + inputs + inside)
 
 
 def activation_bytes(
@@ -219,26 +151,25 @@ def activation_bytes(
 ) -> int:
     """What the forward pass keeps for the backward pass, the loss excluded.
 
-    Counted along one decoder layer (compute in 16 bit, RMSNorm in float32, attention that does not
-    keep its scores). A trained weight needs its input; a frozen one does not. But what lies between
-    the weights is kept either way, and a LoRA matrix needs the same input as the weight beside it.
+    With checkpointing: the input of each layer alone (Chen et al., "Training Deep Nets with
+    Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174).
     """
-    targets = set(ALL_LINEAR if method == "full" else target_modules)
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    norms = 2 * FULL * hidden + (2 * HALF * hidden if method == "full" else 0)
-    attention = HALF * (2 * shape.q_size + 2 * shape.kv_size)  # query, key, value, and the output
-    mlp = HALF * 3 * inner  # gate, its SiLU, up
-    inputs = HALF * hidden * bool(targets & {"q_proj", "k_proj", "v_proj"})
-    inputs += HALF * hidden * bool(targets & {"gate_proj", "up_proj"})
-    inputs += HALF * inner * ("down_proj" in targets)
-    inside = 0 if method == "full" else HALF * r * len(targets)  # A x, which B needs
-    per_layer = norms + attention + mlp + inputs + inside
-    last_norm = FULL * hidden + (2 * HALF * hidden if method == "full" else 0)
+    layers = shape.num_hidden_layers
+    # The final norm's result goes into the loss, which keeps it too if the output layer is trained.
+    last = num_tokens * _norm_bytes(shape, method)
+    last += num_tokens * HALF * shape.hidden_size if method == "full" else 0
     if checkpointing:
-        kept = shape.num_hidden_layers * HALF * hidden + per_layer
-    else:
-        kept = shape.num_hidden_layers * per_layer
-    return num_tokens * (kept + last_norm)
+        return layers * num_tokens * HALF * shape.hidden_size + last
+    kept = layers * layer_activation_bytes(shape, method, num_tokens, r, target_modules) + last
+    if method != "full":
+        # Nothing below the first LoRA matrices is trained: the first norm needs no gradient.
+        kept -= num_tokens * _norm_bytes(shape, method)
+    return kept
+
+
+def _norm_bytes(shape: TrainShape, method: Method) -> int:
+    """RMSNorm, per token: its input in float32; and what its weight multiplies, if trained."""
+    return (FULL + (HALF if method == "full" else 0)) * shape.hidden_size
 
 
 # --- NF4 ----------------------------------------------------------------------------------------
