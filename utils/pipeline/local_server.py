@@ -1,0 +1,174 @@
+"""A server on this machine, in a process of its own, which never outlives who started it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from utils.pipeline.process import TAIL_LINES, WorkerError, stop
+
+HOST = "127.0.0.1"
+START_PATIENCE = 300  # seconds until a server must be ready
+
+
+class PortInUse(OSError):
+    """Another program listens on the port that a server was to have."""
+
+
+class LocalServer:
+    """An OpenAI-compatible server, ready to answer. It listens on the loopback interface only.
+
+    Stop it with `stop()`, or use it in a `with` block. It also ends when nobody refers to it any
+    more, and when this process ends. For the case that this process is killed, the server itself
+    must watch its parent: see `process.exit_with_parent`.
+
+    It runs in a session of its own. Jupyter sends the interrupt of a cell to all processes of the
+    kernel's group, and an interrupted cell shall not end a server that later cells talk to.
+
+    Args:
+        command: program and arguments; `--host`, `--port` and the port are appended.
+        env: the complete environment.
+        model: the name under which the server knows its model.
+        name: what it is, for messages.
+        port: None takes a free one.
+        verbose: say that it starts, and when it is ready.
+
+    Raises:
+        PortInUse: the port is taken. Nothing was started then.
+        WorkerError: it ended, or was not ready after five minutes; with the end of its output.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        model: str,
+        *,
+        name: str = "The server",
+        port: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        if port is not None:
+            require_free(port)
+        self.port = port or free_port()
+        self.url, self.model, self.name = f"http://{HOST}:{self.port}", model, name
+        self._verbose = verbose
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, open till the end
+        self.process = subprocess.Popen(
+            [*command, "--host", HOST, "--port", str(self.port)],
+            env=env, stdout=self._log, stderr=self._log, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._end = weakref.finalize(self, stop, self.process)  # also runs when Python exits
+        try:
+            self._wait_until_ready()
+        except BaseException:  # also when the cell is interrupted
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the server's process."""
+        return self.process.pid
+
+    def stop(self) -> None:
+        """End the server and all its processes. Does nothing if it has ended."""
+        self._end()
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def get(self, path: str, timeout: float = 10.0) -> str:
+        """GET a path such as "/health" or "/metrics"."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout) as response:
+            return response.read().decode()
+
+    def chat(self, messages: list[dict[str, str]], max_tokens: int, timeout: float = 300.0) -> str:
+        """One greedy chat completion; returns its text."""
+        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens,
+                "temperature": 0.0}  # fmt: skip
+        request = urllib.request.Request(
+            self.url + "/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return json.loads(response.read())["choices"][0]["message"]["content"]
+
+    def log(self) -> str:
+        """The end of what the server wrote."""
+        self._log.seek(0)
+        return "".join(self._log.readlines()[-TAIL_LINES:])
+
+    def _wait_until_ready(self) -> None:
+        begin = last_dot = time.monotonic()
+        self._say(f"Starting {self.name} on port {self.port} ")
+        while self.process.poll() is None and time.monotonic() < begin + START_PATIENCE:
+            try:
+                self.get("/health", timeout=2)
+                self._say(f" ready after {time.monotonic() - begin:.1f} s.\n")
+                return
+            except OSError:  # not listening yet, or not healthy yet
+                time.sleep(0.2)
+            if time.monotonic() > last_dot + 1:
+                last_dot = time.monotonic()
+                self._say(".")
+        ended = self.process.poll() is not None
+        what = "ended" if ended else f"was not ready after {START_PATIENCE} s"
+        raise WorkerError(f"{self.name} {what}. The end of its output:\n{self.log()}")
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(text, end="", flush=True)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def require_free(port: int) -> None:
+    """Raise `PortInUse` if somebody listens on a port of this machine."""
+    listener(port).close()
+
+
+def listener(port: int, host: str = HOST) -> socket.socket:
+    """A socket that is bound to a port, and refuses connections until somebody listens on it.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last server's may linger
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise PortInUse(
+            f"Port {port} of {host} cannot be used ({error.strerror}): another program has it, "
+            f"perhaps a server that you started before. Stop that one, or choose another port."
+        ) from error
+    return bound
+
+
+def as_options(arguments: dict[str, Any]) -> list[str]:
+    """Keyword arguments as a command line: True is the option alone, and False `--no-` it."""
+    options: list[str] = []
+    for key, value in arguments.items():
+        option = key.replace("_", "-")
+        if value is False:
+            options.append(f"--no-{option}")
+        else:
+            options += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    return options
