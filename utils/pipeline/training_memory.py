@@ -29,8 +29,8 @@ class TrainingMemory:
 
     `weights`: the model, with 16-bit LoRA matrices where there are any. `gradients`: of the trained
     numbers, 16 bit. `optimizer`: float32 master copies and Adam's states. `activations`: what the
-    forward pass keeps for the backward pass. `recomputed`: under checkpointing, the one layer that the
-    backward pass computes again. `logits`: the float32 log-probabilities that the loss keeps.
+    forward pass keeps for the backward pass. `recomputed`: under checkpointing, the one layer that
+    the backward pass computes again. `logits`: the float32 log-probabilities that the loss keeps.
     `workspace`: the largest temporary tensors.
     """
 
