@@ -22,6 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline; return the exit code."""
     from utils.hub import ModelError, resolve_model
+    from utils.pipeline.cards import CARDS
+    from utils.pipeline.dry_run import dry_run
     from utils.pipeline.process import WorkerError
     from utils.pipeline.runner import Runner, StageError
     from utils.pipeline.stages import BASE, build_stages
@@ -37,7 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stages", help="only these, as a list with commas; default: all")
     parser.add_argument("--gptq-tool", choices=("gptqmodel", "auto-gptq"))
     parser.add_argument("--awq-tool", choices=("gptqmodel", "autoawq"))
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done, and what it takes"
+    )
+    parser.add_argument("--card", choices=CARDS, help="for --dry-run; default: the one here")
     options = parser.parse_args(arguments)
     try:
         profile = get_profile(options.profile)
@@ -48,10 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         names = options.stages.split(",") if options.stages else None
         if options.dry_run:
-            for stage in Runner(options.out, stages, {}).chosen(names):
-                print(f"{stage.name}: {stage.title}\n    needs {', '.join(stage.needs) or '-'}\n"
-                      f"    settings {stage.settings}")  # fmt: skip
-            return 0
+            chosen = Runner(options.out, stages, {}).chosen(names)
+            return dry_run(profile, chosen, options.out, options.card)
         require_device(profile)
         runner = Runner(options.out, stages, {BASE: resolve_model(profile.model)})
         print(f"Profile {profile.name}, model {profile.model}, output in {options.out}", flush=True)

@@ -25,6 +25,7 @@ BASE, MODELS = "base", ("base", "merge", "gptq", "awq")
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
 RESULTS = "results.json"
 TEXT_TOKENS = 4096  # read for the perplexity on plain text
+PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
 CALIBRATION_EXAMPLES = 64
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
@@ -246,15 +247,21 @@ def calibration_texts(model_dir: Path, data_dir: Path) -> list[str]:
 
 def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
     """Perplexity on plain English text, and on the right answers to held-out messages."""
+    import torch
     from transformers import AutoTokenizer
 
     from utils.pipeline.finetune import ATTENTION, answer_perplexity, encode
     from utils.pipeline.perplexity import load_model, perplexity
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = load_model(model_dir)
+    # On a GPU in 16 bits: in 32, the larger models would not fit. A T4 has no fast bfloat16.
+    dtype = torch.float32
+    if torch.cuda.is_available():
+        fast = torch.cuda.get_device_capability()[0] >= 8
+        dtype = torch.bfloat16 if fast else torch.float16
+    model = load_model(model_dir, dtype)
     text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
-    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:32])
+    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:PERPLEXITY_EXAMPLES])
     model.set_attn_implementation(ATTENTION)
     return {"text": text, "answer": answer_perplexity(model, held_out)}
 
