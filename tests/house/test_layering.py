@@ -18,7 +18,7 @@ UTILS = ROOT / "utils"
 LEVELS: list[set[str]] = [
     {"hub", "profiles", "timing"},
     {"engine", "quant"},
-    {"pipeline", "checks", "viz", "sim"},
+    {"pipeline", "serving", "checks", "viz", "sim"},
     {"bootstrap"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

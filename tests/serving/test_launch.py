@@ -1,0 +1,139 @@
+"""Server processes: ports, errors that are shown, and nothing left behind, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.serving.conftest import eventually
+from utils.pipeline.local_server import HOST, LocalServer, PortInUse, as_options
+from utils.pipeline.process import WorkerError
+from utils.serving.__main__ import parser
+from utils.serving.launch import course_server
+
+STARTER = """
+import sys, time
+from utils.serving.launch import course_server
+server = course_server(sys.argv[1], verbose=False)
+print(server.pid, server.url, flush=True)
+time.sleep(100)
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_server_starts_answers_and_stops(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with course_server(tiny_folder, max_num_seqs=2, enable_prefix_caching=False) as server:
+        assert server.url.startswith("http://127.0.0.1:") and server.model == "model"
+        [card] = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert card["id"] == "model" and card["max_model_len"] == 128
+        body = {"prompt": [3, 4], "temperature": 0, "max_tokens": 3}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        # It listens on the loopback interface only.
+        listening = psutil.Process(server.pid).net_connections("tcp")
+        assert {c.laddr.ip for c in listening if c.status == "LISTEN"} == {"127.0.0.1"}
+        with pytest.raises(PortInUse, match=rf"Port {server.port} of 127.0.0.1 cannot be used"):
+            course_server(tiny_folder, port=server.port)
+    assert gone(server.pid)
+    said = capsys.readouterr().out
+    assert said.startswith(f"Starting our server on port {server.port} ") and "ready after" in said
+    server.stop()  # a second time: nothing happens
+
+
+def test_an_interrupt_of_the_user_ends_the_server(tiny_folder: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        course_server(tiny_folder, verbose=False) as server,
+    ):
+        raise KeyboardInterrupt
+    assert gone(server.pid)
+
+
+def test_a_server_ends_with_its_last_reference(tiny_folder: Path) -> None:
+    server = course_server(tiny_folder, verbose=False)
+    pid = server.pid
+    server = None  # as when a notebook's cell runs again, and the name gets a new server
+    assert server is None and gone(pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_orphan_is_left_when_the_starter_is_killed(tiny_folder: Path, how: int) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tiny_folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    pid, url = starter.stdout.readline().split()
+    assert httpx.get(f"{url}/health").status_code == 200
+    os.kill(starter.pid, how)
+    starter.wait()
+    eventually(lambda: gone(int(pid)), "the server ends after the one who started it")
+
+
+def test_the_interrupt_of_a_group_does_not_reach_the_server(tiny_folder: Path) -> None:
+    """Jupyter interrupts a cell by a signal to the kernel's group of processes."""
+    with course_server(tiny_folder, verbose=False) as server:
+        assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+def test_a_port_in_use_is_named_before_the_model_is_loaded(tiny_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "utils.serving", "--port", str(port)]
+        done = subprocess.run(
+            [*command, "--model", str(tiny_folder)], capture_output=True, text=True
+        )
+    assert done.returncode == 1
+    assert f"Port {port} of 127.0.0.1 cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(model="/nowhere"), "Cannot serve /nowhere: No model at '/nowhere'"),
+        (dict(max_model_len=9999), "max_model_len=9999 is out of range"),
+        (dict(block_sise=1), "unrecognized arguments: --block-sise 1"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(
+    tiny_folder: Path, options: dict, message: str
+) -> None:
+    with pytest.raises(WorkerError) as failed:
+        course_server(**{"model": tiny_folder} | options, verbose=False)
+    assert "our server ended" in str(failed.value) and message in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+def test_addresses_that_others_reach_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("0.0.0.0", "192.168.1.2"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["--host", host])
+        assert f"{host} can be reached from other machines" in capsys.readouterr().err
+    assert parser().parse_args(["--host", "localhost"]).host == "localhost"
+
+
+def test_options_of_the_command_line() -> None:
+    options = as_options({"max_num_seqs": 2, "exit_with_parent": True, "enable_x": False})
+    assert options == ["--max-num-seqs", "2", "--exit-with-parent", "--no-enable-x"]
+
+
+def test_a_program_that_is_no_server_is_not_waited_for() -> None:
+    with pytest.raises(WorkerError, match="The server ended"):
+        LocalServer([sys.executable, "-c", "pass"], dict(os.environ), "m")

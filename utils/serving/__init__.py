@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server on the course's engine, and a load generator for any such server."""

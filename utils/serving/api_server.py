@@ -1,0 +1,166 @@
+"""An OpenAI-compatible HTTP server on the course's engine.
+
+A client's body comes in, is checked, and becomes requests of the engine; their answers go back,
+whole or as they grow. Paths and fields are those of OpenAI's API, and of vLLM's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from utils.engine import LLMEngine
+from utils.engine import Request as EngineRequest
+from utils.serving.answers import Formatter
+from utils.serving.async_engine import AsyncLLM
+from utils.serving.http_tools import (
+    BodyLimit,
+    ClientLeft,
+    EventStream,
+    error_response,
+    while_connected,
+)
+from utils.serving.mailbox import EngineDeadError, EngineGenerateError, QueueOverflowError
+from utils.serving.metrics import ServerMetrics
+from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
+MAX_QUEUED = 256
+
+
+def build_app(
+    llm_engine: LLMEngine,
+    model_name: str,
+    max_num_queued_reqs: int | None = MAX_QUEUED,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The server, as an application that uvicorn can run.
+
+    Args:
+        llm_engine: nobody else may use it from now on.
+        model_name: what clients call the model.
+        max_num_queued_reqs: the most requests at a time; more get status 503. None: no limit.
+        max_body_bytes: the largest body of a request; larger ones get status 413.
+    """
+    metrics = ServerMetrics(model_name)
+    engine = AsyncLLM(llm_engine, metrics, max_num_queued_reqs)
+    inputs, max_model_len = llm_engine.inputs, llm_engine.config.max_model_len
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        engine.shutdown()
+
+    app = FastAPI(title="From KV Cache to vLLM", lifespan=lifespan)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.state.engine = engine
+    add_error_handlers(app)
+
+    @app.get("/health")
+    async def health() -> Response:
+        engine.check_health()
+        return Response()
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        # This runs in the thread of the event loop, whose time it is.
+        metrics.set("course:http_cpu_seconds", time.thread_time())
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        card = {"id": model_name, "object": "model", "created": started, "owned_by": "course",
+                "max_model_len": max_model_len}  # fmt: skip
+        return {"object": "list", "data": [card]}
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, http: Request) -> Any:
+        return await answer(body, http, inputs.from_prompts, body.prompts)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionRequest, http: Request) -> Any:
+        return await answer(body, http, inputs.from_conversations, body.conversations)
+
+    async def answer(
+        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], Any]
+    ) -> Any:
+        if body.model not in (None, model_name):
+            raise HTTPException(404, f"The model {body.model!r} does not exist. "
+                                     f"This server has {model_name!r}.")  # fmt: skip
+        with bad_request():
+            # Tokenizing a long prompt takes a while, and others want to be heard meanwhile.
+            requests = await asyncio.to_thread(make, prompts(), body.to_sampling_params())
+            check_room(requests, body, max_model_len)
+        for member in (member for request in requests for member in request.family):
+            member.priority, member.cache_salt = body.priority, body.cache_salt
+        answers = engine.generate(requests)
+        formatter = Formatter(body, model_name, inputs.tokenizer)
+        if body.stream:
+            return EventStream(formatter.pieces(answers), closing=answers)
+        async with aclosing(answers):
+            return await while_connected(http, formatter.whole(answers))
+
+    started = int(time.time())
+    return app
+
+
+def check_room(requests: list[EngineRequest], body: GenerationRequest, max_model_len: int) -> None:
+    """Refuse an answer that is longer than what is left. (The engine alone would cut it short.)"""
+    longest = max(len(request.prompt_token_ids) for request in requests)
+    if body.max_tokens is not None and longest + body.max_tokens > max_model_len:
+        raise ValueError(
+            f"The prompt has {longest} tokens and max_tokens is {body.max_tokens}; together that "
+            f"is more than this server's max_model_len of {max_model_len}. Ask for less."
+        )
+
+
+@contextmanager
+def bad_request() -> Iterator[None]:
+    """What the engine's own checks refuse is the client's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Every error in OpenAI's format, with the status that clients expect."""
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_body(http: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:]) or None
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "this server knows no such field"
+        elif first["type"] in ("json_invalid", "model_attributes_type"):
+            field, message = None, "The body is not a JSON object, or has no Content-Type of one."
+        return error_response(400, f"{field}: {message}" if field else message, field)
+
+    @app.exception_handler(HTTPException)
+    async def refused(http: Request, error: HTTPException) -> Response:
+        return error_response(error.status_code, str(error.detail))
+
+    @app.exception_handler(QueueOverflowError)
+    async def busy(http: Request, error: QueueOverflowError) -> Response:
+        return error_response(503, str(error), headers={"Retry-After": "1"})
+
+    @app.exception_handler(EngineGenerateError)
+    async def failed(http: Request, error: EngineGenerateError) -> Response:
+        return error_response(500, str(error))
+
+    @app.exception_handler(EngineDeadError)
+    async def dead(http: Request, error: EngineDeadError) -> Response:
+        return error_response(503, str(error))
+
+    @app.exception_handler(ClientLeft)
+    async def gone(http: Request, error: ClientLeft) -> Response:
+        return Response(status_code=499)  # nobody reads it; nginx's number for this

@@ -1,0 +1,37 @@
+"""Start the course's server from a notebook or a test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.environment import pipeline_python, worker_environment
+from utils.pipeline.local_server import LocalServer, as_options
+
+
+def course_server(
+    model: str | Path = "bundled",
+    *,
+    port: int | None = None,
+    verbose: bool = True,
+    **options: Any,
+) -> LocalServer:
+    """Start `python -m utils.serving` on a local port, a free one unless told.
+
+    Use it in a `with` block, or stop it with `stop()`. It ends with this process at the latest,
+    also when this process is killed.
+
+    Args:
+        options: of the command line, with underscores: `max_num_seqs=8`.
+
+    Raises:
+        PortInUse, WorkerError: see `LocalServer`.
+    """
+    arguments = {"model": model, "exit_with_parent": True} | options
+    name = options.get("served_model_name") or Path(model).name
+    return LocalServer(
+        [str(pipeline_python()), "-m", "utils.serving", *as_options(arguments)],
+        os.environ | worker_environment(), name,
+        name="our server", port=port, verbose=verbose,
+    )  # fmt: skip

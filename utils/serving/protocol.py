@@ -1,0 +1,178 @@
+"""What clients may ask for: the bodies of OpenAI's API, with vLLM's extra fields.
+
+Names and defaults are those of vLLM's `entrypoints/openai/*/protocol.py`. What the engine cannot do
+is refused, not ignored: an answer without the penalty that was asked for would be a wrong answer.
+
+Source: https://platform.openai.com/docs/api-reference/chat/create
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from utils.engine import SamplingParams
+
+# Fields that this server does not implement, with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+# Fields that never change the answer.
+IGNORED = ("metadata", "safety_identifier", "service_tier", "store", "user")
+
+
+class ErrorInfo(BaseModel):
+    """OpenAI's format of an error; it comes as `{"error": {...}}`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: one more event at the end of the stream, with the counts of tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """The fields that both kinds of completion share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_there(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, neutral in NEUTRAL.items():
+            value = body.get(name)
+            if value is not None and value not in neutral:
+                raise ValueError(f"{name}={value!r} is not supported by this server. Leave it out.")
+        # null stands for the default, as in OpenAI's API.
+        known = {k: v for k, v in body.items() if v is not None and k not in NEUTRAL}
+        return {name: value for name, value in known.items() if name not in IGNORED}
+
+    @model_validator(mode="after")
+    def _options_only_for_streams(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream=true.")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each step; None: none at all."""
+        raise NotImplementedError
+
+    def to_sampling_params(self) -> SamplingParams:
+        """The engine's parameters. Raises a ValueError if one is out of its range."""
+        same = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
+                "temperature", "top_p", "top_k", "min_p")  # fmt: skip
+        fields = {name: getattr(self, name) for name in same}
+        return SamplingParams(**fields, logprobs=self.num_logprobs())
+
+
+class CompletionRequest(GenerationRequest):
+    """Continue a text, or several. `logprobs`: how many of the most likely tokens to report."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """The prompts, as the engine wants them. Raises a ValueError if there is none."""
+        prompt = self.prompt
+        if not prompt:
+            raise ValueError("prompt is empty. Expected a text, token ids, or a list of these.")
+        single = isinstance(prompt, str) or isinstance(prompt[0], int)
+        return [
+            {"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one}
+            for one in ([prompt] if single else prompt)
+        ]
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class ChatMessage(BaseModel):
+    """One turn of a conversation. Only text: this model has no eyes and no ears."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: str
+    content: str
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        return {name: value for name, value in message.items() if value is not None}
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_text_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
+            raise ValueError("only parts of type text are supported")
+        return "\n".join(part["text"] for part in content)
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Answer a conversation, written out by the model's chat template."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatCompletionRequest:
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens  # the new name of the same
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs=true.")
+        return self
+
+    def conversations(self) -> list[list[dict[str, Any]]]:
+        """The one conversation to answer, as the engine wants it."""
+        return [[message.model_dump(exclude_none=True) for message in self.messages]]
+
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
