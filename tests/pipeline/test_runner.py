@@ -140,6 +140,19 @@ def test_unknown_stages_and_missing_inputs_are_named(tmp_path: Path) -> None:
         runner.run(["two"])
 
 
+def test_an_input_that_lost_a_file_is_named(tmp_path: Path) -> None:
+    Runner(tmp_path, fake_stages.chain(), {}).run(["one"])
+    (tmp_path / "one" / "text").write_text("cut")
+    with pytest.raises(StageError, match=r"one/text has another length.*Run the stage 'one' again"):
+        Runner(tmp_path, fake_stages.chain(), {}).run(["two"])
+    (tmp_path / "one" / "text").unlink()
+    with pytest.raises(StageError, match=r"one/text is missing.*Run the stage 'one' again"):
+        Runner(tmp_path, fake_stages.chain(), {}).run(["two"])
+    assert not (tmp_path / "two").exists() and not leftovers(tmp_path)
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert (tmp_path / "two" / "text").read_text() == "ab"
+
+
 def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -14,18 +14,19 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
-
-from utils.hub import cache_dir
-from utils.pipeline.classic.environment import find_uv, package_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "complete"
 PYTHON = "3.11"  # the locks are for this version; uv fetches it where it is missing
 BYTES_NEEDED = {"cpu": 6_000_000_000, "gpu": 14_000_000_000}
 OVERRIDE = "COURSE_PIPELINE_PYTHON"
+# Colab sets some of these. They are about its own packages, and name files that are not there.
+ABOUT_COLAB = (
+    "PYTHONPATH", "VIRTUAL_ENV", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT",
+    "UV_OVERRIDE", "UV_PRERELEASE", "PIP_CONSTRAINT",
+)  # fmt: skip
 
 
 class PipelineEnvironmentError(RuntimeError):
@@ -47,6 +48,10 @@ def pipeline_python() -> Path:
         return Path(named)
     if "COLAB_RELEASE_TAG" not in os.environ or (Path(sys.prefix) / MARKER).is_file():
         return Path(sys.executable)
+    import torch  # here, so that a process that only asks starts quickly
+
+    from utils.hub import cache_dir
+
     target = "gpu" if torch.cuda.is_available() else "cpu"
     folder = cache_dir() / "pipeline-env" / fingerprint(target)
     if not (folder / MARKER).is_file():
@@ -69,11 +74,16 @@ def worker_environment() -> dict[str, str]:
 
 
 def package_version(package: str) -> str:
-    """The version of a package that Part II uses."""
+    """The version of a package that Part II uses, or "not installed"."""
+    if not is_isolated():
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     command = [str(pipeline_python()), "-c", code, package]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    return result.stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.strip() or "not installed"
 
 
 def lock_file(target: str) -> Path:
@@ -119,13 +129,14 @@ def _build(folder: Path, target: str) -> None:
 
 def _install(python: Path, lock: Path, target: str) -> None:
     """Create the virtual environment of `python` if needed, and install what it lacks."""
+    from utils.pipeline.classic.environment import package_sources
+
     uv, env = _uv(), os.environ | package_sources()
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE"):
-        env.pop(name, None)  # Colab sets some; they are about its own environment
+    for name in ABOUT_COLAB:
+        env.pop(name, None)
     env.setdefault("UV_HTTP_TIMEOUT", "300")
     if not python.exists():
-        version = "{}.{}".format(*sys.version_info)
-        base = sys.executable if version == PYTHON else PYTHON
+        base = sys.executable if "{}.{}".format(*sys.version_info) == PYTHON else PYTHON
         folder = str(python.parents[1])
         _run([uv, "venv", "--quiet", "--relocatable", "--python", base, folder], env)
     # The lock is complete, so dependencies are not resolved again (its header says why).
@@ -140,6 +151,9 @@ def _install(python: Path, lock: Path, target: str) -> None:
 
 def _uv() -> str:
     """uv: what is here, or the locked version, fetched with pip into the cache folder."""
+    from utils.hub import cache_dir
+    from utils.pipeline.classic.environment import find_uv
+
     if found := find_uv():
         return found
     pin = next(

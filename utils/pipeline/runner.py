@@ -16,16 +16,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from utils.pipeline.process import PeakMemory, exit_with_parent, folder_bytes
+from utils.pipeline.environment import package_version
+from utils.pipeline.process import PeakMemory, folder_bytes
+from utils.pipeline.stage_process import StageKilledError, call_stage
 
 MANIFEST = "manifest.json"
 WORK_PREFIX = ".unfinished-"
@@ -139,7 +137,7 @@ class Runner:
         try:
             begin = time.perf_counter()
             with PeakMemory() as memory:
-                measures = _in_own_process(stage, folders, work)
+                measures = call_stage(stage.function, stage.settings, folders, work)
             seconds = time.perf_counter() - begin
             manifest = {
                 "stage": stage.name,
@@ -154,6 +152,12 @@ class Runner:
             }
             (work / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
             _replace(work, self.out / stage.name)
+        except StageKilledError as error:
+            raise StageError(
+                f"The process of the stage {stage.name!r} was killed. Most often that means that "
+                "the machine ran out of memory. Close other programs and run again: stages that "
+                "are complete are not repeated."
+            ) from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise StageError(_disk_full(stage, self.out)) from error
@@ -196,10 +200,22 @@ class Runner:
     def _input_folders(self, stage: Stage) -> dict[str, Path]:
         for name in stage.needs:
             if name not in self.sources:
-                self.manifest(name)  # raises when it is not complete
+                self._check_whole(name)
         return {name: self.sources.get(name, self.out / name) for name in stage.needs}
 
+    def _check_whole(self, name: str) -> None:
+        """Raise when a stage that is needed is not complete, or has lost a file since."""
+        here = _sizes(self.out / name)
+        for file, entry in self.manifest(name)["outputs"].items():
+            if here.get(file) != entry["bytes"]:
+                what = "is missing" if file not in here else "has another length than it had"
+                raise StageError(
+                    f"{self.out / name / file} {what}. Run the stage {name!r} again: it is made "
+                    "anew, because it is not whole."
+                )
+
     def chosen(self, names: list[str] | None) -> list[Stage]:
+        """The named stages (default: all), in the order of the chain."""
         unknown = [name for name in names or [] if name not in self.stages]
         if unknown:
             raise StageError(
@@ -224,23 +240,6 @@ class Runner:
     def _remove_leftovers(self) -> None:
         for folder in self.out.glob(f"{WORK_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _call(stage: Stage, folders: dict[str, Path], work: Path) -> dict[str, Any]:
-    return stage.function(stage.settings, folders, work)
-
-
-def _in_own_process(stage: Stage, folders: dict[str, Path], work: Path) -> dict[str, Any]:
-    """Call the stage in a fresh process: its memory and threads end with it."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=exit_with_parent) as pool:
-        try:
-            return pool.submit(_call, stage, folders, work).result()
-        except BrokenProcessPool as error:
-            raise StageError(
-                f"The process of the stage {stage.name!r} was killed. Most often that means that "
-                "the machine ran out of memory. Close other programs and run again: stages that "
-                "are complete are not repeated."
-            ) from error
 
 
 def _replace(work: Path, target: Path) -> None:
@@ -276,13 +275,7 @@ def _json_hash(value: Any) -> str:
 
 
 def _versions(stage: Stage) -> dict[str, str]:
-    found = {}
-    for package in stage.packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return {package: package_version(package) for package in stage.packages}
 
 
 def _disk_full(stage: Stage, out: Path) -> str:

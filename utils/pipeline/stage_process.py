@@ -1,0 +1,110 @@
+"""Calls one stage in a process of its own: its memory and threads end with it.
+
+Usually that is a fresh copy of this Python. On Colab it is the Python of Part II's environment
+(`environment.py`), which has other packages than this one. Then the call and its result travel in
+files, and this module, run as a program, is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.environment import is_isolated, pipeline_python, worker_environment
+from utils.pipeline.process import WorkerError, exit_with_parent, stop
+
+StageFunction = Callable[[dict[str, Any], dict[str, Path], Path], dict[str, Any]]
+
+
+class StageKilledError(RuntimeError):
+    """The process ended without a result and without an error of its own."""
+
+
+def call_stage(
+    function: StageFunction, settings: dict[str, Any], inputs: dict[str, Path], out: Path
+) -> dict[str, Any]:
+    """Return `function(settings, inputs, out)`, called in a process of its own.
+
+    Raises:
+        StageKilledError: that process was killed.
+        PipelineEnvironmentError: Part II's environment cannot be built.
+        Exception: what the function raised.
+    """
+    if is_isolated():
+        return _call_in_environment(function, settings, inputs, out)
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=exit_with_parent) as pool:
+        try:
+            return pool.submit(function, settings, inputs, out).result()
+        except BrokenProcessPool as error:
+            raise StageKilledError from error
+
+
+def _call_in_environment(
+    function: StageFunction, settings: dict[str, Any], inputs: dict[str, Path], out: Path
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        job, result = Path(folder) / "job.json", Path(folder) / "result.json"
+        call = {
+            "module": function.__module__,
+            "function": function.__qualname__,
+            "settings": settings,
+            "inputs": {name: str(path) for name, path in inputs.items()},
+            "out": str(out),
+            "result": str(result),
+        }
+        job.write_text(json.dumps(call))
+        command = [str(pipeline_python()), "-m", "utils.pipeline.stage_process", str(job)]
+        process = subprocess.Popen(command, env=os.environ | worker_environment(), text=True)
+        try:
+            process.wait()
+        finally:
+            stop(process)  # also when a cell was interrupted
+        if not result.is_file():
+            raise StageKilledError
+        answer = json.loads(result.read_text())
+    if "error" in answer:
+        raise _as_exception(answer)
+    return answer["measures"]
+
+
+def _as_exception(answer: dict[str, Any]) -> Exception:
+    """The other side's exception; as a WorkerError where its class is not known here."""
+    try:
+        error = pickle.loads(bytes.fromhex(answer["pickle"]))
+        if isinstance(error, Exception):
+            return error
+    except Exception:
+        pass  # a class of a package that only the other side has
+    return WorkerError(answer["error"])
+
+
+def main(job_file: str) -> None:
+    """The other side: make the call that the job file describes, and write its result."""
+    job = json.loads(Path(job_file).read_text())
+    function = getattr(importlib.import_module(job["module"]), job["function"])
+    inputs = {name: Path(path) for name, path in job["inputs"].items()}
+    answer: dict[str, Any]
+    try:
+        answer = {"measures": function(job["settings"], inputs, Path(job["out"]))}
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "pickle": ""}
+        with contextlib.suppress(Exception):  # some cannot be sent; their text can
+            answer["pickle"] = pickle.dumps(error).hex()
+    Path(job["result"]).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    exit_with_parent()
+    main(sys.argv[1])
