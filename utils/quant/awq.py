@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from utils.quant.rtn import QuantizedWeight, check_weight, rtn
+from utils.quant.rtn import QuantizedWeight, check_weight, round_trip, rtn
 from utils.quant.stats import InputStats, output_error
 
 N_GRID = 20
@@ -94,11 +94,13 @@ def search_scales(
     moment = stats.second_moment
 
     def error(scales: Tensor) -> float:
-        scaled = rtn(rows * scales, bits=bits, group_size=group_size, sym=False)
-        return float(output_error(scaled.dequantize() / scales - rows, moment).sum())
+        scaled = (rows * scales).unflatten(1, (-1, group_size))
+        read_back = round_trip(scaled, bits, sym=False).flatten(1) / scales
+        return float(output_error(read_back - rows, moment).sum())
 
     best = torch.ones_like(x_mean)
-    best_ratio, errors = None, {None: error(best)}
+    best_ratio: float | None = None
+    errors: dict[float | None, float] = {None: error(best)}
     for step in range(n_grid):
         ratio = step / n_grid
         scales = x_mean.pow(ratio)
@@ -128,22 +130,20 @@ def search_clip(
         n_grid, max_shrink: shrink by 0, 1/n_grid, ... up to max_shrink (not reached).
     """
     group_size = check_weight(weight, bits, group_size)
-    groups = weight.float().unflatten(1, (-1, group_size))  # [out, groups, group]
-    # The blocks on the diagonal: how the channels of one group vary together.
+    # Groups first, [groups, out, group]: each has a small second moment of its own.
+    groups = weight.float().unflatten(1, (-1, group_size)).transpose(0, 1).contiguous()
     blocks = second_moment.unflatten(0, (-1, group_size)).unflatten(2, (-1, group_size))
     blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [groups, group, group]
-    largest = groups.abs().amax(-1)  # [out, groups]
+    largest = groups.abs().amax(-1)  # [groups, out]
     best, least = largest.clone(), torch.full_like(largest, torch.inf)
     for step in range(int(max_shrink * n_grid)):
         limits = largest * (1 - step / n_grid)
-        clipped = apply_clip(weight, limits)
-        rounded = rtn(clipped, bits=bits, group_size=group_size, sym=False).dequantize()
-        delta = (rounded.view_as(groups) - groups).transpose(0, 1)  # [groups, out, group]
-        error = output_error(delta, blocks).t()  # [out, groups]
+        clipped = groups.clamp(-limits.unsqueeze(-1), limits.unsqueeze(-1))
+        error = output_error(round_trip(clipped, bits, sym=False) - groups, blocks)
         better = error < least
         least = torch.where(better, error, least)
         best = torch.where(better, limits, best)
-    return best
+    return best.t()
 
 
 def apply_clip(weight: Tensor, limits: Tensor) -> Tensor:

@@ -80,6 +80,14 @@ def calibrate(
         inputs = outputs
 
 
+def linear_of(layer: nn.Module, name: str) -> nn.Linear:
+    """One linear layer of a decoder layer, such as "mlp.down_proj"."""
+    linear = layer.get_submodule(name)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(f"{name} is a {type(linear).__name__}; expected a linear layer.")
+    return linear
+
+
 def _batches(windows: Sequence[Sequence[int]], size: int, device: torch.device) -> list[Tensor]:
     lengths = {len(window) for window in windows}
     if len(lengths) != 1 or 0 in lengths:
@@ -125,7 +133,7 @@ def _collecting(layer: nn.Module) -> Iterator[dict[str, InputStats]]:
     stats: dict[str, InputStats] = {}
     hooks = []
     for names in SAME_INPUT:
-        linear = layer.get_submodule(names[0])
+        linear = linear_of(layer, names[0])
         shared = InputStats(linear.in_features, linear.weight.device)
         stats |= dict.fromkeys(names, shared)
         hooks.append(

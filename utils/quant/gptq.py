@@ -110,13 +110,13 @@ def column_order(
 ) -> Tensor:
     """The order in which channels are quantized, int64 [in]; H's diagonal measures activity."""
     if desc_act:
-        return diagonal.argsort(descending=True)
+        return diagonal.argsort(descending=True, stable=True)
     channels = torch.arange(len(diagonal), device=diagonal.device)
     if not act_group_aware:
         return channels
     groups = diagonal.view(-1, group_size)
-    inside = groups.argsort(dim=1, descending=True)  # [groups, group]
-    between = groups.amax(dim=1).argsort(descending=True)
+    inside = groups.argsort(dim=1, descending=True, stable=True)  # [groups, group]
+    between = groups.amax(dim=1).argsort(descending=True, stable=True)
     return channels.view(-1, group_size).gather(1, inside)[between].flatten()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from utils.quant.awq import N_GRID, apply_clip, search_clip, search_scales
-from utils.quant.calibrate import SAME_INPUT, calibrate, decoder_layers
+from utils.quant.calibrate import SAME_INPUT, calibrate, decoder_layers, linear_of
 from utils.quant.gptq import gptq
 from utils.quant.nf4 import NF4Weight, quantize_nf4
 from utils.quant.packing import pack_awq, pack_gptq
@@ -97,7 +97,7 @@ def gptq_layer(layer: nn.Module, stats: Stats, **settings: Any) -> dict[str, Qua
     """
     quantized: dict[str, Quantized] = {}
     for names in SAME_INPUT:
-        linears = [layer.get_submodule(name) for name in names]
+        linears = [linear_of(layer, name) for name in names]
         stacked = torch.cat([linear.weight for linear in linears])
         whole = gptq(stacked, stats[names[0]].hessian, **settings)
         sizes = [linear.out_features for linear in linears]
@@ -122,7 +122,7 @@ def awq_layer(
     grid = {"bits": bits, "group_size": group_size}
     moments: dict[str, Tensor] = {}
     for names in SAME_INPUT:
-        linears = [layer.get_submodule(name) for name in names]
+        linears = [linear_of(layer, name) for name in names]
         moment = stats[names[0]].second_moment
         before = _operation_before(layer, names[0], linears[0].in_features)
         if before is not None:
@@ -136,7 +136,7 @@ def awq_layer(
         moments |= dict.fromkeys(names, moment)
     quantized: dict[str, Quantized] = {}
     for name, moment in moments.items():
-        linear = layer.get_submodule(name)
+        linear = linear_of(layer, name)
         weight = linear.weight.float()
         if clip and name not in NOT_CLIPPED:
             weight = apply_clip(weight, search_clip(weight, moment, **grid))
@@ -182,14 +182,14 @@ def checkpoint_tensors(
 def _each_weight(layer: nn.Module, quantize: Callable[[Tensor], Quantized]) -> dict[str, Quantized]:
     quantized = {}
     for name in (name for names in SAME_INPUT for name in names):
-        linear = layer.get_submodule(name)
+        linear = linear_of(layer, name)
         quantized[name] = quantize(linear.weight.detach())
         _set(linear, quantized[name])
     return quantized
 
 
 @torch.no_grad()
-def _set(linear: nn.Module, weight: Quantized) -> None:
+def _set(linear: nn.Linear, weight: Quantized) -> None:
     linear.weight.copy_(weight.dequantize())
 
 
@@ -200,15 +200,14 @@ def _operation_before(layer: nn.Module, name: str, width: int) -> nn.Module | No
     if name == "mlp.gate_proj":
         return layer.get_submodule("post_attention_layernorm")
     rows = "self_attn.v_proj" if name == "self_attn.o_proj" else "mlp.up_proj"
-    before = layer.get_submodule(rows)
+    before = linear_of(layer, rows)
     return before if before.out_features == width else None
 
 
-def _fold(scales: Tensor, linears: list[nn.Module], before: nn.Module) -> None:
+def _fold(scales: Tensor, linears: list[nn.Linear], before: nn.Module) -> None:
     """Multiply input channels by `scales`, and divide the outputs of the operation before."""
     for linear in linears:
         linear.weight.mul_(scales.to(linear.weight.dtype))
-    factor = scales.to(before.weight.dtype)
-    before.weight.div_(factor if before.weight.ndim == 1 else factor[:, None])
-    if getattr(before, "bias", None) is not None:
-        before.bias.div_(factor)
+    for parameter in before.parameters(recurse=False):  # a norm's weight; a layer's rows and bias
+        factor = scales.to(parameter.dtype)
+        parameter.div_(factor if parameter.ndim == 1 else factor[:, None])

@@ -1,0 +1,71 @@
+"""NF4 against bitsandbytes: code book, codes, double quantization and values are equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bitsandbytes import functional as bnb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.quant import create_dynamic_map, create_normal_map, quantize_nf4
+
+
+def test_code_books_equal_bitsandbytes() -> None:
+    assert torch.equal(create_normal_map(), bnb.get_4bit_type("nf4", device="cpu"))
+    assert torch.equal(create_dynamic_map(), bnb.create_dynamic_map())
+
+
+def assert_equal_to_bitsandbytes(w: torch.Tensor, blocksize: int, double: bool) -> None:
+    packed, state = bnb.quantize_4bit(
+        w, blocksize=blocksize, compress_statistics=double, quant_type="nf4"
+    )
+    ours = quantize_nf4(w, blocksize=blocksize, compress_statistics=double)
+    assert torch.equal(ours.packed, packed.flatten())
+    assert torch.equal(ours.absmax, state.absmax)
+    stored = packed.nbytes + state.absmax.nbytes
+    if double:
+        assert torch.equal(ours.offset, state.offset)
+        assert torch.equal(ours.nested_absmax, state.state2.absmax)
+        stored += state.state2.absmax.nbytes + state.offset.nbytes
+    assert ours.bits_per_weight == 8 * stored / w.numel()
+    assert torch.equal(ours.dequantize().to(w.dtype), bnb.dequantize_4bit(packed, state))
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj"])
+def test_real_weights(real_layers, name: str, double: bool) -> None:
+    w = real_layers[name].weight
+    assert_equal_to_bitsandbytes(w, 64, double)
+    assert_equal_to_bitsandbytes(w.bfloat16(), 64, double)
+
+
+@given(
+    st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([2, 64, 66, 130, 512]),
+    st.sampled_from([64, 128]), st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_any_weights(seed, rows, columns, blocksize, double, dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(rows, columns, generator=generator) * 0.05
+    w[: rows // 3] = 0  # blocks of zeros
+    assert_equal_to_bitsandbytes(w.to(dtype), blocksize, double)
+
+
+def test_many_absmax_values() -> None:
+    """Enough of them that some lie next to the middle between two 8-bit levels."""
+    w = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0))
+    assert_equal_to_bitsandbytes(w, 64, double=True)
+
+
+def test_codes_are_the_nearest_levels() -> None:
+    levels = create_normal_map()
+    w = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    ours = quantize_nf4(w)
+    scaled = w / w.abs().amax(1, keepdim=True)  # rows are blocks
+    nearest = (scaled[..., None] - levels).abs().argmin(-1)
+    assert torch.equal(ours.codes.long(), nearest)
+    assert torch.equal(ours.codes[w == 0], ours.codes.new_full((int((w == 0).sum()),), 7))
+    # What the quantiles are for: on normal weights, every level is used.
+    assert ours.codes.unique().numel() == 16
