@@ -55,10 +55,10 @@ def test_formula_meets_the_tensors(
         logits = model(input_ids=IDS, use_cache=False).logits.flatten(0, 1)
         return F.cross_entropy(logits.float(), IDS.flatten())
 
-    saved = saved_for_backward(model, loss)
+    saved, value = saved_for_backward(model, loss)
     # Not in the formula: what is not per token and width, such as rotary angles.
     assert saved == pytest.approx(memory.activations + memory.logits, rel=0.005)
-    loss().backward()
+    value.backward()
     trained = [p for p in model.parameters() if p.requires_grad]
     assert tensor_bytes(p.grad for p in trained) == memory.gradients
     masters = [p.detach().float().requires_grad_() for p in trained]

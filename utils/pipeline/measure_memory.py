@@ -38,10 +38,13 @@ def model_bytes(model: torch.nn.Module) -> int:
     return tensor_bytes(tensors)
 
 
-def saved_for_backward(model: torch.nn.Module, forward: Callable[[], Tensor]) -> int:
+def saved_for_backward(model: torch.nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """Bytes that `forward()` keeps for the backward pass, beside the model's own weights.
 
     Autograd hands each tensor that it saves to a hook; the hook counts its storage once.
+
+    Returns:
+        The bytes, and what `forward` returned.
     """
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: list[Tensor] = []
@@ -56,6 +59,4 @@ def saved_for_backward(model: torch.nn.Module, forward: Callable[[], Tensor]) ->
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         loss = forward()
-    saved = tensor_bytes(kept)
-    del loss
-    return saved
+    return tensor_bytes(kept), loss

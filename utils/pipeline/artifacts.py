@@ -1,0 +1,72 @@
+"""What the pipeline has made, for notebooks: found, or made now with progress bars.
+
+Notebooks 10 to 13 look at the stages of one pipeline run. `make pipeline` makes all of them; a
+notebook that is opened first makes the ones that it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from utils.pipeline.runner import Runner, StageError
+from utils.pipeline.stages import BASE, build_stages
+from utils.profiles import Profile, get_profile
+
+# About how long a stage takes with the cpu profile on two cores, in words for the reader.
+ESTIMATES = {
+    "data": "a few seconds",
+    "finetune": "about 10 minutes",
+    "merge": "about 1 minute",
+    "gptq": "about 3 minutes",
+    "awq": "about 5 minutes",
+    "evaluate": "about 5 minutes",
+    "serve": "about 5 minutes",
+    "report": "a few seconds",
+}
+
+
+def pipeline_runner(profile: Profile | None = None) -> Runner:
+    """The profile's pipeline, with its outputs in `artifacts/` ($COURSE_ARTIFACTS)."""
+    from utils.hub import resolve_model
+    from utils.pipeline.__main__ import default_out
+
+    profile = profile or get_profile()
+    stages = build_stages(profile, profile.gptq_tool, profile.awq_tool)
+    return Runner(default_out(), stages, {BASE: resolve_model(profile.model)})
+
+
+def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
+    """Return the folders of these stages; make those that are absent or out of date.
+
+    Raises:
+        StageError: an unknown stage, or another run is writing to the same folder.
+    """
+    runner = pipeline_runner(profile)
+    runner.chosen(list(names))  # refuses unknown names
+    wanted = _with_needs(runner, names)
+    missing = [stage.name for stage, is_current in runner.plan(wanted) if not is_current]
+    if missing:
+        times = ", ".join(f"{name} ({ESTIMATES.get(name, 'unknown')})" for name in missing)
+        print(f"Not here yet, made now, once: {times}. Times are for two cores.", flush=True)
+        runner.run(wanted)
+    return {name: runner.out / name for name in names}
+
+
+def measures_of(name: str, profile: Profile | None = None) -> dict[str, Any] | None:
+    """The manifest of a stage that is complete, or None. Nothing is run."""
+    try:
+        return pipeline_runner(profile).manifest(name)
+    except StageError:
+        return None
+
+
+def _with_needs(runner: Runner, names: tuple[str, ...]) -> list[str]:
+    wanted: set[str] = set()
+    queue = [name for name in names if name in runner.stages]
+    while queue:
+        name = queue.pop()
+        if name not in wanted:
+            wanted.add(name)
+            queue += [need for need in runner.stages[name].needs if need in runner.stages]
+    return [name for name in runner.stages if name in wanted]
