@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from utils.engine import LLM, LlamaOps, ModelConfig, SamplingParams, llama
+from utils.engine.batch import Span, paged_batch
 from utils.engine.kernels import PackedLinear, load_fast_ops, pack_linears
 from utils.engine.paged_attention import AttentionMetadata, paged_attention_reference
+from utils.engine.paged_kv_cache import PagedKVCache
 from utils.engine.weights import load_model
 
 FAST = load_fast_ops()
@@ -64,20 +66,24 @@ def test_apply_rotary(
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[AttentionMetadata, int, int]:
-    """Requests of a flat batch, with blocks anywhere; the block size, and how many blocks."""
+    """Requests of a flat batch, with blocks anywhere, the first ones perhaps the same for all; the
+    block size, and how many blocks."""
     block_size = draw(st.sampled_from([1, 3, 16, 32]))
-    query_lens = draw(st.lists(st.sampled_from([1, 1, 2, 5, 40]), min_size=1, max_size=5))
-    seq_lens = [q + draw(st.integers(0, 150)) for q in query_lens]
-    counts = [-(-length // block_size) for length in seq_lens]
-    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(draw(SEEDS)))
-    tables = list(order.split(counts))
+    query_lens = draw(st.lists(st.sampled_from([1, 1, 2, 5, 40]), min_size=1, max_size=8))
+    num_shared = draw(st.sampled_from([0, 0, 63, 64, 100, 200])) // block_size
+    seq_lens = [q + num_shared * block_size + draw(st.integers(0, 150)) for q in query_lens]
+    counts = [-(-length // block_size) - num_shared for length in seq_lens]
+    num_blocks = num_shared + sum(counts)
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(draw(SEEDS)))
+    shared, *own = order.split([num_shared, *counts])
+    tables = [torch.cat((shared, blocks)) for blocks in own]
     slots = [
         int(table[p // block_size]) * block_size + p % block_size
         for table, q, length in zip(tables, query_lens, seq_lens, strict=True)
         for p in range(length - q, length)
     ]
     metadata = AttentionMetadata(query_lens, seq_lens, tables, torch.tensor(slots))
-    return metadata, block_size, sum(counts)
+    return metadata, block_size, num_blocks
 
 
 @quick
@@ -120,6 +126,37 @@ def test_paged_attention(
         )
     ]  # fmt: skip
     assert_close(got, torch.cat(exact), dtype)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (4, 1)])
+@pytest.mark.parametrize("head_dim", [12, 64])
+def test_all_layers_at_once(heads: tuple[int, int], head_dim: int) -> None:
+    """Prompts, chunks and single tokens, in one batch after the other: as layer by layer."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=50, hidden_size=heads[0] * head_dim, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=head_dim,
+        rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    slow, fast = llama.LlamaForCausalLM(config), llama.LlamaForCausalLM(config, OPS)
+    for parameter in slow.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    fast.load_state_dict(slow.state_dict())
+    pack_linears(fast)
+    caches = [PagedKVCache(config, num_gpu_blocks=40, block_size=8) for _ in range(2)]
+    tables = torch.randperm(40).view(5, 8).tolist()
+    for step in ([(0, 40), (0, 7), (0, 1)], [(40, 20), (7, 1), (1, 30), (0, 5)],
+                 [(60, 1), (8, 1), (31, 1), (5, 1), (0, 1)]):  # fmt: skip
+        spans = [Span(table, *span) for table, span in zip(tables, step, strict=False)]
+        positions = torch.cat([torch.arange(start, start + new) for start, new in step])
+        ids = torch.randint(50, (len(positions),))
+        expected = slow(ids, positions, paged_batch(caches[0], spans))
+        got = fast(ids, positions, paged_batch(caches[1], spans))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            caches[1].device_memory, caches[0].device_memory, rtol=1e-4, atol=1e-4
+        )
 
 
 @quick

@@ -15,16 +15,19 @@ import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from utils.engine.llama import LlamaOps
+from utils.engine.batch import Batch, PagedBatch
+from utils.engine.llama import LlamaForCausalLM, LlamaModel, LlamaOps
 from utils.engine.paged_attention import AttentionMetadata
 from utils.hub import cache_dir
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-HEADERS = (SOURCE.with_name("kernels_vec.h"), SOURCE.with_name("kernels_attention.h"))
+PARTS = ("vec", "rows", "attention", "amx", "attention_amx", "paged", "layers")
+HEADERS = tuple(SOURCE.with_name(f"kernels_{name}.h") for name in PARTS)
 TORCH = Path(torch.__file__).parent
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-std=c++20",
          "-shared", "-fPIC", "-fvisibility=hidden")  # fmt: skip
@@ -60,7 +63,22 @@ def load_fast_ops() -> LlamaOps | None:
         output: Tensor = kernels.paged_attention(query, key_cache, value_cache, *tables, scale)
         return output
 
+    def decoder_layers(
+        model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch, scale: float,
+        eps: float,
+    ) -> Tensor | None:  # fmt: skip
+        weights = model.packed_weights
+        if not weights or not isinstance(batch, PagedBatch) or batch.metadata.tree_masks:
+            return None
+        cache, metadata = batch.kv_cache, batch.metadata
+        output: Tensor = kernels.decoder_layers(
+            x, cos, sin, weights, cache.keys, cache.values, metadata.slot_mapping,
+            *metadata.as_tensors, scale, eps,
+        )  # fmt: skip
+        return output
+
     return LlamaOps(
+        decoder_layers=decoder_layers,
         rms_norm=kernels.rms_norm.default,
         apply_rotary=kernels.apply_rotary.default,
         silu_and_mul=kernels.silu_and_mul.default,
@@ -106,6 +124,17 @@ def pack_linears(model: nn.Module) -> None:
                 if name == "lm_head":
                     packed.weight = child.weight
                 setattr(module, name, packed)
+    if isinstance(model, LlamaForCausalLM):
+        model.model.packed_weights = [w for layer in model.model.layers for w in _weights(layer)]
+
+
+def _weights(layer: Any) -> list[Tensor]:
+    """Of a packed decoder layer, in the order in which `decoder_layers` in C++ takes them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        layer.input_layernorm.weight, attention.qkv_proj.packed, attention.o_proj.packed,
+        layer.post_attention_layernorm.weight, mlp.gate_up_proj.packed, mlp.down_proj.packed,
+    ]  # fmt: skip
 
 
 def _compiled() -> Path:

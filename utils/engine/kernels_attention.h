@@ -1,48 +1,49 @@
-// Attention that follows the block table, and what writes the keys and values it reads.
+// Attention that follows the block table: 64 keys at a time, with the online softmax.
 // T tokens, H query heads, H_kv key/value heads, D head_dim, G = H / H_kv.
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "kernels_vec.h"
 
-// Put the new keys and values [T, H_kv, D] into their slots of the cache.
-void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                       const Tensor& value_cache, const Tensor& slot_mapping) {
-  const int64_t size = key.size(1) * key.size(2);
-  const int64_t* slots = pointer<int64_t>(slot_mapping);
-  dispatch(key, [&](auto number) {
-    using T = decltype(number);
-    for (int64_t t = 0; t < key.size(0); t++) {
-      std::copy_n(pointer<T>(key) + t * key.stride(0), size,
-                  pointer<T>(key_cache) + slots[t] * size);
-      std::copy_n(pointer<T>(value) + t * value.stride(0), size,
-                  pointer<T>(value_cache) + slots[t] * size);
-    }
-  });
-}
-
 // A row is a query of one head. The G heads that share a KV head give rows next to each other, so
 // that keys and values, once fetched, serve all rows of a tile.
-constexpr int64_t ROWS = 32;
+constexpr int64_t ROWS = 64;
 constexpr int64_t KEYS = 64;  // fetched at a time
+
+// What is known of a row after some of its keys: its largest score, the sum of exponentials relative
+// to that, and the sum of values weighted by them.
+struct Partial {
+  float largest, total, weighted[128];
+};
 
 struct Tile {
   const int64_t* block_table;
   int64_t first_token;     // of the request, in the flat batch
   int64_t first_position;  // of that token, in the request
   int64_t kv_head, first_row, rows;
+  int64_t first_key, num_keys;  // from the one to before the other; no row looks ahead of itself
+  Partial* partials;  // [T, G] of this KV head, if a prefix that requests share is done by itself:
+  bool is_prefix;     // then its tiles leave here what the others go on from
+};
+
+// All tiles read and write the same tensors.
+template <typename T>
+struct Tensors {
+  T* out;          // [T, H, D]
+  const T* query;  // [T, H, D], a token every `query_stride` numbers
+  int64_t query_stride;
+  const T *key_cache, *value_cache;  // [blocks, block_size, H_kv, D]
+  int64_t block_size, G, H_kv, D;
+  float scale;
 };
 
 // Follow the block table, 64 keys at a time, with the online softmax of
-// `paged_attention_reference`: for each row the largest score so far, the sum of exponentials
-// relative to it, and the sum of values weighted by them. VECS vectors hold a head; D numbers of
-// them are used, the rest is 0.
+// `paged_attention_reference`. VECS vectors hold a head; D numbers of them are used, the rest is 0.
 template <typename T, int64_t VECS>
-void attend(const Tile& tile, T* out, const T* query, int64_t query_stride, const T* key_cache,
-            const T* value_cache, int64_t block_size, int64_t G, int64_t H_kv, int64_t D,
-            float scale) {
+void attend(const Tile& tile, const Tensors<T>& tensors) {
+  const auto [out, query, query_stride, key_cache, value_cache, block_size, G, H_kv, D, scale] =
+      tensors;
   constexpr int64_t WIDTH = VECS * LANES;
   alignas(64) float q[ROWS][WIDTH], weighted[ROWS][WIDTH], k[KEYS][WIDTH], v[KEYS][WIDTH];
   alignas(64) float score[KEYS];
@@ -53,14 +54,20 @@ void attend(const Tile& tile, T* out, const T* query, int64_t query_stride, cons
   const auto token = [&](int64_t row) { return (tile.first_row + row) / G; };
   const auto head = [&](int64_t row) { return tile.kv_head * G + (tile.first_row + row) % G; };
 
+  const auto place = [&](int64_t row) { return tile.first_token * G + tile.first_row + row; };
   for (int64_t row = 0; row < tile.rows; row++) {
+    if (tile.partials && !tile.is_prefix) {
+      const Partial& before = tile.partials[place(row)];
+      largest[row] = before.largest, total[row] = before.total;
+      std::copy_n(before.weighted, D, weighted[row]);
+    }
     const T* from = query + (tile.first_token + token(row)) * query_stride + head(row) * D;
     widen<WIDTH>(q[row], from, D);
   }
   const int64_t last_block = tile.first_position / block_size;
-  const int64_t num_keys = tile.first_position + token(tile.rows - 1) + 1;
-  int64_t in_table = 0, in_block = 0;  // where the next key lies
-  for (int64_t begin = 0; begin < num_keys; begin += KEYS) {
+  const int64_t num_keys = std::min(tile.num_keys, tile.first_position + token(tile.rows - 1) + 1);
+  int64_t in_table = tile.first_key / block_size, in_block = tile.first_key % block_size;
+  for (int64_t begin = tile.first_key; begin < num_keys; begin += KEYS) {
     const int64_t count = std::min(KEYS, num_keys - begin);
     for (int64_t j = 0; j < count; j++) {
       const int64_t slot = tile.block_table[in_table] * block_size + in_block;
@@ -114,38 +121,13 @@ void attend(const Tile& tile, T* out, const T* query, int64_t query_stride, cons
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
+    if (tile.is_prefix) {
+      Partial& after = tile.partials[place(row)];
+      after.largest = largest[row], after.total = total[row];
+      std::copy_n(weighted[row], D, after.weighted);
+      continue;
+    }
     T* to = out + ((tile.first_token + token(row)) * G * H_kv + head(row)) * D;
     for (int64_t d = 0; d < D; d++) to[d] = weighted[row][d] / total[row];
   }
-}
-
-// query [T, H, D]; caches [blocks, block_size, H_kv, D]; of the B requests: query_start_loc
-// [B + 1], seq_lens [B], block_table [B, most blocks]. Returns [T, H, D].
-Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                       const Tensor& query_start_loc, const Tensor& seq_lens,
-                       const Tensor& block_table, double scale) {
-  const int64_t H = query.size(1), D = query.size(2), H_kv = key_cache.size(2), G = H / H_kv;
-  TORCH_CHECK(query.stride(1) == D && query.stride(2) == 1, "A token's heads must lie in a row.");
-  TORCH_CHECK(D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
-  const Tensor out = at::empty(query.sizes(), query.options());
-  std::vector<Tile> tiles;
-  for (int64_t i = 0; i < seq_lens.size(0); i++) {
-    const int64_t* start = pointer<int64_t>(query_start_loc) + i;
-    const int64_t num_tokens = start[1] - start[0], rows = num_tokens * G;
-    const int64_t* table = pointer<int64_t>(block_table) + i * block_table.size(1);
-    const int64_t position = pointer<int64_t>(seq_lens)[i] - num_tokens;
-    for (int64_t kv_head = 0; kv_head < H_kv; kv_head++)
-      for (int64_t row = 0; row < rows; row += ROWS)
-        tiles.push_back({table, start[0], position, kv_head, row, std::min(ROWS, rows - row)});
-  }
-  dispatch(query, [&](auto number) {
-    using T = decltype(number);
-    const auto kernel = D <= 64 ? attend<T, 4> : attend<T, 8>;
-#pragma omp parallel for schedule(dynamic)
-    for (size_t i = 0; i < tiles.size(); i++)
-      kernel(tiles[i], pointer<T>(out), pointer<T>(query), query.stride(0),
-             pointer<T>(key_cache), pointer<T>(value_cache), key_cache.size(1), G,
-             H_kv, D, scale);
-  });
-  return out;
 }

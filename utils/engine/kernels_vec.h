@@ -73,8 +73,8 @@ inline vec sums(vec (&v)[LANES]) {
          PICK(0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-// e^x without a branch, so that 16 can be taken at a time: x = n ln 2 + r, a polynomial for e^r,
-// and n added to the exponent bits. Relative error below 1e-6. What is very negative gives almost 0.
+// e^x without a branch: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent bits.
+// Relative error below 1e-6. What is very negative gives almost 0.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;  // what float32 has exponents for
   const float n = std::nearbyint(x * 1.44269504f);
@@ -82,6 +82,13 @@ inline float exponential(float x) {
   const float e = ((((((1.0f / 720) * r + 1.0f / 120) * r + 1.0f / 24) * r + 1.0f / 6) * r
                     + 0.5f) * r + 1.0f) * r + 1.0f;
   return std::bit_cast<float>(std::bit_cast<int>(e) + (static_cast<int>(n) << 23));
+}
+
+inline vec exponential(vec x) {
+  vec e;
+#pragma omp simd
+  for (int64_t i = 0; i < LANES; i++) e[i] = exponential(x[i]);
+  return e;
 }
 
 // Calls `kernel` with a number of the tensor's dtype, whose type it takes.

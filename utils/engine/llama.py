@@ -83,6 +83,11 @@ class LlamaOps:
     )
     # Takes key, value, key_cache, value_cache, slot_mapping. None: `PagedKVCache.write`.
     reshape_and_cache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] | None = None
+    # All layers in one call. Takes the model, hidden states, cos, sin, the batch, the scale of
+    # attention and the norm's eps. It may decline a batch with None. None: layer after layer.
+    decoder_layers: (
+        Callable[[LlamaModel, Tensor, Tensor, Tensor, Batch, float, float], Tensor | None] | None
+    ) = None
 
 
 DEFAULT_OPS = LlamaOps()
@@ -157,6 +162,7 @@ class LlamaModel(nn.Module):
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i, ops) for i in layers)
         self.norm = RMSNorm(config, ops)
+        self.packed_weights: list[Tensor] = []  # where `pack_linears` has made them
 
 
 class LlamaForCausalLM(nn.Module):
@@ -164,7 +170,7 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self, config: ModelConfig, ops: LlamaOps = DEFAULT_OPS) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.ops = config, ops
         self.model = LlamaModel(config, ops)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -186,9 +192,13 @@ class LlamaForCausalLM(nn.Module):
         batch = batch or ContiguousBatch([len(input_ids)], [None])
         x = self.model.embed_tokens(input_ids)  # [T, hidden]
         cos, sin = rotary_cos_sin(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin, batch)
-        return self.model.norm(x)
+        done, at_once, eps = None, self.ops.decoder_layers, self.config.rms_norm_eps
+        if at_once is not None:
+            done = at_once(self.model, x, cos, sin, batch, self.config.head_dim**-0.5, eps)
+        if done is None:
+            for layer in self.model.layers:
+                x = layer(x, cos, sin, batch)
+        return self.model.norm(x if done is None else done)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Score every token of the vocabulary: [N, hidden] -> [N, vocab_size]."""

@@ -97,7 +97,7 @@ class Sampler:
         Raises:
             ValueError: a row to sample from holds NaN, so it is no distribution.
         """
-        tokens = logits.float().argmax(dim=-1)  # argmax of bfloat16 is not vectorised on a CPU
+        tokens = logits.max(dim=-1).indices  # much faster than argmax on a CPU, the same tokens
         rows = [i for i, params in enumerate(sampling_params) if params.temperature > 0]
         if rows:
             chosen = [sampling_params[i] for i in rows]
