@@ -1,0 +1,145 @@
+"""Pictures of notebook 13: what vLLM's prefix cache finds, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
+
+_LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
+
+
+def plot_staircase(
+    predicted: Mapping[int, tuple[Sequence[int], Sequence[int]]],
+    measured: Mapping[int, tuple[Sequence[int], Sequence[int]]],
+) -> Figure:
+    """Tokens found against tokens shared, a line per block size.
+
+    Args:
+        predicted, measured: block size -> (tokens shared, tokens found), of equal lengths.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4))
+    for (size, (shared, found)), (color, dashes, marker) in zip(
+        predicted.items(), _LINES, strict=False
+    ):
+        axes.step(shared, found, where="post", color=color, linestyle=dashes, linewidth=1.6,
+                  label=f"blocks of {size}: predicted")  # fmt: skip
+        axes.plot(*measured[size], color=color, marker=marker, markeredgecolor=INK,
+                  linestyle="none", markersize=7, label=f"blocks of {size}: vLLM")  # fmt: skip
+    axes.set_xlabel("tokens that a prompt shares with an earlier one")
+    axes.set_ylabel("tokens found in the cache")
+    axes.set_title("Only whole blocks are found: hits are a staircase")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def plot_ttft_by_tokens_left(
+    left: Sequence[int], seconds: Sequence[float], is_hit: Sequence[bool],
+    per_step: float, per_token: float,
+) -> Figure:  # fmt: skip
+    """Time to first token against the tokens that had to be computed.
+
+    Args:
+        left: prompt tokens minus tokens found, of each request.
+        seconds: time to first token of each request.
+        is_hit: whether a part of it was found.
+        per_step, per_token: the prediction, `per_step + (left - 1) * per_token` seconds.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4))
+    ends = [0, max(left) + 10]
+    axes.plot(ends, [1e3 * (per_step + (n - 1) * per_token) for n in ends], color=INK,
+              linestyle=":", linewidth=1.8, label="predicted from two other prompts")  # fmt: skip
+    for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
+        points = [(n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True)
+                  if hit == kind]  # fmt: skip
+        if points:
+            axes.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle="none",
+                      alpha=0.85, label=f"{label}, measured")  # fmt: skip
+    axes.set_xlim(*ends)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("prompt tokens left to compute (all, minus those found)")
+    axes.set_ylabel("time to first token (ms)")
+    axes.set_title("What counts is not how long the prompt is, but what is left of it")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def plot_cache_sizes(
+    num_blocks: Sequence[int],
+    hit_rates: Mapping[str, Sequence[float]],
+    measured_at: int,
+    measured: Mapping[str, float],
+) -> Figure:
+    """Hit rate against the number of blocks, a line per order of the same requests.
+
+    Args:
+        num_blocks: cache sizes, in blocks.
+        hit_rates: order -> predicted hit rate in 0..1 for each size.
+        measured_at: the size with which vLLM ran.
+        measured: order -> vLLM's hit rate at that size.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4))
+    for (order, rates), (color, dashes, marker) in zip(hit_rates.items(), _LINES, strict=False):
+        axes.plot(num_blocks, [100 * r for r in rates], color=color, linestyle=dashes,
+                  label=f"{order}: predicted")  # fmt: skip
+        axes.plot([measured_at], [100 * measured[order]], color=color, marker=marker,
+                  markersize=10, markeredgecolor=INK, linestyle="none",
+                  label=f"{order}: vLLM")  # fmt: skip
+    axes.axvline(measured_at, color=GREY, linewidth=1)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("blocks in the cache")
+    axes.set_ylabel("prompt tokens found (%)")
+    axes.set_title("In a small cache, the order of the same requests decides")
+    axes.legend(loc="center right")
+    return figure
+
+
+def plot_ledger(rates: Mapping[str, float]) -> Figure:
+    """Throughput of one model, each way of running it a bar; the first one is the measure.
+
+    Args:
+        rates: what was done -> output tokens per second.
+    """
+    names, values = list(rates), list(rates.values())
+    first = values[0]
+    figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(names) + 1.2))
+    colors = [GREY if value == first else BLUE for value in values]
+    bars = axes.barh(names, values, color=colors, height=0.6)
+    axes.bar_label(bars, [f" {v:,.0f}   ({v / first:.1f} x)" for v in values], color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("output tokens per second")
+    best = max(rates, key=lambda name: rates[name])
+    axes.set_title(f"Fastest here: {best}, {rates[best] / first:.1f} times the first row")
+    return figure
+
+
+def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size: int) -> Figure:
+    """How many tokens a grammar allows at each place of an answer, on a logarithmic axis.
+
+    Args:
+        counts: allowed tokens before each token of the answer.
+        tokens: the answer's tokens as text.
+        vocab_size: all tokens there are.
+    """
+    figure, axes = plt.subplots(figsize=(11, 3.6))
+    places = range(len(counts))
+    colors = [RED if count == 1 else BLUE for count in counts]
+    axes.bar(places, counts, color=colors, width=0.8)
+    axes.axhline(vocab_size, color=INK, linestyle=":", linewidth=1.2)
+    axes.text(len(counts) - 0.5, vocab_size * 1.15, f"all {vocab_size:,} tokens", ha="right")
+    axes.set_yscale("log")
+    axes.set_ylim(0.7, vocab_size * 4)
+    shown = [repr(token)[1:-1].replace("$", r"\$") for token in tokens]
+    axes.set_xticks(places, shown, rotation=90, fontsize=7.5, family="monospace")
+    axes.grid(axis="x", visible=False)
+    axes.set_xlim(-0.8, len(counts) - 0.2)
+    axes.set_ylabel("tokens allowed")
+    forced = sum(count == 1 for count in counts)
+    axes.set_title(f"{forced} of {len(counts)} tokens are forced by the schema (red): "
+                   "the model has no choice")  # fmt: skip
+    return figure
