@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from utils.pipeline.runner import Runner, Stage
 
 
@@ -29,7 +31,15 @@ def fail(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[s
 
 def full(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Behave as on a full disk."""
-    raise OSError(errno.ENOSPC, "No space left on device")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_in_safetensors(
+    settings: dict[str, Any], inputs: dict[str, Path], out: Path
+) -> dict[str, Any]:
+    """Behave as safetensors does on a full disk: an error of its own, after half of the file."""
+    (out / "model.safetensors").write_bytes(b"half")
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (28)")
 
 
 def die(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:

@@ -95,8 +95,9 @@ def test_a_failing_stage_leaves_nothing_and_keeps_the_old_output(tmp_path: Path)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="Not enough disk space for the stage 'one'"):
-        Runner(tmp_path, [Stage("one", fake_stages.full)], {}).run()
+    for stage in (fake_stages.full, fake_stages.full_in_safetensors):
+        with pytest.raises(StageError, match="Not enough disk space for the stage 'one'"):
+            Runner(tmp_path, [Stage("one", stage)], {}).run()
     with pytest.raises(StageError, match=r"needs about 1000000000\.0 GB"):
         Runner(tmp_path, [Stage("one", fake_stages.write, bytes_needed=10**18)], {}).run()
     assert not (tmp_path / "one").exists() and not leftovers(tmp_path)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from utils.pipeline import environment, stage_process
+from utils.pipeline.data import DataError
 from utils.pipeline.process import WorkerError
 from utils.pipeline.runner import Runner, Stage, StageError
 from utils.pipeline.stages import run_data
@@ -55,9 +56,11 @@ def test_errors_are_passed_on_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_an_error_of_an_unknown_class_keeps_its_text() -> None:
-    class_elsewhere = b"\x80\x04\x8c\x0fno_such_package\x8c\x05Error\x93.".hex()
-    error = stage_process._as_exception({"error": "Error: out of luck", "pickle": class_elsewhere})
+    answer = {"module": "no_such_package", "error": "Error", "text": "out of luck", "errno": None}
+    error = stage_process._as_exception(answer)
     assert isinstance(error, WorkerError) and str(error) == "Error: out of luck"
+    answer |= {"module": "utils.pipeline.data", "error": "DataError"}
+    assert isinstance(stage_process._as_exception(answer), DataError)
 
 
 @pytest.mark.usefixtures("isolated")

@@ -158,8 +158,9 @@ class Runner:
                 "the machine ran out of memory. Close other programs and run again: stages that "
                 "are complete are not repeated."
             ) from error
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
+        except Exception as error:
+            # Libraries wrap the system's error in their own, or only quote it (safetensors).
+            if os.strerror(errno.ENOSPC) in str(error):
                 raise StageError(_disk_full(stage, self.out)) from error
             raise
         finally:
