@@ -139,6 +139,11 @@ def test_merge_and_unmerge(dtype: torch.dtype) -> None:
     torch.testing.assert_close(layer.base_layer.weight, weight, rtol=tolerance, atol=tolerance)
 
 
+def test_the_base_layer_is_frozen() -> None:
+    layer = LoRALinear(nn.Linear(8, 8), r=2, lora_alpha=4)
+    assert {n for n, p in layer.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+
+
 def test_merging_twice_is_refused() -> None:
     layer = LoRALinear(nn.Linear(8, 8), r=2, lora_alpha=4)
     with pytest.raises(RuntimeError, match="not merged"):

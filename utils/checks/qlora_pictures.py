@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
 INK = "#1b1b1b"
@@ -38,6 +39,7 @@ def labels(
     ax.set_xticks(range(width))
     ax.set_xlabel("place")
     ax.tick_params(length=0)
+    ax.grid(False)
     for side in ax.spines.values():
         side.set_visible(False)
     ax.set_title("Blue: learned. Hatched: not as expected", size=10, loc="left")
@@ -65,6 +67,7 @@ def matrices(expected: Tensor, yours: Tensor, title: str, axes_names: tuple[str,
                 ax.text(j, i, f"{value:.2f}" + ("" if same else " ×"), ha="center", va="center",
                         size=8, color="white" if abs(value) > 0.6 * top else INK)  # fmt: skip
         ax.set_title(name, size=10)
+        ax.grid(False)
         ax.set_xticks(range(columns))
         ax.set_yticks(range(rows))
         ax.set_xlabel(axes_names[1], size=9)
@@ -80,8 +83,9 @@ def losses(values: Sequence[float], title: str) -> Figure:
     ax = figure.subplots()
     ax.plot(range(1, len(values) + 1), values, "o-", color="#1f5fa8")
     ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.tick_params(which="both", labelsize=8)
     ax.set_xlabel("training step")
     ax.set_ylabel("loss (nats per token)")

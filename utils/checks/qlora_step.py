@@ -45,15 +45,15 @@ def _simulate(step: Step) -> _Trace:
     return _Trace(losses, weights)
 
 
-def _reference(model: nn.Module, trained: Any, optimizer: Any, ids: Tensor, labels: Tensor, *,
-               zero: bool = True, zero_late: bool = False, clip: str = "norm", steps: int = 1,
-               backward: bool = True, loss_after: bool = False) -> float:  # fmt: skip
+def _reference(
+    model: nn.Module, trained: Any, optimizer: Any, ids: Tensor, labels: Tensor, *,
+    zero: bool = True, clip: str = "norm", steps: int = 1, loss_after: bool = False,
+) -> float:  # fmt: skip
     """A step with one switch per known mistake."""
     loss = _loss(model, ids, labels)
     if zero:
         optimizer.zero_grad()
-    if backward:
-        loss.backward()
+    loss.backward()
     if clip == "norm":
         torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
     elif clip == "each":
@@ -61,8 +61,6 @@ def _reference(model: nn.Module, trained: Any, optimizer: Any, ids: Tensor, labe
             torch.nn.utils.clip_grad_norm_([p], MAX_NORM)
     elif clip == "value":
         torch.nn.utils.clip_grad_value_(trained, MAX_NORM)
-    if zero_late:
-        optimizer.zero_grad()
     for _ in range(steps):
         optimizer.step()
     return _loss(model, ids, labels).item() if loss_after else loss.item()
@@ -74,12 +72,11 @@ _STEP_MISTAKES: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"zero": False, "clip": "none"},
      "Gradients add up from step to step, and they are not clipped.",
      "`optimizer.zero_grad()`, and `clip_grad_norm_` between `backward` and `step`."),
-    ({"zero_late": True}, "The weights do not move: the gradients are set to zero before the step.",
-     "Zero them before `backward`, or after `step`."),
-    ({"steps": 0}, "The weights do not move. Is `optimizer.step()` missing?", "Call it."),
-    ({"backward": False}, "The weights do not move: there are no gradients.", "`loss.backward()`."),
+    ({"steps": 0}, "The weights do not move.", "Is there a `loss.backward()` and an "
+     "`optimizer.step()`? And are the gradients still there when it steps? Zero them before "
+     "`backward`, or after `step`."),
     ({"clip": "none"}, "The gradients are not clipped before the step.",
-     "`torch.nn.utils.clip_grad_norm_(trained, max_norm)` between `backward` and `step`."),
+     "`torch.nn.utils.clip_grad_norm_(trained, 1.0)` between `backward` and `step`."),
     ({"clip": "each"}, "Each parameter is clipped by itself. Then the direction of the step "
      "changes. The norm is that of all gradients together.",
      "Hand the whole list to `clip_grad_norm_`."),
@@ -105,10 +102,6 @@ def judge_training_step(function: Step) -> str:
     if _same(got, expected):
         return "Loss, gradients, clipped by their common norm, one step, and the slate is clean."
     says, look = "After the steps, the weights are not where they should be.", ""
-    late = _simulate(_late_clip)
-    if _same(got, late):
-        says = "The gradients are clipped after the step, when it is too late."
-        look = "`backward`, then clip, then `step`."
     for options, words, where in _STEP_MISTAKES:
         wrong = _simulate(lambda *args, options=options: _reference(*args, **options))
         if _same(got, wrong):
@@ -116,17 +109,6 @@ def judge_training_step(function: Step) -> str:
             break
     shown = [", ".join(f"{loss:.4f}" for loss in trace.losses) for trace in (expected, got)]
     raise Mismatch(says, input=STEP_GIVEN, expected=f"losses {shown[0]}", got=shown[1], look=look)
-
-
-def _late_clip(
-    model: nn.Module, trained: Any, optimizer: Any, ids: Tensor, labels: Tensor
-) -> float:
-    loss = _loss(model, ids, labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
-    return loss.item()
 
 
 def _same(one: _Trace, other: _Trace) -> bool:

@@ -10,6 +10,7 @@ import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from utils.pipeline.train_shapes import ALL_LINEAR, ATTENTION, MLP, TRAIN_SHAPES
 from utils.pipeline.training_memory import Method, TrainingMemory, training_memory
@@ -112,8 +113,9 @@ def plot_losses(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str)
             ax.plot(range(1, len(losses) + 1), losses, line, color=color, label=label)
         ax.set_title(name, size=11, weight="normal")
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("training step")
         ax.legend(fontsize=9.5)
     axes[0][0].set_ylabel("loss (nats per answer token)")
@@ -162,7 +164,7 @@ def plot_calculator(
     full = method == "full"
     trained = shape.num_parameters() if full else shape.lora_parameters(r, modules)
     size = CARDS[card] * 2**30 / GB
-    fits = memory.total < size
+    fits = memory.total / GB < size
     title = (
         f"{model}, {method}: {trained / 1e6:,.1f} million trained "
         f"({trained / shape.num_parameters():.2%})"
