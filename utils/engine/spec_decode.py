@@ -10,7 +10,8 @@ from torch import Tensor
 from utils.engine.config import EngineConfig, ModelConfig
 from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.draft_model import DraftModelProposer
-from utils.engine.llama import LlamaForCausalLM
+from utils.engine.kernels import pack_linears
+from utils.engine.llama import DEFAULT_OPS, LlamaForCausalLM
 from utils.engine.medusa import MedusaHeads, MedusaProposer
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.paged_kv_cache import PagedKVCache
@@ -179,7 +180,11 @@ def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
                 f"The draft model {spec.model} has a vocabulary of {shape.vocab_size} tokens, the "
                 f"target one of {target.config.vocab_size}. They must share their tokenizer."
             )
-        model = load_model(spec.model, shape, config.dtype, config.device)
+        packed = bool(target.model.packed_weights)  # then the draft model takes the fast path, too
+        ops = target.ops if packed else DEFAULT_OPS
+        model = load_model(spec.model, shape, config.dtype, config.device, ops)
+        if packed:
+            pack_linears(model)
         memory = PagedKVCache(
             model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
             config.num_cpu_blocks,
