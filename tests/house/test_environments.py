@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from tools.lock import EXTRAS, LEFT_OUT
 from tools.setup import UV_VERSION
-from utils.bootstrap import NEEDED
+from utils.bootstrap import NEEDED, NEEDED_BY_PART_II
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.11"
@@ -92,7 +92,7 @@ def test_these_tests_run_on_the_cpu_lock() -> None:
 
 
 def test_bootstrap_installs_what_the_lock_pins() -> None:
-    for package, _size in NEEDED.values():
+    for package, _size in (NEEDED | NEEDED_BY_PART_II).values():
         requirement = Requirement(package)
         version = pins("cpu")[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version, prereleases=True), package
