@@ -129,10 +129,11 @@ class AsyncLLM:
         except Exception as unexpected:
             logger.exception("The engine's thread ends")
             error = EngineDeadError(f"The engine has died: {unexpected}")
-        # In the event loop, where nobody can come between: whoever waits fails, and so does
-        # whoever comes later.
-        self._tell(partial(self._die, error))
-        self._fail_all(error)
+        try:
+            self._fail_all(error)
+        finally:
+            # In the event loop, where nobody can come between: whoever waits still, or comes later.
+            self._tell(partial(self._die, error))
 
     def _read_inbox(self) -> None:
         """Do what callers want. Without requests, wait until one comes."""
@@ -167,12 +168,13 @@ class AsyncLLM:
             self.metrics.observe_step(step)
         news = {member.family[0].request_id: self._book(member) for member in gained}
         outputs = [(running, running.request.output()) for running in news.values()]
-        self._tell(partial(_deliver, outputs))
         for running, output in outputs:
             if output.finished:
                 del self._running[output.request_id]
                 self.metrics.observe_end(running.request)
         self.metrics.observe_engine(self.engine)
+        # Last of all, so that whoever gets an answer finds it counted.
+        self._tell(partial(_deliver, outputs))
         self.metrics.count("course:engine_seconds", perf_counter() - begin, part="deliver")
 
     def _book(self, member: Request) -> Running:

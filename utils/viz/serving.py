@@ -59,6 +59,7 @@ def plot_omission(report: LoadReport) -> Figure:
     axes.plot(numbers, report.values("ttft_from_sent"), "s--", color=ORANGE,
               label="from when it was sent")  # fmt: skip
     axes.set_ylim(bottom=0)
+    axes.set_xticks(list(numbers))
     axes.set_xlabel("request")
     axes.set_ylabel("time to first token (s)")
     axes.set_title("A tool that waits for answers does not see who waits for the tool")
