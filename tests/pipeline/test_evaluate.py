@@ -7,7 +7,7 @@ import json
 import pytest
 
 from utils.pipeline.data import FIELDS, generate
-from utils.pipeline.evaluate import parse_answer, same_value, score
+from utils.pipeline.evaluate import compare, parse_answer, same_value, score
 
 RIGHT = {
     "customer": "Zoë O'Brien", "order_id": "AB-123", "product": "tea kettle", "quantity": 2,
@@ -74,3 +74,12 @@ def test_numbers_compare_by_value_and_kind() -> None:
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="0 texts for 1 answers"):
         score([], [RIGHT])
+
+
+def test_two_models_are_compared_message_by_message() -> None:
+    wrong = variant(date=None)
+    before = [TEXT, TEXT, TEXT, wrong, wrong, "no", "no"]
+    after = [TEXT, wrong, "no", f" {TEXT}", "no", wrong, "no"]
+    assert compare(before, after, [RIGHT] * 7) == {"lost": 2, "won": 1}
+    with pytest.raises(ValueError, match="longer"):
+        compare(before, after, [RIGHT] * 8)

@@ -31,6 +31,28 @@ def same_value(value: Any, expected: Any) -> bool:
     return value == expected
 
 
+def is_right(text: str, expected: dict[str, Any]) -> bool:
+    """Is the text exactly the expected answer: the right keys, all values right?"""
+    answer = parse_answer(text)
+    return answer is not None and all(same_value(answer[key], expected[key]) for key in FIELDS)
+
+
+def compare(before: list[str], after: list[str], expected: list[dict[str, Any]]) -> dict[str, int]:
+    """Count on which messages two models differ, one of them right and the other wrong.
+
+    Returns:
+        `lost`: right before and wrong after. `won`: the other way round.
+
+    Raises:
+        ValueError: different numbers of texts and answers.
+    """
+    right = [
+        (is_right(first, truth), is_right(second, truth))
+        for first, second, truth in zip(before, after, expected, strict=True)
+    ]
+    return {"lost": right.count((True, False)), "won": right.count((False, True))}
+
+
 def score(texts: list[str], expected: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare the model's texts with the expected answers.
 
@@ -53,10 +75,7 @@ def score(texts: list[str], expected: list[dict[str, Any]]) -> dict[str, Any]:
         )
         for field in FIELDS
     }
-    exact = sum(
-        answer is not None and all(same_value(answer[field], truth[field]) for field in FIELDS)
-        for answer, truth in zip(answers, expected, strict=True)
-    )
+    exact = sum(map(is_right, texts, expected))
     return {
         "valid_json": sum(map(is_json_object, texts)) / len(texts),
         "exact_match": exact / len(texts),

@@ -21,12 +21,13 @@ from utils.pipeline.runner import MANIFEST, Stage
 from utils.profiles import Profile
 
 MODEL = "model"
-BASE, MODELS = "base", ("base", "merge", "gptq", "awq")
+BASE, QUANTIZED = "base", ("gptq", "awq")
+MODELS = (BASE, "merge", *QUANTIZED)
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
 RESULTS = "results.json"
 TEXT_TOKENS = 4096  # read for the perplexity on plain text
 PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
-CALIBRATION_EXAMPLES = 64
+CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
 _HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_quantize,
             needs=("merge", "data"),
             settings={"method": method, "tool": tool, "group_size": group_size,
-                      "seed": seed},
+                      "calibration_examples": CALIBRATION_EXAMPLES, "seed": seed},
             sources=_files("quantize.py", "quantizers/*.py", "classic/*.py", "perplexity.py"),
             packages=(*torch_stack, "gptqmodel"),
             bytes_needed=model_bytes,
@@ -124,7 +125,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_report,
             needs=("finetune", "merge", "gptq", "awq", "evaluate", "serve"),
             settings={"profile": profile.name, "model": profile.model},
-            sources=_files("report.py"),
+            sources=_files("report.py", "promises.py", "confidence.py"),
             bytes_needed=10_000_000,
             title="one table, one figure",
         ),
@@ -167,7 +168,8 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     """Quantize the merged model; it checks the perplexity of its result itself."""
     from utils.pipeline.quantize import quantize
 
-    texts = calibration_texts(inputs["merge"] / MODEL, inputs["data"])
+    examples = settings["calibration_examples"]
+    texts = calibration_texts(inputs["merge"] / MODEL, inputs["data"], examples)
     return quantize(
         settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
         group_size=settings["group_size"], seed=settings["seed"],
@@ -223,26 +225,32 @@ def model_folder(inputs: dict[str, Path], name: str) -> Path:
     return inputs[name] if name == BASE else inputs[name] / MODEL
 
 
-def calibration_texts(model_dir: Path, data_dir: Path) -> list[str]:
-    """Training conversations as the model sees them, and plain English beside them.
+def calibration_texts(
+    model_dir: Path, data_dir: Path, examples: int = CALIBRATION_EXAMPLES
+) -> list[str]:
+    """Training conversations, several to a chat, and plain English beside them.
 
     Conversations are what the weights will meet in service. Calibrated on them alone, GPTQ rounds
-    away much of the model's English: perplexity on plain text rose by half.
+    away much of the model's English: perplexity on plain text rose by half. In a chat for each
+    conversation, most of the tokens would be the system prompt, the same each time, and a few
+    thousand tokens would hold the answers to a handful of customers. So it stands once before
+    `CUSTOMERS_PER_CHAT` of them.
     """
     from transformers import AutoTokenizer
 
     from utils.pipeline.perplexity import load_text
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    examples = read_jsonl(data_dir / TRAIN_FILE)[:CALIBRATION_EXAMPLES]
-    conversations = [
-        tokenizer.apply_chat_template(
-            [*example.messages(), {"role": "assistant", "content": example.answer_text()}],
-            tokenize=False,
-        )
-        for example in examples
-    ]
-    return [*conversations, load_text("emma")]
+    customers = read_jsonl(data_dir / TRAIN_FILE)[:examples]
+    chats = []
+    for start in range(0, len(customers), CUSTOMERS_PER_CHAT):
+        several = customers[start : start + CUSTOMERS_PER_CHAT]
+        chat = several[0].messages()[:1]  # the system prompt
+        for customer in several:
+            answer = {"role": "assistant", "content": customer.answer_text()}
+            chat += [customer.messages()[1], answer]
+        chats.append(tokenizer.apply_chat_template(chat, tokenize=False))
+    return [*chats, load_text("emma")]
 
 
 def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
@@ -276,13 +284,15 @@ def _measure_all(
 ) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    from utils.pipeline.evaluate import score
+    from utils.pipeline.evaluate import compare, score
     from utils.pipeline.finetune import encode
     from utils.pipeline.serve import EngineSettings, measure
 
     examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
+    expected = [example.answer for example in examples]
     engine = EngineSettings(**settings["engine"])
     measures: dict[str, Any] = {}
+    answers: dict[str, list[str]] = {}
     progress = tqdm(MODELS, desc="vLLM", unit="model")
     for name in progress:
         progress.set_postfix_str(name)
@@ -293,14 +303,16 @@ def _measure_all(
             folder, prompts, prefix_caching=prefix_caching, max_tokens=settings["max_tokens"],
             settings=engine, use_tqdm=False,
         )  # fmt: skip
-        texts = result.pop("texts")
+        texts = answers[name] = result.pop("texts")
         lines = [
             {"message": example.message, "expected": example.answer, "text": text}
             for example, text in zip(examples, texts, strict=True)
         ]
         (out / f"{name}.json").write_text(json.dumps(lines, indent=1, ensure_ascii=False))
         result.pop("cached_tokens")
-        measures[name] = result | score(texts, [example.answer for example in examples])
+        measures[name] = result | score(texts, expected)
+    for name in QUANTIZED:
+        measures[name] |= compare(answers["merge"], answers[name], expected)
     return measures
 
 

@@ -1,0 +1,75 @@
+"""What the pipeline promises, and whether a run kept it.
+
+A run answers some hundred messages: a sample, whose shares are known to a few points only. So a
+promise about accuracy counts as broken when the measurement rules it out: when all of its 95 %
+confidence interval lies on the wrong side. A sound model does not fail by bad luck then, and a
+broken one still does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from utils.pipeline.confidence import loss_interval, share_interval
+
+MAX_BASE_EXACT_MATCH = 0.10
+MIN_EXACT_MATCH = 0.85
+# 4 bits cost a model of 135 million parameters more than they cost larger ones. Chosen on messages
+# of another seed than the held-out ones.
+MAX_LOSS_BY_4_BITS = 0.15
+
+
+def check_promises(rows: list[dict[str, Any]], server: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Each promise of the pipeline, with the measured values, and whether it was kept.
+
+    Args:
+        rows: see `report.table_rows`.
+        server: what the serve stage saw of the server: `is_valid_answer`, `has_metrics`.
+    """
+    row = {entry["name"]: entry for entry in rows}
+    promises = [_base_fails(row["base"]), _fine_tuned_is_right(row["merge"])]
+    promises += [_keeps_its_accuracy(row[name]) for name in ("gptq", "awq")]
+    promises += [_hit_is_faster(entry) for entry in rows]
+    promises.append(
+        (
+            "The OpenAI-compatible server answers with the expected keys, and shows its metrics",
+            server["is_valid_answer"] and server["has_metrics"],
+        )
+    )
+    return promises
+
+
+def _base_fails(row: dict[str, Any]) -> tuple[str, bool]:
+    text = f"The base model fails the task: {row['exact_match']:.1%} exact match"
+    kept = row["exact_match"] <= MAX_BASE_EXACT_MATCH
+    return f"{text}, at most {MAX_BASE_EXACT_MATCH:.0%}", kept
+
+
+def _fine_tuned_is_right(row: dict[str, Any]) -> tuple[str, bool]:
+    total = row["num_examples"]
+    low, high = share_interval(round(row["exact_match"] * total), total)
+    text = (
+        f"Fine-tuned, it is right: {row['exact_match']:.1%} exact match [{low:.0%} to {high:.0%}], "
+        f"at least {MIN_EXACT_MATCH:.0%}"
+    )
+    return text, high >= MIN_EXACT_MATCH
+
+
+def _keeps_its_accuracy(row: dict[str, Any]) -> tuple[str, bool]:
+    total = row["num_examples"]
+    lost = (row["lost"] - row["won"]) / total
+    low, high = loss_interval(row["lost"], row["won"], total)
+    text = (
+        f"{row['label']}: {row['exact_match']:.1%} exact match, {lost * 100:+.1f} points lost "
+        f"[{low * 100:+.1f} to {high * 100:+.1f}], at most {MAX_LOSS_BY_4_BITS * 100:.0f}"
+    )
+    return text, low <= MAX_LOSS_BY_4_BITS
+
+
+def _hit_is_faster(row: dict[str, Any]) -> tuple[str, bool]:
+    hit, miss = row["ttft_hit_seconds"], row["ttft_miss_seconds"]
+    text = (
+        f"{row['label']}: first token after {hit * 1e3:.0f} ms on a hit, {miss * 1e3:.0f} ms "
+        "on a miss"
+    )
+    return text, hit < miss
