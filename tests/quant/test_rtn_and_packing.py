@@ -137,6 +137,15 @@ def test_what_cannot_be_packed(pack, values) -> None:
         pack(torch.tensor(values))
 
 
+def test_layouts_equal_vllms_own_packing() -> None:
+    from vllm.model_executor.layers.quantization.utils.quant_utils import awq_pack, gptq_pack
+
+    quantized = rtn(torch.randn(24, 64, generator=torch.Generator().manual_seed(0)))
+    codes = quantized.q.t().int().contiguous()  # vLLM's functions take [in, out]
+    assert torch.equal(pack_gptq(quantized)["qweight"], gptq_pack(codes, 4, 64, 24))
+    assert torch.equal(pack_awq(quantized)["qweight"], awq_pack(codes, 4, 64, 24))
+
+
 def same(a: QuantizedWeight, b: QuantizedWeight) -> bool:
     halves = a.scales.half().float()
     return (

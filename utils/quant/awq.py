@@ -46,7 +46,7 @@ class ScaleSearch:
 @torch.no_grad()
 def awq(
     weight: Tensor, stats: InputStats, *, bits: int = 4, group_size: int = 64, clip: bool = True,
-    duo_scaling: bool = True, n_grid: int = N_GRID,
+    duo_scaling: bool = True, n_grid: int = N_GRID, max_rows: int | None = None,
 ) -> tuple[QuantizedWeight, Tensor]:  # fmt: skip
     """Scale, clip and round one linear layer's weight (asymmetric, as AWQ's layout has it).
 
@@ -59,8 +59,9 @@ def awq(
         ValueError: see `rtn`; or the statistics have another width.
     """
     scales = search_scales(
-        weight, stats, bits=bits, group_size=group_size, duo_scaling=duo_scaling, n_grid=n_grid
-    ).scales
+        weight, stats, bits=bits, group_size=group_size, duo_scaling=duo_scaling, n_grid=n_grid,
+        max_rows=max_rows,
+    ).scales  # fmt: skip
     scaled = weight.float() * scales
     if clip:
         moment = stats.second_moment / torch.outer(scales, scales)

@@ -86,7 +86,7 @@ def pack_gptq(weight: QuantizedWeight, *, zero_offset: int = 1) -> dict[str, Ten
         "qweight": pack_int4(weight.q).t().contiguous(),
         "qzeros": pack_int4(zeros.t().contiguous()),
         "scales": _half_scales(weight),
-        "g_idx": weight.g_idx.to(torch.int32),
+        "g_idx": weight.g_idx.to(torch.int32, copy=True),  # q, k and v share one; files may not
     }
 
 

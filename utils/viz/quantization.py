@@ -1,0 +1,172 @@
+"""What 4-bit weights look like, and what they cost: the pictures of notebook 09."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from utils.viz.style import BLUE, COLORS, GREEN, GREY, INK, ORANGE
+
+_MARKERS = "so^Dv"
+_HATCHES = ("", "////", "", "....", "xxxx")
+
+Point = tuple[float, float]
+
+
+def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> Figure:
+    """Left: the weights' distribution beside a normal one. Right: how loud each input channel is.
+
+    Args:
+        weight: of a linear layer, [out, in].
+        mean_abs: the mean magnitude of each of its input channels, [in].
+        fan_name: the layer's name.
+    """
+    w = weight.detach().float().cpu().flatten().numpy()
+    x = np.sort(mean_abs.cpu().numpy())[::-1] / float(mean_abs.median())
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
+    reach = 4 * w.std()
+    left.hist(w, bins=np.linspace(-reach, reach, 121), density=True, color="#a9c6ea",
+              label="weights")  # fmt: skip
+    grid = np.linspace(-reach, reach, 300)
+    normal = np.exp(-0.5 * (grid / w.std()) ** 2) / (w.std() * np.sqrt(2 * np.pi))
+    left.plot(grid, normal, color=INK, linestyle="--", linewidth=1.6, label="normal distribution")
+    left.set_xlabel(f"weight ({fan_name})")
+    left.set_ylabel("density")
+    left.legend(fontsize=9)
+    left.set_title("Weights are roughly normal ...")
+    right.plot(np.arange(1, len(x) + 1), x, color=BLUE)
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.axhline(1, color=GREY, linestyle=":", linewidth=1.4)
+    right.set_xlabel("input channel, loudest first")
+    right.set_ylabel("mean magnitude (medians)")
+    right.set_title(f"... the loudest input is {x[0]:.0f} times the median")
+    return figure
+
+
+def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """How often each of 16 levels is used, and where the levels are.
+
+    Args:
+        uses: name of the grid -> (its levels, the share of weights that each one gets).
+    """
+    figure, axes = plt.subplots(1, len(uses), figsize=(9.5, 3.6), sharey=True)
+    even = 1 / 16
+    for ax, (name, (levels, shares)), color in zip(axes, uses.items(), (ORANGE, BLUE), strict=True):
+        ax.vlines(levels, 0, [100 * s for s in shares], color=color, linewidth=7)
+        ax.axhline(100 * even, color=INK, linestyle="--", linewidth=1.4, label="all alike")
+        ax.set_xlabel("level (1 = largest magnitude of the block)")
+        ax.set_title(f"{name}: the busiest code gets {max(shares):.0%}", fontsize=11)
+        ax.legend(loc="upper right", fontsize=9)
+    axes[0].set_ylabel("weights with this code (%)")
+    return figure
+
+
+def plot_error_over_bits(
+    series: Mapping[str, Sequence[Point]], title: str, *, xlabel: str = "bits per weight, all told",
+    ylabel: str = "error of the output (%)", floor: tuple[str, float] | None = None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+) -> Figure:  # fmt: skip
+    """Lines of (bits, error): what a bit buys, by method.
+
+    Args:
+        series: name -> points from few bits to many.
+        title: the finding.
+        floor: name and height of a line to compare with.
+        labels: name -> a short text beside each of its points.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.2))
+    if floor is not None:
+        axes.axhline(floor[1], color=INK, linestyle="--", linewidth=1.5, label=floor[0])
+    for (name, points), color, marker in zip(series.items(), COLORS, _MARKERS, strict=False):
+        bits, errors = zip(*points, strict=True)
+        axes.plot(bits, errors, color=color, marker=marker, linewidth=1.8, label=name)
+        for text, point in zip((labels or {}).get(name, ()), points, strict=False):
+            axes.annotate(text, point, xytext=(4, 5), textcoords="offset points", fontsize=8.5)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_ylim(bottom=0 if floor is None else None)
+    axes.set_title(title)
+    axes.legend(fontsize=9.5)
+    return figure
+
+
+def plot_layer_errors(errors: Mapping[str, Mapping[str, float]], title: str) -> Figure:
+    """Bars: for each linear layer, the error of its output by method.
+
+    Args:
+        errors: layer -> method -> relative squared error.
+        title: the finding.
+    """
+    methods = list(next(iter(errors.values())))
+    figure, axes = plt.subplots(figsize=(9, 4.2))
+    width = 0.8 / len(methods)
+    tones = (GREY, GREEN, BLUE, ORANGE, "#a9c6ea")
+    for i, (method, color) in enumerate(zip(methods, tones, strict=False)):
+        places = np.arange(len(errors)) + (i - (len(methods) - 1) / 2) * width
+        heights = [100 * errors[layer][method] for layer in errors]
+        axes.bar(places, heights, width, color=color, hatch=_HATCHES[i], edgecolor=INK,
+                 linewidth=0.6, label=method)  # fmt: skip
+    axes.set_xticks(range(len(errors)), list(errors))
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("error of the output (%)")
+    axes.set_title(title)
+    axes.legend(ncols=len(methods), fontsize=9.5)
+    return figure
+
+
+def plot_scale_search(errors: Mapping[str, Mapping[float | None, float]]) -> Figure:
+    """AWQ's search: the output error over the ratio, relative to no scaling.
+
+    Args:
+        errors: layer -> ratio -> error; the ratio None is without scaling.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4))
+    axes.axhline(1, color=INK, linestyle="--", linewidth=1.5, label="no scaling")
+    for (name, found), color, marker in zip(errors.items(), COLORS, _MARKERS, strict=False):
+        ratios = [ratio for ratio in found if ratio is not None]
+        relative = [found[ratio] / found[None] for ratio in ratios]
+        axes.plot(ratios, relative, color=color, linewidth=1.8, label=name)
+        best = int(np.argmin(relative))
+        axes.plot(ratios[best], relative[best], marker=marker, color=color, markersize=9)
+    axes.set_xlabel("ratio: how much the inputs' magnitude decides")
+    axes.set_ylabel("error of the output (without scaling: 1)")
+    axes.set_title("Each layer has its best ratio (marked)")
+    axes.set_ylim(0, 1.6)
+    axes.legend(fontsize=9.5, ncols=2)
+    return figure
+
+
+def plot_calibration(
+    tokens: Sequence[int], errors: Mapping[str, Sequence[float]], rounding: float, width: int
+) -> Figure:
+    """The error on held-out inputs over the number of calibration tokens.
+
+    Args:
+        tokens: numbers of calibration tokens, rising.
+        errors: name -> relative squared error of the output.
+        rounding: the same for round to nearest, which needs no tokens.
+        width: input channels of the layer.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.2))
+    axes.axhline(100 * rounding, color=INK, linestyle="--", linewidth=1.5,
+                 label="round to nearest")  # fmt: skip
+    looks = zip(errors.items(), COLORS, _MARKERS, strict=False)
+    for (name, values), color, marker in looks:
+        axes.plot(tokens, [100 * v for v in values], color=color, marker=marker, linewidth=1.8,
+                  label=name)  # fmt: skip
+    axes.axvline(width, color=GREY, linestyle=":", linewidth=1.5)
+    axes.text(width, 0, "as many tokens as channels  ", fontsize=9, va="bottom", ha="right",
+              rotation=90)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(tokens, [str(t) for t in tokens])
+    axes.set_xlabel("calibration tokens")
+    axes.set_ylabel("error on held-out text (%)")
+    axes.set_ylim(bottom=0)
+    axes.set_title("GPTQ learns more from its calibration text, and needs more of it")
+    axes.legend(fontsize=9.5)
+    return figure

@@ -1,0 +1,88 @@
+"""The widget of notebook 09: bits, group size and outliers against the error of rounding."""
+
+from __future__ import annotations
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from utils.quant import quantize_nf4, rtn
+from utils.viz.explore import Explorer
+from utils.viz.style import BLUE, GREY, INK, ORANGE
+
+SHOWN = 64  # weights drawn one by one
+GRIDS = ("symmetric", "asymmetric", "NF4")
+
+
+def read_back(weight: Tensor, bits: int, group_size: int, grid: str) -> tuple[Tensor, float]:
+    """Quantize a weight [out, in]; return what it is read back as, and bits per weight.
+
+    NF4 has 4 bits, whatever `bits` says.
+    """
+    if grid == "NF4":
+        nf4 = quantize_nf4(weight, blocksize=group_size)
+        return nf4.dequantize(), nf4.bits_per_weight
+    quantized = rtn(weight, bits=bits, group_size=group_size, sym=grid == "symmetric")
+    return quantized.dequantize(), quantized.bits_per_weight
+
+
+def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid: str) -> Figure:
+    """One row of weights and what it is read back as; its error, group by group.
+
+    Args:
+        weight: [out, in]; the first row is drawn.
+        bits, group_size, grid: see `read_back`.
+        outlier: the row's 10th weight is set to so many standard deviations; 0 leaves it alone.
+    """
+    weight = weight.detach().float().cpu().clone()
+    if outlier:
+        weight[0, 9] = outlier * weight.std()
+    after, cost = read_back(weight, bits, group_size, grid)
+    row, rounded = weight[0], after[0]
+    groups = (rounded - row).square().unflatten(0, (-1, group_size)).mean(1)
+    relative = 100 * groups / row.square().mean()
+    total = float((after - weight).square().sum() / weight.square().sum())
+
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(9.5, 5.2), gridspec_kw={"height_ratios": (2, 1.1)}
+    )
+    places = torch.arange(SHOWN)
+    top.vlines(places, row[:SHOWN], rounded[:SHOWN], color=GREY, linewidth=1.2)
+    top.plot(places, row[:SHOWN], "o", color=BLUE, markersize=5, label="weight")
+    top.plot(places, rounded[:SHOWN], "_", color=ORANGE, markersize=9, markeredgewidth=2.4,
+             label="read back")  # fmt: skip
+    for edge in range(group_size, SHOWN, group_size):
+        top.axvline(edge - 0.5, color=INK, linestyle=":", linewidth=1.2)
+    top.set_ylabel("weight")
+    top.set_xlabel(f"input channel (the first {SHOWN} of {len(row)})")
+    top.legend(loc="upper right", ncols=2, fontsize=9)
+    top.set_title(f"{cost:.2f} bits per weight; squared error {100 * total:.2f} % of the whole "
+                  f"matrix, {100 * float(groups.mean() / row.square().mean()):.2f} % of this row",
+                  fontsize=11)  # fmt: skip
+    bottom.bar(range(len(relative)), relative, color=BLUE, width=0.8)
+    bottom.set_xlabel(f"group of {group_size} weights of this row")
+    bottom.set_ylabel("its error (%)")
+    bottom.grid(axis="x", visible=False)
+    return figure
+
+
+def rounding_explorer(weight: Tensor) -> Explorer:
+    """Sliders for `plot_rounding` on a real weight [out, in]."""
+    width = weight.shape[1]
+    sizes = sorted({width, *(g for g in (16, 32, 64, 128, 192) if width % g == 0)})
+    style = {"description_width": "initial"}
+    return Explorer(
+        lambda bits, group_size, outlier, grid: plot_rounding(
+            weight, bits, group_size, outlier, grid
+        ),
+        bits=ipywidgets.IntSlider(4, 2, 8, description="bits", style=style),
+        group_size=ipywidgets.Dropdown(
+            options=sizes, value=64, description="group size", style=style
+        ),
+        outlier=ipywidgets.IntSlider(
+            0, 0, 60, step=5, description="outlier (standard deviations)", style=style
+        ),
+        grid=ipywidgets.Dropdown(options=GRIDS, value="symmetric", description="grid", style=style),
+    )
