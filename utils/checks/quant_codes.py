@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from utils.checks import quant_pictures
-from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts
+from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts, rounded
 from utils.checks.runner import Passed
+from utils.quant import find_params
 
 
 def _grid(out: int, groups: int, bits: int) -> tuple[Tensor, Tensor]:
@@ -118,13 +119,26 @@ def _draw_codes(case: PartsCase, got: Parts) -> tuple[Figure, str]:
 def judge_quantize(function: Callable[..., Tensor]) -> Passed:
     """Check `quantize(weight, scales, zeros, bits)`."""
     compare_parts(function, ("codes",), _CODES_CASES, _CODES_MISTAKES, _draw_codes)
-    case = _CODES_CASES[2]
-    figure, alt = _draw_codes(case, case.expected)
+    weight = torch.randn(6, 128, generator=torch.Generator().manual_seed(0))
+    with_outlier = weight.clone()
+    with_outlier[2, 70] = 12.0
+    errors = [_rounded_by(function, w) - w for w in (weight, with_outlier)]
+    figure = quant_pictures.group_errors(
+        weight, weight + errors[0], weight + errors[1], 32,
+        "One large weight makes the grid of its whole group coarse",
+        names=("normally distributed weights", "one of them replaced by 12"),
+    )  # fmt: skip
     return Passed(
         "Each weight has the nearest code of its own group's grid, and no code leaves the grid. "
-        "The picture shows the groups of one case. Those with weights beyond their grid pay.",
-        figure, alt,
+        "The picture shows why groups are small: an outlier spoils only its own.",
+        figure, "The error of each group: without an outlier, and with one.",
     )  # fmt: skip
+
+
+def _rounded_by(function: Callable[..., Tensor], weight: Tensor) -> Tensor:
+    """What a weight is read back as, from the learner's codes of 4 bits in groups of 32."""
+    scales, zeros = find_params(weight.unflatten(1, (-1, 32)), 4, sym=True)
+    return _read(function(weight, scales, zeros, 4), scales, zeros).float()
 
 
 def _back_case(out: int, groups: int, size: int) -> PartsCase:
@@ -134,7 +148,7 @@ def _back_case(out: int, groups: int, size: int) -> PartsCase:
     expected = _read(q, scales, zeros).float()
     given = f"q [{out}, {groups * size}], {groups} group(s) per output"
     if q.numel() <= 8:
-        given = f"q {q.tolist()}, scales {scales.tolist()}, zeros {zeros.tolist()}"
+        given = f"q {q.tolist()}, scales {rounded(scales)}, zeros {zeros.tolist()}"
     return PartsCase(given, (q, scales, zeros.to(torch.uint8)), (expected,))
 
 

@@ -140,7 +140,7 @@ def judge_gptq(function: Callable[..., Parts]) -> Passed:
     moved = (yours - weight).square().mean() / (nearest - weight).square().mean()
     figure = quant_pictures.group_errors(
         weight, nearest, yours, 16,
-        "Each weight is further off with GPTQ (right) than rounded (left)",
+        "With GPTQ, the weights of most groups are further off",
         names=("round to nearest", "your GPTQ"),
     )  # fmt: skip
     return Passed(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts
+from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts, rounded
 
 
 def _params_by_hand(group: Sequence[float], bits: int, sym: bool) -> tuple[float, int]:
@@ -25,7 +25,7 @@ def _params_case(groups: Tensor, bits: int, sym: bool, given: str = "") -> Parts
     pairs = [_params_by_hand(group, bits, sym) for group in flat]
     scales, zeros = torch.tensor(pairs).float().view(*groups.shape[:-1], 2).unbind(-1)
     kind = "symmetric" if sym else "asymmetric"
-    shown = str(groups.tolist()) if groups.numel() <= 6 else f"of shape {tuple(groups.shape)}"
+    shown = str(rounded(groups)) if groups.numel() <= 6 else f"of shape {tuple(groups.shape)}"
     return PartsCase(
         f"groups {shown}, bits={bits}, {kind}{given}", (groups, bits, sym), (scales, zeros)
     )

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from utils.checks import quant_pictures
-from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts
+from utils.checks.quant_parts import KnownMistake, Parts, PartsCase, compare_parts, rounded
 from utils.checks.runner import Passed
 from utils.quant import create_dynamic_map, create_normal_map, rtn
 
@@ -58,7 +58,7 @@ def _block_case(values: Tensor, levels: Tensor, blocksize: int, given: str) -> P
 
 _SMALL = torch.tensor([0.5, -2.0, 1.0, 0.1])
 _BLOCK_CASES = (
-    _block_case(_SMALL, torch.tensor([-1.0, -0.4, 0.0, 0.6, 1.0]), 4, f"values {_SMALL.tolist()}"),
+    _block_case(_SMALL, torch.tensor([-1.0, -0.4, 0.0, 0.6, 1.0]), 4, f"values {rounded(_SMALL)}"),
     _block_case(torch.tensor([0.0, 0.0, 3.0, -1.6]), NF4, 2, "values [0, 0, 3, -1.6]"),
     _block_case(_clear_values(NF4, (2, 16), 8), NF4, 8, "values [2, 16]"),
     _block_case(_clear_values(NF4, (4, 6), 8), NF4, 8, "values [4, 6]: blocks run on over rows"),

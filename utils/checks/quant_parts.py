@@ -151,11 +151,22 @@ def describe(value: Tensor, mask: Tensor | None) -> str:
     kind = f"(shape {tuple(value.shape)}, {_dtype(value)})"
     write = _hex if value.dtype in (torch.int32, torch.int64) else str
     if value.numel() <= 16:
-        return f"`{[write(v) for v in value.flatten().tolist()]}` {kind}".replace("'", "")
+        return f"`{_nested(value.tolist(), write)}` {kind}"
     if mask is None or mask.shape != value.shape or not mask.any():
         return kind
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"`{write(int(value[index]))}` at index {list(index)} {kind}"
+
+
+def _nested(values: Any, write: Callable[[int], str]) -> str:
+    if not isinstance(values, list):
+        return write(values)
+    return "[" + ", ".join(_nested(value, write) for value in values) + "]"
+
+
+def rounded(values: Tensor) -> Any:
+    """Numbers for a sentence: nested lists, without the noise of float32."""
+    return torch.round(values.double(), decimals=4).tolist()
 
 
 def _hex(value: int) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 INK = "#1b1b1b"
@@ -24,7 +23,7 @@ def group_errors(
     ]
     finite = [float(m[m.isfinite()].max()) if m.isfinite().any() else 0.0 for m in maps]
     # A broken answer can be off by thousands: the scale ends where the right one can still be seen.
-    top = max(min(max(finite), 8 * finite[0]), 1e-6)
+    top = min(max(finite), 8 * finite[0] or max(finite)) or 1.0
     figure = Figure(figsize=(6.6, 0.34 * len(weight) + 1.7), layout="constrained")
     axes = figure.subplots(1, 2)
     for ax, name, errors in zip(axes, names, maps, strict=True):
@@ -37,8 +36,8 @@ def group_errors(
         ax.set_title(name, size=10)
         ax.set_xlabel("group of input channels", size=9)
         ax.set_ylabel("output channel", size=9)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xticks(range(errors.shape[1]))
+        ax.set_yticks(range(errors.shape[0]))
         ax.tick_params(labelsize=8)
     figure.colorbar(image, ax=axes, label="error (root mean square)", extend="max")
     figure.suptitle(title, size=11)
