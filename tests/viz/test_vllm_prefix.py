@@ -39,9 +39,9 @@ def test_ledger_names_the_fastest() -> None:
     assert axes.get_title(loc="left") == "Fastest here: together, 4.5 times the first row"
 
 
-def test_allowed_tokens_counts_the_forced_ones() -> None:
-    axes = vllm_prefix.plot_allowed_tokens([1, 500, 1], ['{"', "$a", "}"], 1000).axes[0]
-    assert axes.get_title(loc="left").startswith("2 of 3 tokens are forced")
+def test_allowed_tokens_counts_places_without_much_choice() -> None:
+    axes = vllm_prefix.plot_allowed_tokens([1, 500, 20], ['{"', "$a", "}"], 1000).axes[0]
+    assert axes.get_title(loc="left").startswith("At 2 of 3 places")
 
 
 def test_cache_sizes() -> None:

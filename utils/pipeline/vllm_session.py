@@ -116,7 +116,8 @@ class VllmSession:
             prompts: token ids; or dicts as vLLM takes them, with `prompt_token_ids` and perhaps a
                 `cache_salt`.
             one_by_one: send each prompt when the answer before is complete; else all at once.
-            sampling: arguments of `vllm.SamplingParams`; `json_schema` for structured output.
+            sampling: arguments of `vllm.SamplingParams`; `structured_outputs` as a dict with the
+                arguments of `StructuredOutputsParams`.
 
         Raises:
             VllmRefused: a prompt or a parameter is not possible.
@@ -146,7 +147,10 @@ class VllmSession:
         return self._ask(do="options")
 
     def allowed_tokens(self, schema: dict[str, Any], token_ids: Sequence[int]) -> list[int]:
-        """How many tokens a JSON schema allows before each token of an answer. Needs an engine."""
+        """How many tokens a schema allows before each token of an answer. Needs an engine.
+
+        The answer is one that was made with `disable_any_whitespace`.
+        """
         return self._ask(do="allowed_tokens", schema=schema, token_ids=list(token_ids))["counts"]
 
     def stop(self) -> None:

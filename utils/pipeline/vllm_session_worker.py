@@ -40,8 +40,8 @@ class Worker:
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        if (schema := sampling.pop("json_schema", None)) is not None:
-            sampling["structured_outputs"] = StructuredOutputsParams(json=schema)
+        if (form := sampling.get("structured_outputs")) is not None:
+            sampling["structured_outputs"] = StructuredOutputsParams(**form)
         params = SamplingParams(**sampling)
         begin = time.perf_counter()
         outputs = []
@@ -90,13 +90,15 @@ class Worker:
         return found
 
     def allowed_tokens(self, schema: dict[str, Any], token_ids: list[int]) -> dict[str, list[int]]:
-        """Step through an answer with the grammar that vLLM's default back end builds."""
+        """Step through an answer with the grammar that vLLM builds if whitespace is not free."""
         import xgrammar
 
         tokenizer = self.llm.get_tokenizer()
         size = self.llm.model_config.get_vocab_size()
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
-        grammar = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
+        grammar = xgrammar.GrammarCompiler(info).compile_json_schema(
+            json.dumps(schema), any_whitespace=False, separators=(",", ":")
+        )
         matcher = xgrammar.GrammarMatcher(grammar)
         bitmask = xgrammar.allocate_token_bitmask(1, size)
         counts = []

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 
+_FEW = 20  # tokens that are hardly a choice
 _LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
 
 
@@ -89,7 +90,7 @@ def plot_cache_sizes(
                   markersize=10, markeredgecolor=INK, linestyle="none",
                   label=f"{order}: vLLM")  # fmt: skip
     axes.axvline(measured_at, color=GREY, linewidth=1)
-    axes.set_ylim(0, 100)
+    axes.set_ylim(-3, 100)
     axes.set_xlabel("blocks in the cache")
     axes.set_ylabel("prompt tokens found (%)")
     axes.set_title("In a small cache, the order of the same requests decides")
@@ -128,7 +129,7 @@ def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size
     """
     figure, axes = plt.subplots(figsize=(11, 3.6))
     places = range(len(counts))
-    colors = [RED if count == 1 else BLUE for count in counts]
+    colors = [RED if count <= _FEW else BLUE for count in counts]
     axes.bar(places, counts, color=colors, width=0.8)
     axes.axhline(vocab_size, color=INK, linestyle=":", linewidth=1.2)
     axes.text(len(counts) - 0.5, vocab_size * 1.15, f"all {vocab_size:,} tokens", ha="right")
@@ -139,7 +140,7 @@ def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size
     axes.grid(axis="x", visible=False)
     axes.set_xlim(-0.8, len(counts) - 0.2)
     axes.set_ylabel("tokens allowed")
-    forced = sum(count == 1 for count in counts)
-    axes.set_title(f"{forced} of {len(counts)} tokens are forced by the schema (red): "
-                   "the model has no choice")  # fmt: skip
+    few = sum(count <= _FEW for count in counts)
+    axes.set_title(f"At {few} of {len(counts)} places (red) the schema allows at most {_FEW} of "
+                   f"{vocab_size:,} tokens")  # fmt: skip
     return figure

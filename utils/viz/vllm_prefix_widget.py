@@ -53,8 +53,9 @@ def plot_prediction(
         end = min(start + block_size, shared + own)
         color = BLUE if end <= hit else ORANGE if end <= shared else _LIGHT
         blocks.barh([0], [end - start], left=start, color=color, edgecolor="white", height=0.7)
-    blocks.axvline(shared, color=INK, linestyle="--", linewidth=1.4)
+    blocks.plot([shared] * 2, [-0.45, 0.42], color=INK, linestyle="--", linewidth=1.4)
     blocks.set_yticks([])
+    blocks.set_ylim(-0.45, 0.85)
     blocks.set_xlabel("tokens of the last prompt (dashed: where the shared part ends)")
     blocks.grid(visible=False)
     blocks.set_title(
@@ -62,7 +63,7 @@ def plot_prediction(
     )
     meanings = {"found": BLUE, "shared, computed again": ORANGE, "partly or wholly its own": _LIGHT}
     handles = [Patch(color=color, label=label) for label, color in meanings.items()]
-    blocks.legend(handles=handles, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 0.82))
+    blocks.legend(handles=handles, ncols=3, loc="upper left")
     miss_ms, hit_ms = (1e3 * (per_step + (left - 1) * per_token)
                        for left in (shared + own, shared + own - hit))  # fmt: skip
     bars = times.barh(["nothing found", "this request"], [miss_ms, hit_ms], color=[GREY, BLUE],
