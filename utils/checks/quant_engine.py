@@ -22,7 +22,8 @@ from utils.quant import InputStats, relative_error
 
 Quantizers = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 QuantizersFactory = Callable[[], Quantizers]
-BITS, GROUP_SIZE = 3, 64  # of the quantizers that the lab hands in
+GROUP_SIZE = 64  # of the quantizers that the lab hands in
+MAX_BITS = 4
 NUM_LAYERS = 3  # the first ones: enough to see a difference, few enough for a minute
 LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 CONTEXT = 256
@@ -73,9 +74,10 @@ def _check_grid(name: str, back: object, weight: Tensor, given: str) -> None:
     if not torch.isfinite(back).all():
         raise Mismatch(f"The weight of `{name}` is not finite everywhere.", input=given)
     most = max(len(group.unique()) for group in back.unflatten(1, (-1, GROUP_SIZE)).flatten(0, 1))
-    if most > 2**BITS:
+    if most > 2**MAX_BITS:
         raise Mismatch(
-            f"`{name}` gives a group {most} different values. {BITS} bits have {2**BITS} codes.",
+            f"`{name}` gives a group {most} different values. {MAX_BITS} bits have "
+            f"{2**MAX_BITS} codes.",
             input=given, look="Return what is read back from codes: `dequantize(...)`.",
         )  # fmt: skip
     if (back - weight).square().mean() > 0.2 * weight.square().mean():
@@ -101,6 +103,11 @@ def linears(layer: int) -> dict[str, nn.Linear]:
     return found
 
 
+@torch.inference_mode()  # the engine's weights are inference tensors
+def _write(linear: nn.Linear, weight: Tensor) -> None:
+    linear.weight.copy_(weight)
+
+
 @contextmanager
 def restored() -> Iterator[None]:
     """Whatever happens inside, the model has its own weights again afterwards."""
@@ -112,9 +119,8 @@ def restored() -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for (layer, name), weight in before.items():
-                linears(layer)[name].weight.copy_(weight)
+        for (layer, name), weight in before.items():
+            _write(linears(layer)[name], weight)
 
 
 @functools.cache
@@ -136,8 +142,9 @@ def perplexity() -> float:
 
 
 @functools.cache
-def _base_perplexity() -> float:
-    return perplexity()
+def _base() -> tuple[float, str]:
+    """Perplexity and text of the model as it came."""
+    return perplexity(), generate()
 
 
 @torch.no_grad()
@@ -186,7 +193,7 @@ def quantize_with(quantize: Callable[..., Tensor], with_inputs: bool) -> Outcome
                 back = call(quantize, weight.clone(), *more, given=given)
                 stats = InputStats.of(inputs[name])
                 errors[f"layer {layer}, {name.split('.')[1]}"] = relative_error(weight, back, stats)
-                linear.weight.copy_(back)
+                _write(linear, back)
         return Outcome(perplexity(), errors, generate())
 
 
@@ -202,14 +209,15 @@ def generate(max_tokens: int = 16) -> str:
 def compare(make_quantizers: QuantizersFactory) -> Passed:
     """Perplexity with the learner's rounding and GPTQ, and what the engine then writes."""
     nearest, compensated = make_quantizers()
-    base, rtn = _base_perplexity(), quantize_with(nearest, with_inputs=False)
+    base, answer = _base()
+    rtn = quantize_with(nearest, with_inputs=False)
     gptq = quantize_with(compensated, with_inputs=True)
     worse = [name for name in rtn.errors if gptq.errors[name] >= rtn.errors[name]]
     figure = quant_pictures.layer_errors(
         list(rtn.errors), list(rtn.errors.values()), list(gptq.errors.values())
     )
     alt = "The output error of each linear layer: rounding beside GPTQ."
-    given = f"the first {NUM_LAYERS} layers in {BITS} bits, groups of {GROUP_SIZE}"
+    given = f"the first {NUM_LAYERS} decoder layers quantized in groups of {GROUP_SIZE}"
     if worse or not base < gptq.perplexity < rtn.perplexity:
         raise Mismatch(
             "In the real model, your GPTQ is no better than your rounding.",
@@ -219,9 +227,10 @@ def compare(make_quantizers: QuantizersFactory) -> Passed:
             look="The checks of exercises 8 and 9.", figure=figure, alt=alt,
         )  # fmt: skip
     return Passed(
-        f"With {given}, the engine runs on your weights. Perplexity: {base:.1f} before, "
+        f"The engine runs on your weights, with {given}. Perplexity: {base:.1f} before, "
         f"{rtn.perplexity:.1f} rounded, {gptq.perplexity:.1f} with your GPTQ. "
-        f"It is asked: {QUESTION} With your GPTQ it writes: {gptq.text!r}",
+        f"It is asked: {QUESTION} Before, it wrote {answer!r}; rounded, {rtn.text!r}; with your "
+        f"GPTQ, {gptq.text!r}",
         figure, alt,
     )  # fmt: skip
 
