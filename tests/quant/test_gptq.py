@@ -84,6 +84,18 @@ def test_identity_hessian_is_round_to_nearest(order: dict[str, bool], sym: bool)
     assert torch.equal(ours.g_idx, plain.g_idx)
 
 
+def test_group_aware_order_puts_every_group_back() -> None:
+    """Inputs of different magnitude that do not vary together: another order, the same codes."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(16, 64, generator=generator)
+    hessian = torch.diag(torch.rand(64, generator=generator) + 0.1)
+    ours = gptq(w, hessian, group_size=16, act_group_aware=True)
+    plain = rtn(w, group_size=16)
+    assert torch.equal(ours.q, plain.q)
+    assert torch.equal(ours.scales, plain.scales)
+    assert torch.equal(ours.g_idx, plain.g_idx)
+
+
 @pytest.mark.parametrize("group_size", [16, 48, 64, 192, -1])
 @pytest.mark.parametrize("sym", [True, False])
 def test_lazy_blocks_change_speed_only(real_layers, group_size: int, sym: bool) -> None:
