@@ -147,10 +147,7 @@ class VllmSession:
         return self._ask(do="options")
 
     def allowed_tokens(self, schema: dict[str, Any], token_ids: Sequence[int]) -> list[int]:
-        """How many tokens a schema allows before each token of an answer. Needs an engine.
-
-        The answer is one that was made with `disable_any_whitespace`.
-        """
+        """How many tokens a JSON schema allows before each token of an answer. Needs an engine."""
         return self._ask(do="allowed_tokens", schema=schema, token_ids=list(token_ids))["counts"]
 
     def stop(self) -> None:

@@ -90,15 +90,13 @@ class Worker:
         return found
 
     def allowed_tokens(self, schema: dict[str, Any], token_ids: list[int]) -> dict[str, list[int]]:
-        """Step through an answer with the grammar that vLLM builds if whitespace is not free."""
+        """Step through an answer with the grammar that vLLM's default back end builds."""
         import xgrammar
 
         tokenizer = self.llm.get_tokenizer()
         size = self.llm.model_config.get_vocab_size()
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
-        grammar = xgrammar.GrammarCompiler(info).compile_json_schema(
-            json.dumps(schema), any_whitespace=False, separators=(",", ":")
-        )
+        grammar = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
         matcher = xgrammar.GrammarMatcher(grammar)
         bitmask = xgrammar.allocate_token_bitmask(1, size)
         counts = []

@@ -94,7 +94,7 @@ def plot_cache_sizes(
     axes.set_xlabel("blocks in the cache")
     axes.set_ylabel("prompt tokens found (%)")
     axes.set_title("In a small cache, the order of the same requests decides")
-    axes.legend(loc="center right")
+    axes.legend(loc="lower right")
     return figure
 
 
