@@ -19,6 +19,9 @@ import lab_05
 import lab_06
 import lab_07
 import lab_08
+import lab_09
+import lab_10
+import lab_13
 
 from utils.checks import (
     continuous_batching,
@@ -26,8 +29,11 @@ from utils.checks import (
     paged_allocator,
     prefill_and_decode,
     prefix_caching,
+    qlora,
+    quantization,
     speculative_decoding,
     the_engine,
+    vllm_prefix,
 )
 
 LABS = {
@@ -38,6 +44,9 @@ LABS = {
     "lab_06": (lab_06.zoo, continuous_batching),
     "lab_07": (lab_07.zoo, speculative_decoding),
     "lab_08": (lab_08.zoo, the_engine),
+    "lab_09": (lab_09.zoo, quantization),
+    "lab_10": (lab_10.zoo, qlora),
+    "lab_13": (lab_13.zoo, vllm_prefix),
 }
 WRONG = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.wrong_answers]
 RIGHT = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.right_answers]

@@ -16,8 +16,11 @@ from utils.checks import (
     paged_allocator,
     prefill_and_decode,
     prefix_caching,
+    qlora,
+    quantization,
     speculative_decoding,
     the_engine,
+    vllm_prefix,
 )
 
 CHECKS = {
@@ -28,6 +31,9 @@ CHECKS = {
     "06_continuous_batching": continuous_batching,
     "07_speculative_decoding": speculative_decoding,
     "08_the_engine": the_engine,
+    "09_quantization": quantization,
+    "10_qlora": qlora,
+    "13_vllm_prefix_caching": vllm_prefix,
 }
 LABS = sorted(CHECKS)
 NO_FILTER = """\
