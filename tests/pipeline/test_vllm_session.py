@@ -100,6 +100,16 @@ def test_an_engine_after_speculation_gets_a_new_process(session: VllmSession) ->
     assert session.process is not None and session.process.pid != first.pid
 
 
+def test_on_a_gpu_each_engine_gets_a_process(
+    session: VllmSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    session.start("model")
+    first = session.process
+    session.start("model")
+    assert first is not None and first.poll() is not None
+
+
 def test_an_interrupt_ends_the_process(session: VllmSession) -> None:
     session.start("model")
     process = session.process

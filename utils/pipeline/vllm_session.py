@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+import torch
+
 from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.process import TAIL_LINES, WorkerError, stop
 from utils.pipeline.serve import vllm_environment
@@ -103,8 +105,9 @@ class VllmSession:
         if self._used_up:
             self.stop()
         self._ask(do="start", engine={"model": str(model)} | engine)
-        # vLLM 0.32 on a CPU: n-gram speculation loads numba, and the next start fails over it.
-        self._used_up = "speculative_config" in engine
+        # vLLM 0.32 on a CPU: n-gram speculation loads numba, and the next start fails over it. On a
+        # GPU only the end of a process gives back all of its memory.
+        self._used_up = "speculative_config" in engine or torch.cuda.is_available()
         return time.perf_counter() - begin
 
     def generate(
