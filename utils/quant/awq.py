@@ -50,7 +50,8 @@ def awq(
 ) -> tuple[QuantizedWeight, Tensor]:  # fmt: skip
     """Scale, clip and round one linear layer's weight (asymmetric, as AWQ's layout has it).
 
-    Layers that share an input must share the scales: see `search_scales`, `search_clip`.
+    Layers that share an input must share the scales: see `search_scales`, `search_clip` (the
+    settings are theirs; `n_grid` is of both).
 
     Returns:
         The quantized `weight * scales`, and scales [in], which the inputs are to be divided by.
@@ -65,7 +66,7 @@ def awq(
     scaled = weight.float() * scales
     if clip:
         moment = stats.second_moment / torch.outer(scales, scales)
-        limits = search_clip(scaled, moment, bits=bits, group_size=group_size)
+        limits = search_clip(scaled, moment, bits=bits, group_size=group_size, n_grid=n_grid)
         scaled = apply_clip(scaled, limits)
     return rtn(scaled, bits=bits, group_size=group_size, sym=False), scales
 

@@ -114,7 +114,7 @@ def awq_layer(
     layer: nn.Module, stats: Stats, *, bits: int = 4, group_size: int = 64, clip: bool = True,
     duo_scaling: bool = True, n_grid: int = N_GRID, max_rows: int | None = None,
 ) -> dict[str, Quantized]:  # fmt: skip
-    """AWQ for one decoder layer; settings: see `search_scales`.
+    """AWQ for one decoder layer; settings: see `awq`.
 
     The inverse scales go into the operation before: the norm, or the rows of v_proj and up_proj.
     With grouped-query attention o_proj stays unscaled: it has more inputs than v_proj has rows.
@@ -139,7 +139,7 @@ def awq_layer(
         linear = linear_of(layer, name)
         weight = linear.weight.float()
         if clip and name not in NOT_CLIPPED:
-            weight = apply_clip(weight, search_clip(weight, moment, **grid))
+            weight = apply_clip(weight, search_clip(weight, moment, n_grid=n_grid, **grid))
         quantized[name] = rtn(weight, sym=False, **grid)
         _set(linear, quantized[name])
     return quantized

@@ -93,7 +93,7 @@ def plot_error_over_bits(
     if floor is None:
         axes.set_ylim(bottom=0)
     axes.set_title(title)
-    axes.legend(fontsize=9.5)
+    figure.legend(loc="outside lower center", ncols=len(series) + 1, fontsize=9.5)
     return figure
 
 
@@ -162,7 +162,7 @@ def plot_calibration(
         axes.plot(tokens, [100 * v for v in values], color=color, marker=marker, linewidth=1.8,
                   label=name)  # fmt: skip
     axes.axvline(width, color=GREY, linestyle=":", linewidth=1.5)
-    axes.text(width, 0, "as many tokens as channels  ", fontsize=9, va="bottom", ha="right",
+    axes.text(width, 0, " tokens = channels", fontsize=9, va="bottom", ha="right",
               rotation=90)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(tokens, [str(t) for t in tokens])
