@@ -24,14 +24,9 @@ from utils.pipeline.quantizers.checkpoint import (
     write_checkpoint,
     write_source,
 )
-from utils.pipeline.quantizers.packing import (
-    dequantize_awq,
-    dequantize_gptq,
-    dequantized_state_dict,
-    unpack_int4,
-    unpack_int4_awq,
-)
+from utils.pipeline.quantizers.packing import dequantized_state_dict
 from utils.profiles import PROFILES
+from utils.quant.packing import dequantize_awq, dequantize_gptq, unpack_int4, unpack_int4_awq
 
 # --- arguments: every mistake is answered before anything starts --------------------------------
 

@@ -1,4 +1,4 @@
-"""Round to nearest, and the packed layouts: properties, and the pipeline's own unpacker."""
+"""Round to nearest, and the packed layouts: properties, and vLLM's own packing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.pipeline.quantizers import packing as pipeline_packing
 from utils.quant import (
     QuantizedWeight,
     pack_awq,
@@ -21,6 +20,7 @@ from utils.quant import (
     unpack_int4,
     unpack_int4_awq,
 )  # fmt: skip
+from utils.quant.packing import dequantize_awq, dequantize_gptq
 from utils.quant.rtn import round_trip
 
 weights = st.tuples(
@@ -118,8 +118,6 @@ nibbles = st.integers(0, 10_000).map(
 def test_unpacking_undoes_packing(values: torch.Tensor) -> None:
     assert torch.equal(unpack_int4(pack_int4(values)).long(), values)
     assert torch.equal(unpack_int4_awq(pack_int4_awq(values)).long(), values)
-    assert torch.equal(pipeline_packing.unpack_int4(pack_int4(values)).long(), values)
-    assert torch.equal(pipeline_packing.unpack_int4_awq(pack_int4_awq(values)).long(), values)
 
 
 def test_nibbles_by_hand() -> None:
@@ -163,12 +161,9 @@ def test_checkpoint_layouts_keep_everything(seed: int, sym: bool, group_size: in
     as_awq = pack_awq(quantized)
     assert same(quantized, unpack_gptq(as_gptq, zero_offset=int(sym)))
     assert same(quantized, unpack_awq(as_awq))
-    # Two ways to read them: this one, and the pipeline's, which the production tools were
-    # compared with.
     wanted = unpack_awq(as_awq).dequantize()
-    theirs = pipeline_packing.dequantize_gptq(**as_gptq, zero_offset=int(sym))
-    assert torch.equal(theirs, wanted)
-    assert torch.equal(pipeline_packing.dequantize_awq(**as_awq, group_size=group_size), wanted)
+    assert torch.equal(dequantize_gptq(**as_gptq, zero_offset=int(sym)), wanted)
+    assert torch.equal(dequantize_awq(**as_awq, group_size=group_size), wanted)
 
 
 def test_layouts_refuse_what_they_cannot_hold() -> None:

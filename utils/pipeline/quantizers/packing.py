@@ -1,19 +1,4 @@
-"""The two 4-bit checkpoint layouts, unpacked: GPTQ and AWQ ("gemm").
-
-Both store each linear layer as three tensors, with eight 4-bit numbers in one int32:
-
-    weight = (q - zero) * scale        q, zero in 0..15; one zero and scale per group and output
-
-| tensor  | GPTQ                              | AWQ gemm                             |
-|---------|-----------------------------------|--------------------------------------|
-| qweight | [in / 8, out], packed along `in`  | [in, out / 8], packed along `out`    |
-| qzeros  | [groups, out / 8], zero - 1       | [groups, out / 8], zero              |
-| scales  | [groups, out]                     | [groups, out]                        |
-| nibbles | in order                          | interleaved: 0 2 4 6 1 3 5 7         |
-
-GPTQ adds `g_idx` [in], the group of each input channel. Unpacking is exact: the result is what
-every correct kernel multiplies with. It lets transformers run a packed checkpoint on any machine.
-"""
+"""4-bit checkpoints as plain weights. `utils/quant/packing.py` describes both layouts."""
 
 from __future__ import annotations
 
@@ -24,42 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Nibble i of an AWQ int32 holds output channel AWQ_ORDER[i].
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
-
-
-def unpack_int4(packed: Tensor) -> Tensor:
-    """Split int32 [..., n] into its nibbles, lowest first: int32 [..., 8 * n] in 0..15."""
-    return ((packed.unsqueeze(-1) >> _SHIFTS.to(packed.device)) & 0xF).flatten(-2)
-
-
-def unpack_int4_awq(packed: Tensor) -> Tensor:
-    """As `unpack_int4`, with AWQ's interleaving undone."""
-    inverse = torch.tensor(AWQ_ORDER, device=packed.device).argsort()
-    nibbles = unpack_int4(packed).unflatten(-1, (-1, 8))
-    return nibbles[..., inverse].flatten(-2)
-
-
-def dequantize_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor, *, zero_offset: int = 1
-) -> Tensor:
-    """Return the weight [out, in] in float32 of one GPTQ layer (shapes: see the module).
-
-    `zero_offset` is 1 for checkpoint_format "gptq", which stores zero - 1, and 0 for "gptq_v2".
-    """
-    q = unpack_int4(qweight.t().contiguous())  # [out, in]
-    zeros = unpack_int4(qzeros) + zero_offset  # [groups, out]
-    group = g_idx.long()
-    return ((q - zeros[group].t()) * scales.float()[group].t()).contiguous()
-
-
-def dequantize_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """Return the weight [out, in] in float32 of one AWQ gemm layer (shapes: see the module)."""
-    q = unpack_int4_awq(qweight)  # [in, out]
-    zeros = unpack_int4_awq(qzeros).repeat_interleave(group_size, dim=0)
-    weight = (q - zeros) * scales.float().repeat_interleave(group_size, dim=0)
-    return weight.t().contiguous()
+from utils.quant.packing import dequantize_awq, dequantize_gptq
 
 
 def dequantized_state_dict(
