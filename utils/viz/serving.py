@@ -105,6 +105,8 @@ def plot_histogram(
              edgecolor="white", label="buckets of the server")  # fmt: skip
     axes.plot([1e3 * v for v in exact], [0.15] * len(exact), "|", color=INK, markersize=14,
               markeredgewidth=2, label="single requests, seen by the client")  # fmt: skip
+    axes.set_ylim(0, 1.45 * max(counts))  # room for the legend
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("time to first token (ms)")
     axes.set_ylabel("requests")
     axes.set_title("A histogram keeps counts, and forgets the values")
