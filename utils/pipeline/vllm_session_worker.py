@@ -80,7 +80,7 @@ class Worker:
 
     def options(self) -> dict[str, dict[str, Any]]:
         """The options of the server, from its own parser."""
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         found: dict[str, dict[str, Any]] = {}
