@@ -146,7 +146,7 @@ class VllmSession:
         self._ask(do="reset_prefix_cache")
 
     def options(self) -> dict[str, dict[str, Any]]:
-        """The options of vLLM's server: name -> its `default` and `help`. Needs no engine."""
+        """The options of vLLM's server: name -> its `default` and `choices`. Needs no engine."""
         return self._ask(do="options")
 
     def allowed_tokens(self, schema: dict[str, Any], token_ids: Sequence[int]) -> list[int]:

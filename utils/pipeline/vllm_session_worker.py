@@ -85,7 +85,7 @@ class Worker:
 
         found: dict[str, dict[str, Any]] = {}
         for action in make_arg_parser(FlexibleArgumentParser())._actions:
-            about = {"default": _plain(action.default), "help": action.help or ""}
+            about = {"default": _plain(action.default), "choices": _plain(action.choices)}
             found |= {name: about for name in action.option_strings if name.startswith("--")}
         return found
 
