@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nbformat import NotebookNode
 from tools.notebook_rules import BOOTSTRAP, lessons, problems
 from tools.notebooks import WIDGET_VIEW
 
+ROOT = Path(__file__).parents[2]
 LESSON_TEXT = """\
 # 01 · Title
 
@@ -45,9 +47,14 @@ def test_keeps_the_rules(any_notebook: Path) -> None:
     assert problems(any_notebook) == []
 
 
-def test_lessons_are_numbered_without_gaps() -> None:
-    assert lessons()
-    assert [path.name[:2] for path in lessons()] == [f"{n:02}" for n in range(len(lessons()))]
+def test_lessons_are_numbered_and_readme_says_which_are_missing() -> None:
+    numbers = [int(path.name[:2]) for path in lessons()]
+    assert numbers[0] == 0 and len(set(numbers)) == len(numbers)
+    missing = sorted(set(range(numbers[-1])) - set(numbers))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    announced = re.search(r"^Notebooks (.+) are being written", readme, re.MULTILINE)
+    said = re.findall(r"\d\d", announced[1]) if announced else []
+    assert missing == [int(number) for number in said if int(number) < numbers[-1]]
 
 
 def _stream(text: str, name: str = "stdout") -> NotebookNode:
