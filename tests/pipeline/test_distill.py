@@ -23,6 +23,7 @@ from utils.pipeline.draft_training import DraftSettings
 from utils.pipeline.finetune import Tokens
 from utils.pipeline.medusa_training import MedusaSettings
 from utils.pipeline.runner import Runner, Stage
+from utils.pipeline.stage_process import StageFunction
 from utils.profiles import PROFILES
 
 DRAFT = DraftSettings(hidden_size=64, num_layers=1, steps=4, batch_size=2, learning_rate=1e-3)
@@ -317,11 +318,13 @@ def test_stages_make_everything_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def in_this_process(stage: Stage, folders: dict[str, Path], work: Path) -> dict[str, Any]:
-        pickle.dumps(stage)  # so another process could run it
-        return stage.function(stage.settings, folders, work)
+    def in_this_process(
+        function: StageFunction, settings: dict[str, Any], inputs: dict[str, Path], out: Path
+    ) -> dict[str, Any]:
+        pickle.dumps((function, settings, inputs))  # so another process could run it
+        return function(settings, inputs, out)
 
-    monkeypatch.setattr("utils.pipeline.runner._in_own_process", in_this_process)
+    monkeypatch.setattr("utils.pipeline.runner.call_stage", in_this_process)
     small = {
         distill.DATA: {"num_chats": 3, "num_extractions": 1, "max_tokens": 8},
         distill.DRAFT: {"hidden_size": 64, "num_layers": 1, "steps": 2, "batch_size": 2,
