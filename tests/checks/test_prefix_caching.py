@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from utils.checks import prefix_caching, prefix_pictures
-from utils.checks.prefix_engine import PluggedKVCacheManager, bare_request, rehearse, start
+from utils.checks.prefix_engine import PluggedKVCacheManager, rehearse, start
 from utils.checks.prefix_lookups import found_tokens
 from utils.checks.prefix_stories import METHODS, STORIES, Story, engine_methods_refuse
 from utils.checks.runner import Mismatch, NotWritten
@@ -20,6 +20,7 @@ from utils.engine.kv_cache_utils import (
     get_hash_fn_by_name,
     get_request_block_hasher,
 )
+from utils.sim.prompt_cache import bare_request
 
 
 def half_written(missing):

@@ -8,7 +8,6 @@ show. It has the shapes that the kernels ask for, and every tool takes seconds.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from utils.pipeline.classic.environment import LOCK, MARKER, classic_python, loc
 from utils.pipeline.perplexity import BrokenModelError, load_model, load_text, perplexity
 from utils.pipeline.quantize import ROUTES, quantize
 from utils.pipeline.quantizers.packing import dequantized_state_dict, load_tensors
+from utils.pipeline.serve import vllm_environment
 
 pytestmark = pytest.mark.slow
 
@@ -192,11 +192,7 @@ def test_vllm_reads_the_same_weights_as_the_unpacker(checkpoints: Any, tmp_path:
     token_ids = tokenizer(load_text()[:2000])["input_ids"][:200]
     script = tmp_path / "vllm_logprobs.py"
     script.write_text(VLLM_SCRIPT)
-    env = os.environ | {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_INT4_W4A8": "0",  # 4-bit weights with 16-bit activations, not 8-bit ones
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }  # fmt: skip
+    env = vllm_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     result = subprocess.run(
         [sys.executable, str(script), json.dumps(list(folders)), json.dumps(token_ids)],
         env=env, capture_output=True, text=True,

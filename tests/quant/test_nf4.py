@@ -22,9 +22,14 @@ def assert_equal_to_bitsandbytes(w: torch.Tensor, blocksize: int, double: bool) 
     )
     ours = quantize_nf4(w, blocksize=blocksize, compress_statistics=double)
     assert torch.equal(ours.packed, packed.flatten())
-    assert torch.equal(ours.absmax, state.absmax)
+    if not double:
+        assert torch.equal(ours.absmax, state.absmax)
     stored = packed.nbytes + state.absmax.nbytes
     if double:
+        # Where all absmax values equal their mean, bitsandbytes divides 0 by 0: which code that
+        # gives depends on the processor, and is then multiplied by 0.
+        scale = state.state2.absmax.repeat_interleave(256)[: len(state.absmax)]
+        assert torch.equal(ours.absmax[scale > 0], state.absmax[scale > 0])
         assert torch.equal(ours.offset, state.offset)
         assert torch.equal(ours.nested_absmax, state.state2.absmax)
         stored += state.state2.absmax.nbytes + state.offset.nbytes

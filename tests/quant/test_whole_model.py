@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from torch import nn
 
 from utils.pipeline.from_scratch import save_checkpoint
 from utils.pipeline.perplexity import load_model
+from utils.pipeline.serve import vllm_environment
 from utils.quant import calibrate, quantize_model
 from utils.quant.calibrate import SAME_INPUT
 
@@ -220,11 +220,7 @@ def test_vllm_generates_what_the_read_back_model_does(
     ]
     script = tmp_path / "generate.py"
     script.write_text(VLLM_SCRIPT)
-    env = os.environ | {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_INT4_W4A8": "0",  # 4-bit weights with 16-bit activations, not 8-bit ones
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }  # fmt: skip
+    env = vllm_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, str(script), json.dumps([*map(str, folders)]), json.dumps(prompts)]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = [line for line in result.stdout.splitlines() if line.startswith("@tokens")]

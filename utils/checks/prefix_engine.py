@@ -21,6 +21,7 @@ from utils.engine.llama import LlamaOps, silu_and_mul
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import make_kv_cache_manager
 from utils.engine.request import Request, SamplingParams
+from utils.sim.prompt_cache import bare_request
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 8
@@ -74,15 +75,6 @@ def _config(num_gpu_blocks: int) -> EngineConfig:
     return EngineConfig(
         max_model_len=16, dtype=torch.float32, device=torch.device("cpu"), block_size=4,
         num_gpu_blocks=num_gpu_blocks,
-    )  # fmt: skip
-
-
-def bare_request(number: int, token_ids: list[int], salt: str | None = None) -> Request:
-    return Request(
-        request_id=str(number), prompt=None, prompt_token_ids=token_ids,
-        sampling_params=SamplingParams(max_tokens=1), max_num_tokens=len(token_ids) + 1,
-        eos_token_ids=(), generator=torch.Generator(), detokenizer=cast(Any, None),
-        cache_salt=salt,
     )  # fmt: skip
 
 
