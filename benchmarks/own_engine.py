@@ -20,8 +20,9 @@ from utils.pipeline.distill import ensure_draft_model  # noqa: E402
 def scheduler_cost(
     prompts: list[list[int]], batches: tuple[int, ...], steps: int = 32
 ) -> dict[str, Any]:
-    """Microseconds per step that scheduling and booking take; no model runs, all get token 7."""
+    """Microseconds per step that scheduling and booking take; no model runs; all write one word."""
     llm = LLM(dtype="float32", device="cpu", max_model_len=512)
+    (word,) = llm.get_tokenizer().encode(" the", add_special_tokens=False)
     params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
     result = {}
     for batch in batches:
@@ -30,7 +31,7 @@ def scheduler_cost(
             "num_gpu_blocks": 8 * batch + 32,  # the prefix is shared
         })  # fmt: skip
         engine.runner.execute_model = lambda output: [  # type: ignore[method-assign]
-            SampledToken(request, 7, None) for request in output.scheduled_requests
+            SampledToken(request, word, None) for request in output.scheduled_requests
         ]
         engine.step_trace = []
         for i, prompt in enumerate(prompts[:batch]):

@@ -23,7 +23,8 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_token_ids: list[int]) -> None:
         self.text = ""
-        self._tokenizer = tokenizer
+        # What `tokenizer.decode` calls in the end. Its own preparations take longer than decoding.
+        self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._ids = prompt_token_ids[-CONTEXT_TOKENS:]  # from where we decode
         self._num_read = len(self._ids)  # of these, how many are already in the text
         self._read = self._decode(self._ids)
@@ -42,6 +43,4 @@ class IncrementalDetokenizer:
         return gained
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._backend.decode(token_ids, skip_special_tokens=True)
