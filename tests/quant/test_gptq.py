@@ -158,6 +158,16 @@ def test_bad_arguments(arguments, message: str) -> None:
         gptq(**good | arguments)
 
 
+def test_statistics_of_two_texts_add_up() -> None:
+    _, x = small_case()
+    both, whole = InputStats.of(x[:70]) + InputStats.of(x[70:]), InputStats.of(x)
+    assert both.num_tokens == len(x)
+    torch.testing.assert_close(both.hessian, whole.hessian)
+    torch.testing.assert_close(both.mean_abs, whole.mean_abs)
+    with pytest.raises(ValueError, match="12 and of 4 channels"):
+        both + InputStats(4)
+
+
 def test_bad_statistics() -> None:
     stats = InputStats(4)
     with pytest.raises(ValueError, match="No calibration inputs"):

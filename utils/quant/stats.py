@@ -50,6 +50,23 @@ class InputStats:
         self._magnitude += x.abs().sum(0)
         self.num_tokens += len(x)
 
+    def __add__(self, other: InputStats) -> InputStats:
+        """The sums over the tokens of both.
+
+        Raises:
+            ValueError: the widths differ.
+        """
+        if len(self._magnitude) != len(other._magnitude):
+            raise ValueError(
+                f"Statistics of {len(self._magnitude)} and of {len(other._magnitude)} channels are "
+                "not of the same layer."
+            )
+        both = InputStats(len(self._magnitude), self._outer.device)
+        both.num_tokens = self.num_tokens + other.num_tokens
+        both._outer = self._outer + other._outer
+        both._magnitude = self._magnitude + other._magnitude
+        return both
+
     @property
     def second_moment(self) -> Tensor:
         """S = X^T X / n, [width, width]."""
