@@ -95,6 +95,24 @@ inline void multiply(float* c, const bfloat16* a, const bfloat16* b) {
   }
 }
 
+// c [COLUMNS] rows of 16 = a [16 rows, DEPTH], a row every `stride` numbers, times b, which lies as
+// [DEPTH / 2, 16, 2]; then turned, so that c is [16, 16 rows].
+template <int64_t DEPTH>
+inline void multiply_turned(__m512i (&c)[16], const bfloat16* a, int64_t stride,
+                            const bfloat16* b) {
+  alignas(64) float product[16][16];
+  _tile_zero(5);
+  for (int64_t k = 0; k < DEPTH; k += 32) {
+    _tile_loadd(6, a + k, 2 * stride);
+    _tile_loadd(7, b + k * PANEL, 64);
+    _tile_dpbf16ps(5, 6, 7);
+  }
+  _tile_stored(5, product, 64);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) c[i] = read(product[i]);
+  swap<1>(c), swap<2>(c), swap<4>(c), swap<8>(c);
+}
+
 // Tells AMX how many rows its tiles have: those of c and a `rows`, those of b 16. The tiles are
 // the thread's, and oneDNN uses them, too: they are given back in the end.
 class Tiles {

@@ -23,6 +23,9 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
   const auto head = [&](int64_t row) { return tile.kv_head * G + (tile.first_row + row) % G; };
   const auto place = [&](int64_t row) { return tile.first_token * G + tile.first_row + row; };
   const Tiles tiles(std::min(tile.rows, LANES));
+  // With few rows it is cheaper to bring these into order than the keys, which then are the first
+  // matrix and stay where they are. 16 of them must lie one after the other.
+  const bool few = tile.rows <= LANES && block_size % 16 == 0;
 
   for (int64_t row = 0; row < tile.rows; row++) {
     std::copy_n(query + (tile.first_token + token(row)) * query_stride + head(row) * D, D, q[row]);
@@ -30,6 +33,11 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
     const Partial& before = tile.partials[place(row)];
     largest[row] = before.largest, total[row][0] = before.total;
     std::copy_n(before.weighted, D, weighted[row]);
+  }
+  if (few) {
+    const bfloat16* rows[16];
+    for (int64_t row = 0; row < 16; row++) rows[row] = row < tile.rows ? q[row] : nothing;
+    pack_keys(k, rows, D);
   }
   const int64_t last_block = tile.first_position / block_size;
   const int64_t num_keys = std::min(tile.num_keys, tile.first_position + token(tile.rows - 1) + 1);
@@ -53,7 +61,13 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
         }
         if (++in_block == block_size) in_block = 0, in_table++;
       }
-      pack_keys(k + first * D, keys, D);
+      if (few) {
+        __m512i turned[16];
+        multiply_turned<D>(turned, keys[0], first < count ? H_kv * D : 0, k);
+        for (int64_t row = 0; row < tile.rows; row++) write(score[row] + first, turned[row]);
+      } else {
+        pack_keys(k + first * D, keys, D);
+      }
       for (int64_t j = 0; j < 16; j += 2)
         pack_values(v + (first + j) * PANEL, values[j], values[j + 1], D, KEYS * PANEL);
     }
@@ -64,7 +78,7 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
         return std::min(count, tile.first_position + token(first + row) + 1 - begin);
       };
       if (seen(rows - 1) <= 0) continue;
-      multiply<D, KEYS>(score[0], q[first], k);
+      if (!few) multiply<D, KEYS>(score[0], q[first], k);
       for (int64_t row = 0; row < rows; row++) {
         for (int64_t j = std::max<int64_t>(seen(row), 0); j < KEYS; j++) score[row][j] = -INFINITY;
         vec most = load(score[row]);
