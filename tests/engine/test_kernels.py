@@ -91,7 +91,18 @@ def batches(draw: st.DrawFn) -> tuple[AttentionMetadata, int, int]:
     DTYPES, SEEDS, batches(), st.sampled_from([(1, 1), (3, 3), (9, 3), (40, 1)]),
     st.sampled_from([4, 12, 64, 72, 128]),
 )  # fmt: skip
-def test_paged_attention(
+def test_paged_attention(dtype, seed, batch, heads, head_dim) -> None:
+    check_paged_attention(dtype, seed, batch, heads, head_dim)
+
+
+@quick
+@given(SEEDS, batches(), st.sampled_from([(9, 3), (8, 2)]), st.sampled_from([64, 128]))
+def test_paged_attention_with_matrix_instructions(seed, batch, heads, head_dim) -> None:
+    """The shapes that AMX computes, on processors that have it."""
+    check_paged_attention(torch.bfloat16, seed, batch, heads, head_dim)
+
+
+def check_paged_attention(
     dtype: torch.dtype,
     seed: int,
     batch: tuple[AttentionMetadata, int, int],
