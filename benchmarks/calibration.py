@@ -150,7 +150,7 @@ def main() -> None:
     examples = read_jsonl(folders["data"] / HELD_OUT_FILE)[: 12 if quick else None]
     bench = Bench(folders["merge"] / MODEL, examples)
     sizes, choices = (SIZES[:1], CHOICES[:1]) if quick else (SIZES, CHOICES)
-    grid = {"group_size": get_profile("cpu").gptq_group_size, "sym": True}
+    grid: dict[str, Any] = {"group_size": get_profile("cpu").gptq_group_size, "sym": True}
     results: dict[str, Any] = {"gptq": []}
     bar = tqdm(total=2 + len(sizes) * len(choices), unit="model")
 

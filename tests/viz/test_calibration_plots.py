@@ -33,8 +33,8 @@ def test_choices_by_method_and_layer() -> None:
     rounding = {("GPTQ", "down_proj"): 0.02, ("AWQ", "down_proj"): 0.021}
     figure = plot_calibration_choices([256, 4096], errors, rounding, {"down_proj": 1536})
     top, bottom = figure.axes
-    assert top.get_title("left") == "GPTQ, down_proj: novel 3.0 times customers"
-    assert bottom.get_title("left") == "AWQ, down_proj: novel 1.1 times customers"
+    assert top.get_title("left") == "GPTQ, down_proj: worst text 3.0 times best"
+    assert bottom.get_title("left") == "AWQ, down_proj: worst text 1.1 times best"
     assert list(top.lines[1].get_ydata()) == [3.0, 1.0]
     assert list(top.lines[0].get_ydata()) == [2.0, 2.0]
     assert list(top.lines[-1].get_xdata()) == [1536, 1536]

@@ -54,7 +54,7 @@ def plot_calibration_choices(
         axes.set_ylim(bottom=0)
         axes.set_title(f"{method}, {layer}: {_spread(choices)}", fontsize=11)
     for axes in grid[-1]:
-        axes.set_xlabel("calibration tokens (dotted line: as many as input channels)")
+        axes.set_xlabel("calibration tokens (dotted: input channels)")
     for row in grid:
         row[0].set_ylabel("error of the output (%)")
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -64,9 +64,8 @@ def plot_calibration_choices(
 
 def _spread(choices: Errors) -> str:
     """How much the choice of text matters at the largest size."""
-    last = {choice: values[-1] for choice, values in choices.items()}
-    worst, best = max(last, key=last.__getitem__), min(last, key=last.__getitem__)
-    return f"{worst} {last[worst] / last[best]:.1f} times {best}"
+    last = [values[-1] for values in choices.values()]
+    return f"worst text {max(last) / min(last):.1f} times best"
 
 
 def plot_calibration_sweep(results: Mapping[str, Any]) -> Figure:

@@ -72,13 +72,16 @@ def plot_bytes(files: Mapping[str, Mapping[str, int]]) -> Figure:
     return figure
 
 
-def plot_stored_weight(stored: StoredWeight, title: str, before: Tensor | None = None) -> Figure:
+def plot_stored_weight(
+    stored: StoredWeight, title: str, before: Tensor | None = None, label: str = "in 16 bits"
+) -> Figure:
     """Above: the integer's bits, code by code. Below: the group that shares the scale.
 
     Args:
         stored: the weight.
         title: which one it is.
         before: the group's weights in 16 bits, where they can be compared.
+        label: what `before` is.
     """
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9.5, 4.9), gridspec_kw={"height_ratios": (1, 1.9)}
@@ -90,7 +93,7 @@ def plot_stored_weight(stored: StoredWeight, title: str, before: Tensor | None =
     for level in levels:
         bottom.axhline(level, color="#dddddd", linewidth=0.9, zorder=0)
     if before is not None:
-        bottom.plot(places, before.float(), "o", color=BLUE, markersize=5, label="in 16 bits")
+        bottom.plot(places, before.float(), "o", color=BLUE, markersize=5, label=label)
     bottom.plot(places, stored.group, "_", color=INK, markersize=10, markeredgewidth=2.2,
                 label="read back")  # fmt: skip
     bottom.plot(stored.group_place, stored.value, "s", markersize=12, markerfacecolor="none",
@@ -173,7 +176,8 @@ def checkpoint_explorer(
         size = len(stored.group)
         start = input // size * size  # groups are neighbours in all of these files
         part = whole[start : start + size] if whole is not None else None
-        return plot_stored_weight(stored, title, part)
+        label = "in 16 bits, times AWQ's scale" if file == "AWQ" else "in 16 bits"
+        return plot_stored_weight(stored, title, part, label)
 
     style = {"description_width": "initial"}
     return Explorer(
