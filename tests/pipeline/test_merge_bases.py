@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from utils.engine.weights import read_safetensors
 from utils.pipeline.finetune import ATTENTION, Tokens, answer_perplexity, pack, quiet_peft
 from utils.pipeline.merge import AdapterError, merged_model
 from utils.pipeline.merge_bases import (
@@ -195,7 +196,8 @@ def test_a_saved_checkpoint_is_a_plain_model(
     merged = merge_into(linear_weights(model, adapter.matrices), adapter)
     save_checkpoint(merged, small_model_dir, tmp_path / "out")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert saved.dtype == torch.bfloat16
+    stored = dict(read_safetensors(tmp_path / "out"))
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     for name, weight in merged.items():
         assert torch.equal(saved.get_submodule(name).weight.data, weight.bfloat16())
     assert torch.equal(saved.model.norm.weight.float(), model.model.norm.weight)
@@ -215,11 +217,13 @@ def test_measures(model: Any, small_model_dir: Path, tokenizer: Any) -> None:
         answer_perplexity(model, [Tokens([5, 6, 7, 8], [9, 10]), Tokens([5, 6, 11, 12],
                                                                        [13, 14, 15])])
     )  # fmt: skip
+    best = int(logits[2].argmax())
     other = logits.clone()
-    other[2, 7] += 3
+    other[2, best] -= 30
     measured = compare_logits(logits, other, batch.targets, text=2.0)
     p, q = logits[2].softmax(-1), other[2].softmax(-1)
-    assert measured.max_logit == pytest.approx(3) and measured.text == 2
+    assert measured.max_logit == pytest.approx(30) and measured.text == 2
+    assert measured.same_token == pytest.approx(0.8)
     assert measured.kl == pytest.approx(float((p * (p / q).log()).sum()) / 5, rel=1e-3)
     with pytest.raises(ValueError, match="same tokens"):
         compare_logits(logits, logits[:4], batch.targets)

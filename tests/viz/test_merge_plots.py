@@ -46,7 +46,7 @@ def test_candidates() -> None:
     figure = plot_candidates(["c", "d"], panels, "Finding", {"perplexity": 1.6}, ["KL"])
     left, right = figure.axes
     assert left.get_xscale() == "log" and right.get_xscale() == "linear"
-    assert [text.get_text() for text in right.texts] == ["1.5", "1.7"]
+    assert [text.get_text() for text in right.texts] == ["as trained", "1.5", "1.7"]
     assert [tick.get_text() for tick in left.get_yticklabels()] == ["c", "d"]
     assert np.asarray(right.lines[1].get_xdata()).tolist() == [1.6, 1.6]
 

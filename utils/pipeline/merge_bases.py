@@ -35,7 +35,7 @@ class Adapter:
     """A LoRA adapter as its file holds it.
 
     Attributes:
-        matrices: A [r, in] and B [out, r] of each layer, float32.
+        matrices: A [r, in] and B [out, r] of each layer, float32; from the first to the last.
         r, lora_alpha: see `LoRALinear`.
     """
 
@@ -73,7 +73,8 @@ def load_adapter(folder: Path, device: torch.device | str = "cpu") -> Adapter:
     tensors = load_file(folder / ADAPTER_FILES[1], device=str(device))
     suffix = ".lora_{}.weight"
     matrices = {}
-    for key in sorted(key for key in tensors if key.endswith(suffix.format("A"))):
+    first = [key for key in tensors if key.endswith(suffix.format("A"))]
+    for key in sorted(first, key=lambda key: [part.zfill(4) for part in key.split(".")]):
         name = key.removesuffix(suffix.format("A"))
         other = name + suffix.format("B")
         if other not in tensors:

@@ -26,6 +26,7 @@ SIZES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # times the real update
 BASES = ("W", "Q(W)")
 GRIDS = ("NF4", "bfloat16")
 _SHOWN_ROWS = 192  # of a layer, in the widget: enough weights, and quick
+_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 _LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"))
 
 
@@ -61,17 +62,18 @@ def plot_candidates(
     for ax, (label, values) in zip(axes[0], panels.items(), strict=True):
         ax.plot(values, places, "o", color=BLUE, markersize=8)
         if line := (lines or {}).get(label):
-            ax.axvline(line, color=INK, linestyle="--", linewidth=1.3, label="as trained")
-            ax.legend(fontsize=9, loc="lower right")
+            ax.axvline(line, color=GREY, linestyle="--", linewidth=1.4, zorder=1)
+            ax.annotate("as trained", (line, len(rows) - 0.55), xytext=(4, 0), color=INK,
+                        textcoords="offset points", fontsize=9)  # fmt: skip
         for place, value in zip(places, values, strict=True):
-            ax.annotate(f"{value:.3g}", (value, place), xytext=(0, 8),
-                        textcoords="offset points", ha="center", fontsize=9)  # fmt: skip
+            ax.annotate(f"{value:.3g}", (value, place), xytext=(0, 8), textcoords="offset points",
+                        ha="center", fontsize=9, bbox=_PAPER)  # fmt: skip
         if label in logarithmic:
             ax.set_xscale("log")
-        ax.margins(x=0.15)
+        ax.margins(x=0.25)
         ax.set_xlabel(label)
     axes[0][0].set_yticks(places, rows)
-    axes[0][0].set_ylim(len(rows) - 0.5, -0.7)
+    axes[0][0].set_ylim(len(rows) - 0.45, -0.7)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     return figure
 
@@ -140,7 +142,7 @@ def plot_survival(
     right.set_ylabel("share of the update that survives")
     right.legend(fontsize=9, loc="lower right")
     figure.suptitle(
-        f"Added to {base} and rounded to {grid}: {changed:.0%} of the weights change, "
+        f"Added to {base} and rounded to {grid}: {changed:.1%} of the weights change, "
         f"{share:.0%} of the update survives", x=0.01, ha="left", weight="bold", size=12,
     )  # fmt: skip
     return figure
@@ -193,7 +195,7 @@ def _cached(layers: Mapping[str, tuple[Tensor, Tensor]]) -> Callable[[str, str],
 
 
 def _draw_ratios(axes: plt.Axes, ratios: Mapping[str, Tensor]) -> None:
-    bins = np.logspace(-3, 2, 101)
+    bins = np.logspace(-4, 4, 161)
     for (name, ratio), (color, line, _) in zip(ratios.items(), _LOOKS, strict=False):
         flat = ratio.detach().float().flatten()
         values = flat[torch.isfinite(flat) & (flat > 0)].cpu().numpy()
@@ -202,9 +204,9 @@ def _draw_ratios(axes: plt.Axes, ratios: Mapping[str, Tensor]) -> None:
                   color=color, linestyle=line, linewidth=1.8, label=name)  # fmt: skip
     axes.axvline(1, color=INK, linewidth=1.4)
     top = axes.get_ylim()[1]
-    axes.text(0.93, top, "rounded away", ha="right", va="top", fontsize=9)
-    axes.text(1.07, top, "kept", ha="left", va="top", fontsize=9)
-    axes.set_ylim(0, 1.08 * top)
+    axes.text(0.8, 1.16 * top, "rounded away", ha="right", va="top", fontsize=9)
+    axes.text(1.25, 1.16 * top, "kept", ha="left", va="top", fontsize=9)
+    axes.set_ylim(0, 1.18 * top)
     axes.set_xscale("log")
     axes.set_xlabel("size of an update / way to the next rounding")
     axes.set_ylabel("weights (%)")
