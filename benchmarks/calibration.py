@@ -49,6 +49,7 @@ from utils.pipeline.stages import (  # noqa: E402
 from utils.profiles import get_profile  # noqa: E402
 from utils.quant import SAME_INPUT, InputStats, calibrate, quantize_model  # noqa: E402
 from utils.viz.calibration import plot_calibration_sweep  # noqa: E402
+from utils.viz.style import use_course_style  # noqa: E402
 
 SEED = 0
 SIZES = (2, 8, 32)  # windows of 512 tokens
@@ -185,6 +186,7 @@ def main() -> None:
             record(results["gptq"], None, run | bench.measure())
     bar.close()
     if not quick:
+        use_course_style()
         figure = plot_calibration_sweep(results)
         figure.savefig(RESULTS / "calibration.png", dpi=110)
         plt.close(figure)

@@ -61,8 +61,8 @@ def test_sweep_names_the_best_and_draws_every_model() -> None:
     assert text.get_title("left") == "English: best with\nnovel"
     assert answer.get_title("left") == "Answers: best with\ncustomers"
     assert [tick.get_text() for tick in exact.get_yticklabels()] == [
-        "16 bits", "round to nearest", "customers, 1024", "customers, 4096", "novel, 1024",
-        "novel, 4096",
+        "16 bits", "round to nearest", "customers, 1,024", "customers, 4,096", "novel, 1,024",
+        "novel, 4,096",
     ]  # fmt: skip
     assert "overlap" in exact.get_title("left")
     low, high = exact.lines[0].get_xdata()

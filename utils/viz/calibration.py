@@ -50,7 +50,7 @@ def plot_calibration_choices(
                       linestyle=line, linewidth=1.8, label=choice)  # fmt: skip
         axes.axvline(widths[layer], color=GREY, linestyle=":", linewidth=1.4)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(tokens, [str(n) for n in tokens])
+        axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
         axes.set_ylim(bottom=0)
         axes.set_title(f"{method}, {layer}: {_spread(choices)}", fontsize=11)
     for axes in grid[-1]:
@@ -93,7 +93,7 @@ def plot_calibration_sweep(results: Mapping[str, Any]) -> Figure:
                          label=label)  # fmt: skip
         sizes = sorted({run["tokens"] for run in results["gptq"]})
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
         axes.set_xlabel("calibration tokens")
     text.set_ylabel("perplexity, plain English")
@@ -120,7 +120,7 @@ def _draw_intervals(
     ]  # fmt: skip
     for choice, found in runs.items():
         color, marker, _ = LOOKS[choice]
-        rows += [(f"{choice}, {run['tokens']}", run, color, marker) for run in found]
+        rows += [(f"{choice}, {run['tokens']:,}", run, color, marker) for run in found]
     for place, (_, run, color, marker) in enumerate(rows):
         total = run["num_examples"]
         low, high = share_interval(round(run["exact_match"] * total), total)
