@@ -15,6 +15,7 @@ from utils.checks import (
     qlora_counts,
     qlora_engine,
     qlora_init,
+    qlora_labels,
     qlora_layer,
     qlora_loss,
     qlora_maths,
@@ -39,7 +40,7 @@ def training_bytes(function: Callable[..., float]) -> str:
 @exercise("Exercise 3: make_labels", points=2)
 def make_labels(function: Callable[..., tuple[list[int], list[int]]]) -> str:
     """Check `make_labels(prompt_ids, answer_ids, eos_token_id)`."""
-    return qlora_loss.judge_make_labels(function)
+    return qlora_labels.judge_make_labels(function)
 
 
 @exercise("Exercise 4: answer_loss", points=3)

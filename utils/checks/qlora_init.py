@@ -49,6 +49,11 @@ def _judge_values(a: Tensor, b: Tensor) -> None:
             "A and B are both zero. The gradient of each contains the other, so both gradients "
             "are zero for ever.", input=_INIT_GIVEN, look="A is random.",
         )  # fmt: skip
+    if (a == a[:1]).all():
+        raise Mismatch(
+            "All rows of A are the same. Then A makes r times the same number, and the rank is 1.",
+            input=_INIT_GIVEN, look="Draw all r x in_features numbers.",
+        )  # fmt: skip
     _judge_spread(a)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from utils.checks.qlora_dropout import judge_dropout
 from utils.checks.runner import Mismatch, call
 
 IN, OUT, R, ALPHA = 6, 5, 2, 8
@@ -32,7 +32,8 @@ def judge_lora_linear(factory: Factory) -> str:
     _judge_parameters(factory)
     _judge_output(factory)
     _judge_training(factory)
-    _judge_dropout(factory)
+    _judge_type(factory)
+    judge_dropout(factory)
     _judge_merge(factory)
     return (
         "It starts as its base layer, trains A and B alone, drops inputs of A only while "
@@ -63,6 +64,13 @@ def _judge_parameters(factory: Factory) -> None:
             f"The base layer is not frozen: {', '.join(more)} would be trained, too.",
             input=GIVEN, look="`base_layer.requires_grad_(False)`, which also freezes the bias.",
         )  # fmt: skip
+    if getattr(layer, "merged", None) is not False:
+        says = "`layer.merged` is not False at first. Then the update is never added."
+        if not hasattr(layer, "merged"):
+            says = (
+                "The layer has no attribute `merged`. It tells whether the update is in the weight."
+            )
+        raise Mismatch(says, input=GIVEN, look="`self.merged = False` in `__init__`.")
     if not any(p is base.weight for p in layer.parameters()):
         raise Mismatch(
             "The base layer's weight is not among the layer's parameters, so it would be neither "
@@ -150,48 +158,19 @@ def _judge_training(factory: Factory) -> None:
         )  # fmt: skip
 
 
-def _judge_dropout(factory: Factory) -> None:
-    """The identity as A and B shows which inputs were dropped, and by what the rest was scaled."""
-    width, p = 400, 0.25
-    base = nn.Linear(width, width)
-    layer = _make(factory, base, p, r=width)
-    layer.lora_A.data, layer.lora_B.data = torch.eye(width), torch.eye(width)
-    given = f"lora_dropout = {p}; A and B the identity, {width} wide; x all ones"
-    x = torch.ones(1, width)
-    layer.eval()
-    update = (call(layer, x, given=given) - base(x)).detach()[0] * width / ALPHA
-    if not torch.allclose(update, torch.ones(width), atol=1e-3):
+def _judge_type(factory: Factory) -> None:
+    """Beside a layer in bfloat16, with A and B in float32."""
+    base = _base().bfloat16()
+    layer = _make(factory, base, 0.0)
+    given = f"{GIVEN}, in bfloat16; x in bfloat16, A and B in float32"
+    got = call(layer, torch.randn(3, IN).bfloat16(), given=given)
+    if not isinstance(got, Tensor) or got.dtype != torch.bfloat16:
+        kind = str(getattr(got, "dtype", type(got).__name__)).removeprefix("torch.")
         raise Mismatch(
-            "Inputs are dropped in evaluation, too. The model would answer at random.",
-            input=f"{given}; after `layer.eval()`",
-            look="`nn.Dropout` as a submodule knows whether it is training. "
-            "`F.dropout` must be told: `training=self.training`.",
+            f"The output is {kind}. It must have the type of the base layer's output, or the next "
+            "layer cannot take it.", input=given, expected="bfloat16", got=kind,
+            look="`result = self.base_layer(x)`, and `.to(result.dtype)` at the very end.",
         )  # fmt: skip
-    layer.train()
-    out = call(layer, x, given=given).detach()
-    update = (out - base(x).detach())[0] * width / ALPHA
-    kept = update[update.abs() > 1e-3]
-    share = 1 - len(kept) / width
-    if share == 0:
-        raise Mismatch("Nothing is dropped in training.", input=f"{given}; after `layer.train()`",
-                       look="`self.lora_dropout(x)` in front of A.")  # fmt: skip
-    shares = [p + sign * 6 * math.sqrt(p * (1 - p) / width) for sign in (-1, 1)]
-    if abs(kept.mean().item() - 1 / (1 - p)) < 0.02 and shares[0] < share < shares[1]:
-        return
-    if kept.std() > 0.1 * kept.mean().abs() + 0.01:
-        raise Mismatch(
-            "Inputs of the *base layer* are dropped, too. Only the update's are: W x must stay.",
-            input=given, look="`self.base_layer(x)` with x as it came; dropout only in front of A.",
-        )  # fmt: skip
-    if abs(kept.mean().item() - 1) < 0.02:
-        raise Mismatch(
-            "What is left is not scaled up. Dropout multiplies it by 1 / (1 - p), so that the "
-            "mean stays.", input=given, look="`nn.Dropout` does that.",
-        )  # fmt: skip
-    raise Mismatch(
-        f"A share of {share:.2f} of A's inputs is dropped; expected about {p}.", input=given,
-        look="`nn.Dropout(lora_dropout)`: its number is the share that is dropped.",
-    )  # fmt: skip
 
 
 def _judge_merge(factory: Factory) -> None:
@@ -213,6 +192,11 @@ def _judge_merge(factory: Factory) -> None:
     if not torch.allclose(merged, whole, rtol=1e-3, atol=1e-4):
         raise Mismatch("After `merge()` the base layer's weight is not the merged one.",
                        look="See exercise 7: the scale, and its order B A.")  # fmt: skip
+    if layer.merged is not True:
+        raise Mismatch(
+            f"`layer.merged` is {layer.merged!r} after `merge()`. So `forward` adds the update "
+            "once more.", input=GIVEN, look="`self.merged = True`, at the end of `merge`.",
+        )  # fmt: skip
     got = call(layer, x, given="x after merge()")
     if _differs(got, expected):
         raise Mismatch(

@@ -32,6 +32,17 @@ def _case(
                 1e-4 if exact else 1e-1)  # fmt: skip
 
 
+_FINE = 1 + 1 / 512
+
+
+def _tiny(given: str, a: list[list[float]], b: list[list[float]], alpha: float) -> Case:
+    """x is all ones, W is zero, both in bfloat16; the output is 1."""
+    x = torch.ones(1, len(a[0])).bfloat16()
+    args = (x, torch.zeros(1, len(a[0])).bfloat16(), torch.tensor(a), torch.tensor(b), alpha)
+    kind = f"x all ones and W zero in bfloat16; {given} in float32; lora_alpha = {alpha:g}"
+    return Case(kind, args, torch.ones(1, 1).bfloat16(), 1e-2, 1e-2)
+
+
 _FORWARD_CASES = (
     _case("x [1, 3], 3 inputs, 2 outputs, r = 1, lora_alpha = 1", (1, 3), 2, 1, 1),
     _case("x [1, 3], 3 inputs, 2 outputs, r = 2, lora_alpha = 6", (1, 3), 2, 2, 6),
@@ -39,6 +50,9 @@ _FORWARD_CASES = (
     _case("x [4, 8], 8 inputs, 6 outputs, r = 4, lora_alpha = 2", (4, 8), 6, 4, 2),
     _case("x and weight in bfloat16, A and B in float32; 8 inputs, 6 outputs, r = 4, "
           "lora_alpha = 8", (4, 8), 6, 4, 8, torch.bfloat16),
+    # Exact in float32. In bfloat16, 1 + 1/512 is 1, and the difference is gone.
+    _tiny("A = [[1 + 1/512, -1]], B = [[1]]", [[_FINE, -1.0]], [[1.0]], 512),
+    _tiny("A = [[1], [1]], B = [[1 + 1/512, -1]]", [[1.0], [1.0]], [[_FINE, -1.0]], 1024),
 )  # fmt: skip
 
 
@@ -66,6 +80,12 @@ _FORWARD_BUGS = (
         _with_scale(lambda a, b, alpha: alpha / b.shape[0])),
     Bug("You divide by r only, and lora_alpha is missing.", _SCALE,
         _with_scale(lambda a, b, alpha: 1 / a.shape[0])),
+    Bug("The division is cut to a whole number. lora_alpha = 2 with r = 4 gives 0.5, not 0.",
+        "`/`, not `//`.", _with_scale(lambda a, b, alpha: alpha // a.shape[0])),
+    Bug("The update is computed in bfloat16. A and B are rounded there, and lose what the last "
+        "steps have taught them.", "`x.float()` in front of A; convert at the very end.",
+        lambda x, w, a, b, alpha: F.linear(x, w) + alpha / a.shape[0]
+            * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))),
     Bug("The scale is applied twice.", "Once, to the update.",
         _with_scale(lambda a, b, alpha: (alpha / a.shape[0]) ** 2)),
     Bug("The update is subtracted.", "It is added to W x.",
@@ -179,6 +199,10 @@ _MERGE_BUGS = (
         lambda w, a, b, alpha: (w.float() + _delta(a, b, alpha).T).to(w.dtype)),
     Bug("The update is subtracted. That is how one takes it out again.", _MERGE_LOOK,
         lambda w, a, b, alpha: (w.float() - _delta(a, b, alpha)).to(w.dtype)),
+    Bug("You divide by the width of the output, not by the rank.", _SCALE,
+        lambda w, a, b, alpha: (w.float() + alpha / b.shape[0] * b @ a).to(w.dtype)),
+    Bug("You divide by the width of the input, not by the rank.", _SCALE,
+        lambda w, a, b, alpha: (w.float() + alpha / a.shape[1] * b @ a).to(w.dtype)),
     Bug("The update is added twice.", _MERGE_LOOK,
         lambda w, a, b, alpha: (w.float() + 2 * _delta(a, b, alpha)).to(w.dtype)),
     Bug("This is the update alone. The weight is missing.", _MERGE_LOOK,

@@ -12,20 +12,23 @@ from utils.checks.runner import Mismatch, call
 
 TARGETS = ("proj", "up")
 R, ALPHA = 3, 12
-GIVEN = f"a model of two blocks, target_modules {list(TARGETS)}, r = {R}, lora_alpha = {ALPHA}"
+GIVEN = (
+    f"a model of two blocks, each with a norm named `up`, too; target_modules {list(TARGETS)}, "
+    f"r = {R}, lora_alpha = {ALPHA}"
+)
 
 
 class Block(nn.Module):
-    """Names that are alike: only `proj` and `up` are meant."""
+    """Names that are alike: only the linear layers `proj` and `up` are meant."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q_proj, self.proj = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
         self.mlp = nn.ModuleDict({"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)})
-        self.norm = nn.LayerNorm(8)
+        self.up = nn.LayerNorm(8)  # a name among the targets, but no linear layer
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.proj(self.q_proj(self.norm(x)).tanh())
+        x = x + self.proj(self.q_proj(self.up(x)).tanh())
         return x + self.mlp["down"](self.mlp["up"](x).tanh())
 
 
@@ -52,10 +55,9 @@ IDS = torch.tensor([[1, 5, 3, 7, 2]])
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers of `model` that hold an A and a B, by name."""
-    return {
-        n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")
-    }
+    """The layers of `model` that hold an A and a B, by name; a layer may stand in two places."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {n: m for n, m in modules if hasattr(m, "lora_A") and hasattr(m, "base_layer")}
 
 
 def judge_add_lora(function: Callable[..., list[nn.Parameter]]) -> str:

@@ -13,7 +13,10 @@ from utils.checks.qlora_model import Toy
 from utils.checks.runner import Mismatch, call
 
 MAX_NORM, RATE, STEPS = 1.0, 0.5, 4
-STEP_GIVEN = f"a toy model, SGD with learning rate {RATE}, {STEPS} steps, max_norm {MAX_NORM:g}"
+STEP_GIVEN = (
+    f"a toy model, SGD with learning rate {RATE}, {STEPS} steps, max_norm {MAX_NORM:g}; "
+    "once more with small logits, and so with small gradients"
+)
 _BATCH = (torch.tensor([[1, 5, 3, 7, 2], [4, 4, 9, 0, 0]]),
           torch.tensor([[-100, -100, 3, 7, 2], [-100, 4, 9, -100, -100]]))  # fmt: skip
 
@@ -32,16 +35,16 @@ Step = Callable[..., Any]
 
 
 def _simulate(step: Step) -> _Trace:
-    model = Toy()
-    trained = list(model.parameters())
-    with torch.no_grad():
-        model.lm_head.weight *= 6  # so that some gradients are longer than the limit
-    optimizer = torch.optim.SGD(trained, lr=RATE)
     losses, weights = [], []
-    for _ in range(STEPS):
-        loss = call(step, model, trained, optimizer, *_BATCH, given=STEP_GIVEN)
-        losses.append(loss)
-        weights.append(torch.cat([p.detach().flatten().clone() for p in trained]))
+    for size in (6.0, 0.1):  # gradients that are longer than the limit, and shorter ones
+        model = Toy()
+        trained = list(model.parameters())
+        with torch.no_grad():
+            model.lm_head.weight *= size
+        optimizer = torch.optim.SGD(trained, lr=RATE)
+        for _ in range(STEPS):
+            losses.append(call(step, model, trained, optimizer, *_BATCH, given=STEP_GIVEN))
+            weights.append(torch.cat([p.detach().flatten().clone() for p in trained]))
     return _Trace(losses, weights)
 
 
@@ -59,6 +62,10 @@ def _reference(
     elif clip == "each":
         for p in trained:
             torch.nn.utils.clip_grad_norm_([p], MAX_NORM)
+    elif clip == "always":
+        length = torch.stack([p.grad.norm() for p in trained]).norm()
+        for p in trained:
+            p.grad /= length
     elif clip == "value":
         torch.nn.utils.clip_grad_value_(trained, MAX_NORM)
     for _ in range(steps):
@@ -82,6 +89,8 @@ _STEP_MISTAKES: tuple[tuple[dict[str, Any], str, str], ...] = (
      "Hand the whole list to `clip_grad_norm_`."),
     ({"clip": "value"}, "Each number is clipped by itself, not the norm of all together.",
      "`clip_grad_norm_`, not `clip_grad_value_`."),
+    ({"clip": "always"}, "Gradients with a norm below 1 are scaled *up* to it. Clipping leaves "
+     "them as they are.", "`torch.nn.utils.clip_grad_norm_(trained, 1.0)` keeps short ones."),
     ({"steps": 2}, "The weights move twice in a step.", "One `optimizer.step()`."),
     ({"loss_after": True}, "You return the loss after the step. It is computed anew, which costs "
      "a second forward pass.", "Return the loss whose gradient you took."),
@@ -107,7 +116,10 @@ def judge_training_step(function: Step) -> str:
         if _same(got, wrong):
             says, look = words, where
             break
-    shown = [", ".join(f"{loss:.4f}" for loss in trace.losses) for trace in (expected, got)]
+    if not look and abs(got.losses[0] - expected.losses[0]) > 1e-3:
+        says = "The first loss is wrong already, before any weight has moved."
+        look = "Is it `answer_loss(model(input_ids), labels)`, with your function of exercise 4?"
+    shown = [", ".join(f"{loss:.4f}" for loss in trace.losses[:STEPS]) for trace in (expected, got)]
     raise Mismatch(says, input=STEP_GIVEN, expected=f"losses {shown[0]}", got=shown[1], look=look)
 
 

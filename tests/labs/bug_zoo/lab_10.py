@@ -91,7 +91,7 @@ def adapter_alone(num_frozen, bits_per_frozen, num_trained):
     return 16 * num_trained
 
 
-@wrong("training_bytes", "master copies")
+@wrong("training_bytes", "master copy")
 def no_masters(num_frozen, bits_per_frozen, num_trained):
     return num_frozen * bits_per_frozen / 8 + (2 + 2 + 8) * num_trained
 
@@ -104,6 +104,16 @@ def no_gradients(num_frozen, bits_per_frozen, num_trained):
 @wrong("training_bytes", "Adam's states")
 def as_with_sgd(num_frozen, bits_per_frozen, num_trained):
     return num_frozen * bits_per_frozen / 8 + (2 + 2 + 4) * num_trained
+
+
+@wrong("training_bytes", "bits are cut")
+def whole_bits(num_frozen, bits_per_frozen, num_trained):
+    return num_frozen * int(bits_per_frozen) / 8 + 16 * num_trained
+
+
+@wrong("training_bytes", "swapped")
+def trained_and_frozen_swapped(num_frozen, bits_per_frozen, num_trained):
+    return 16 * num_frozen + num_trained * bits_per_frozen / 8
 
 
 # 3 make_labels
@@ -197,6 +207,26 @@ def extends_the_prompt(prompt_ids, answer_ids, eos_token_id):
     return prompt_ids, labels
 
 
+@wrong("make_labels", "Both names mean the same list")
+def one_list_with_two_names(prompt_ids, answer_ids, eos_token_id):
+    ids = [*prompt_ids, *answer_ids, eos_token_id]
+    labels = ids
+    labels[: len(prompt_ids)] = [-100] * len(prompt_ids)
+    return ids, labels
+
+
+@wrong("make_labels", "two lists are swapped")
+def labels_first(prompt_ids, answer_ids, eos_token_id):
+    ids = [*prompt_ids, *answer_ids, eos_token_id]
+    return [-100] * len(prompt_ids) + [*answer_ids, eos_token_id], ids
+
+
+@wrong("make_labels", "between prompt and answer")
+def ends_the_prompt_too(prompt_ids, answer_ids, eos_token_id):
+    prompt, target = [*prompt_ids, eos_token_id], [*answer_ids, eos_token_id]
+    return prompt + target, [-100] * len(prompt) + target
+
+
 # 4 answer_loss
 
 
@@ -281,6 +311,21 @@ def perplexity(logits, labels):
     return by_gathering(logits, labels).exp()
 
 
+@wrong("answer_loss", "joined before the shift")
+def joins_the_texts_first(logits, labels):
+    logits, labels = logits.float().flatten(0, 1), labels.flatten()
+    return F.cross_entropy(logits[:-1], labels[1:], ignore_index=-100)
+
+
+@wrong("answer_loss", "infinite in float32")
+def softmax_by_hand(logits, labels):
+    logits, labels = logits[:, :-1].float(), labels[:, 1:]
+    learned = labels != -100
+    odds = torch.exp(logits[learned])
+    right = odds.gather(1, labels[learned][:, None])[:, 0]
+    return -torch.log(right / odds.sum(-1)).mean()
+
+
 # 5 init_lora
 
 
@@ -361,6 +406,13 @@ def plain_tensors(in_features, out_features, r):
 def seeded(in_features, out_features, r):
     torch.manual_seed(0)
     return matrices(r, in_features, out_features)
+
+
+@wrong("init_lora", "rows of A are the same")
+def one_row_repeated(in_features, out_features, r):
+    bound = in_features**-0.5
+    row = torch.empty(1, in_features).uniform_(-bound, bound)
+    return nn.Parameter(row.repeat(r, 1)), nn.Parameter(torch.zeros(out_features, r))
 
 
 # 6 lora_forward
@@ -457,6 +509,24 @@ def merges_on_the_way(x, weight, lora_A, lora_B, lora_alpha):
     return F.linear(x, weight)
 
 
+@wrong("lora_forward", "computed in bfloat16")
+def all_in_the_type_of_x(x, weight, lora_A, lora_B, lora_alpha):
+    A, B = lora_A.to(x.dtype), lora_B.to(x.dtype)
+    return F.linear(x, weight) + lora_alpha / len(A) * F.linear(F.linear(x, A), B)
+
+
+@wrong("lora_forward", "cut to a whole number")
+def floor_division(x, weight, lora_A, lora_B, lora_alpha):
+    update = F.linear(F.linear(x.float(), lora_A), lora_B)
+    return (F.linear(x, weight) + lora_alpha // len(lora_A) * update).to(x.dtype)
+
+
+@right("lora_forward")
+def update_rounded_as_a_whole(x, weight, lora_A, lora_B, lora_alpha):
+    update = x.float() @ lora_A.T @ lora_B.T
+    return F.linear(x, weight) + (lora_alpha / len(lora_A) * update).to(x.dtype)
+
+
 # 7 merge_weight
 
 
@@ -518,6 +588,11 @@ def delta(weight, lora_A, lora_B, lora_alpha):
     return (lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype)
 
 
+@wrong("merge_weight", "width of the output")
+def divides_by_the_rows_of_b(weight, lora_A, lora_B, lora_alpha):
+    return (weight.float() + lora_alpha / len(lora_B) * lora_B @ lora_A).to(weight.dtype)
+
+
 # 8 LoRALinear
 
 
@@ -538,7 +613,8 @@ class WithTwoLinears(nn.Module):
         out = self.base_layer(x)
         if not self.merged:
             dropped = F.dropout(x, self.p, training=self.training)
-            out = out + dropped @ (self.factor * self.lora_B @ self.lora_A).T
+            update = dropped.float() @ (self.factor * self.lora_B @ self.lora_A).T
+            out = (out + update).to(out.dtype)
         return out
 
     @torch.no_grad()
@@ -560,6 +636,7 @@ class Good(nn.Module):
     keep_share = True
     check_merged = True
     merge_once = True
+    remembers = True
 
     def __init__(self, base_layer, r, lora_alpha, lora_dropout=0.0):
         super().__init__()
@@ -582,13 +659,22 @@ class Good(nn.Module):
         out = self.base_layer(source) if self.bias else source @ self.base_layer.weight.T
         if self.merged and self.check_merged:
             return out
-        return out + self.scaling * F.linear(F.linear(dropped, self.lora_A), self.lora_B)
+        update = self.behind(
+            F.linear(self.between(F.linear(dropped.float(), self.lora_A)), self.lora_B)
+        )
+        return (out + self.scaling * update).to(out.dtype)
+
+    def between(self, x):
+        return x
+
+    def behind(self, x):
+        return x
 
     def merge(self):
         if self.merged and self.merge_once:
             return
         self.base_layer.weight.data += self.scaling * (self.lora_B @ self.lora_A).detach()
-        self.merged = True
+        self.merged = self.remembers
 
 
 @wrong("lora_linear", "base layer is not frozen", "base_layer.")
@@ -609,6 +695,55 @@ class Unscaled(Good):
 @wrong("lora_linear", "base layer* are dropped")
 class DropsEverything(Good):
     drop_base = True
+
+
+@wrong("lora_linear", "base layer* are dropped")
+class DropsOnceForBoth(Good):
+    def forward(self, x):
+        return super().forward(self.drop(x))
+
+    def drop(self, x):
+        return F.dropout(x, self.p, self.training)
+
+
+@wrong("lora_linear", "between A and B")
+class DropsBetween(Good):
+    def drop(self, x):
+        return x
+
+    def between(self, x):
+        return F.dropout(x, self.p, self.training)
+
+
+@wrong("lora_linear", "behind B")
+class DropsTheUpdate(Good):
+    def drop(self, x):
+        return x
+
+    def behind(self, x):
+        return F.dropout(x, self.p, self.training)
+
+
+@wrong("lora_linear", "output is float32", "type of the base layer")
+class StaysInFloat32(Good):
+    def forward(self, x):
+        out = self.base_layer(x)
+        if self.merged:
+            return out
+        update = F.linear(F.linear(self.drop(x).float(), self.lora_A), self.lora_B)
+        return out + self.scaling * update
+
+
+@wrong("lora_linear", "`layer.merged` is False after")
+class ForgetsThatItMerged(Good):
+    remembers = False
+
+
+@wrong("lora_linear", "no attribute `merged`")
+class WithoutAFlag(Good):
+    def __init__(self, *args):
+        super().__init__(*args)
+        del self.merged
 
 
 @wrong("lora_linear", "dropped in evaluation")
@@ -769,7 +904,7 @@ def every_linear_layer(model, target_modules, r, lora_alpha):
 def assigns_to_the_loop_variable(model, target_modules, r, lora_alpha):
     model.requires_grad_(False)
     for name, layer in model.named_modules():
-        if name.rpartition(".")[2] in target_modules:
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in target_modules:
             layer = Good(layer, r, lora_alpha)
     return trained_of(model)
 
@@ -833,6 +968,28 @@ def one_pair_for_all(model, target_modules, r, lora_alpha):
         if isinstance(layer, Good):
             first = pairs.setdefault(layer.lora_B.shape, layer)
             layer.lora_A, layer.lora_B = first.lora_A, first.lora_B
+    return trained_of(model)
+
+
+@wrong("add_lora", "has no attribute 'in_features'")
+def whatever_has_the_name(model, target_modules, r, lora_alpha):
+    model.requires_grad_(False)
+    for name, layer in list(model.named_modules()):
+        parent, _, child = name.rpartition(".")
+        if child in target_modules:
+            setattr(model.get_submodule(parent), child, Good(layer, r, lora_alpha))
+    return trained_of(model)
+
+
+@wrong("add_lora", "another layer's weight")
+def one_layer_for_each_name(model, target_modules, r, lora_alpha):
+    model.requires_grad_(False)
+    made = {}
+    for name, layer in list(model.named_modules()):
+        parent, _, child = name.rpartition(".")
+        if isinstance(layer, nn.Linear) and child in target_modules:
+            new = made.setdefault(child, Good(layer, r, lora_alpha))
+            setattr(model.get_submodule(parent), child, new)
     return trained_of(model)
 
 
@@ -946,6 +1103,29 @@ def steps_twice(model, trained, optimizer, input_ids, labels):
     loss.backward()
     nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("training_step", "scaled *up*")
+def always_length_one(model, trained, optimizer, input_ids, labels):
+    optimizer.zero_grad()
+    loss = loss_of(model, input_ids, labels)
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in trained]).norm()
+    for p in trained:
+        p.grad /= norm
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("training_step", "first loss is wrong already")
+def another_loss(model, trained, optimizer, input_ids, labels):
+    optimizer.zero_grad()
+    logits = model(input_ids)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    loss.backward()
+    nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
     return loss.item()
 
