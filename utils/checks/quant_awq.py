@@ -15,8 +15,8 @@ from utils.quant import rtn
 N_GRID = 20
 
 
-def _read_back(weight: Tensor, bits: int, group_size: int) -> Tensor:
-    return rtn(weight, bits=bits, group_size=group_size, sym=False).dequantize()
+def _read_back(weight: Tensor, bits: int, group_size: int, sym: bool = False) -> Tensor:
+    return rtn(weight, bits=bits, group_size=group_size, sym=sym).dequantize()
 
 
 def search(
@@ -24,26 +24,32 @@ def search(
 ) -> tuple[Tensor, dict[float, float]]:
     """The best scales, and the error of each ratio, token by token; a switch per known mistake."""
     salience = {
+        "rms": inputs.square().mean(0).sqrt(),
         "signed": inputs.mean(0).abs(), "max": inputs.abs().amax(0),
         "squares": inputs.square().mean(0), "weights": weight.abs().mean(0),
         "tokens": inputs.abs().mean(1).mean().expand(inputs.shape[1]),
     }.get(how, inputs.abs().mean(0))  # fmt: skip
     errors: dict[float, float] = {}
     found: dict[float, Tensor] = {}
-    for step in range(n_grid):
+    first = how == "no zero"
+    for step in range(first, n_grid + (how == "with one")):
         ratio = (step + (how == "late")) / n_grid
         scales = salience.pow(-ratio if how == "inverse" else ratio)
         if how != "raw":
             scales = scales / (scales.max() * scales.min()).sqrt()
         if how == "by max":
             scales = scales / scales.max()
-        back = _read_back(weight * scales, bits, group_size)
+        back = _read_back(weight * scales, bits, group_size, sym=how == "symmetric")
         if how != "kept":
             back = back / scales
         # AWQ looks at what the layer computes, not at its weights.
         difference = back - weight if how == "of weights" else inputs @ (back - weight).T
+        if how == "divided inputs":
+            difference = (inputs / scales) @ (back - weight).T
         power = 1 if how == "absolute" else 2
         errors[ratio] = float(difference.double().abs().pow(power).sum())
+        if how == "square of sum":
+            errors[ratio] = float(difference.double().sum() ** 2)
         found[ratio] = scales
     choose = max if how == "worst" else min
     ratio = choose(errors, key=lambda r: errors[r])
@@ -54,19 +60,34 @@ def search(
     return found[ratio], errors
 
 
-def _case(out: int, width: int, tokens: int, bits: int, group_size: int, seed: int) -> PartsCase:
-    """A layer some of whose inputs are large, and whose best ratio is clear."""
+def _case(
+    out: int, width: int, tokens: int, bits: int, group_size: int, seed: int, spread: float = 1.0,
+    best_at: str = "inside",
+) -> PartsCase:  # fmt: skip
+    """A layer some of whose inputs are large, and whose best ratio is clear.
+
+    Args:
+        spread: how much the channels differ in size.
+        best_at: "inside": the best of all ratios lies between; "zero": at 0; "one": 1 would be
+            better than all that are tried.
+    """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(500):
         weight = torch.randn(out, width, generator=generator)
-        strength = torch.randn(width, generator=generator).exp()
+        strength = (spread * torch.randn(width, generator=generator)).exp()
         shift = torch.randn(width, generator=generator)
         inputs = (torch.randn(tokens, width, generator=generator) + shift) * strength
         args = (weight, inputs, bits, group_size, N_GRID)
         scales, errors = search(*args)
         best, second, *_ = sorted(errors.values())
-        if second > 1.02 * best and 0 < min(errors, key=lambda r: errors[r]) < 0.95:
+        ratio = min(errors, key=lambda r: errors[r])
+        fits = 0 < ratio < 0.95 if best_at == "inside" else ratio == 0
+        if best_at == "one":
+            fits = not torch.equal(search(*args, "with one")[0], scales)
+        if second > 1.02 * best and fits:
             break
+    else:
+        raise AssertionError("no such layer was found")
     given = (
         f"weight [{out}, {width}], inputs [{tokens}, {width}], bits={bits}, "
         f"group_size={group_size}, n_grid={N_GRID}"
@@ -75,7 +96,9 @@ def _case(out: int, width: int, tokens: int, bits: int, group_size: int, seed: i
 
 
 _CASES = (_case(2, 4, 3, 4, 4, 0), _case(4, 8, 6, 3, 8, 1), _case(6, 16, 20, 4, 8, 2),
-          _case(4, 32, 12, 3, 16, 3), _case(3, 16, 9, 4, 16, 4))  # fmt: skip
+          _case(4, 32, 12, 3, 16, 3), _case(3, 16, 9, 4, 16, 4),
+          _case(4, 8, 6, 4, 8, 6, best_at="zero"),
+          _case(4, 8, 6, 4, 8, 7, best_at="one"))  # fmt: skip
 
 
 def _mistake(says: str, look: str, how: str) -> KnownMistake:
@@ -111,6 +134,18 @@ _MISTAKES = (
     _mistake("The ratios are 1/n, ..., 1. They begin at 0, where nothing is scaled, so that the "
              "result is never worse than rounding.", "`step / n_grid` for `step in "
              "range(n_grid)`.", "late"),
+    _mistake("The ratio 1 is tried, too. The ratios are 0, 1/n, ..., (n - 1)/n.",
+             "`for step in range(n_grid)`.", "with one"),
+    _mistake("Ratio 0 is not tried. There nothing is scaled; with it, the result is never worse "
+             "than rounding.", "`for step in range(n_grid)`.", "no zero"),
+    _mistake("You quantize with the symmetric grid. AWQ's is asymmetric.", "`sym=False`.",
+             "symmetric"),
+    _mistake("You use the root of the mean square of the inputs. It is the mean magnitude.",
+             "`inputs.abs().mean(0)`.", "rms"),
+    _mistake("You sum up first and square afterwards. Then errors of both signs cancel.", _OUTPUTS,
+             "square of sum"),
+    _mistake("The inputs are divided by s as well. The weights that you compare with are not "
+             "scaled, so the inputs are as they came.", _OUTPUTS, "divided inputs"),
     _mistake("You sum up absolute errors. Squares are asked for.", _OUTPUTS, "absolute"),
     _mistake("You divide by the largest scale. Divide by sqrt(max · min).",
              "`scales / (scales.max() * scales.min()).sqrt()`.", "by max"),

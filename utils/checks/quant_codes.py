@@ -141,18 +141,19 @@ def _rounded_by(function: Callable[..., Tensor], weight: Tensor) -> Tensor:
     return _read(function(weight, scales, zeros, 4), scales, zeros).float()
 
 
-def _back_case(out: int, groups: int, size: int) -> PartsCase:
+def _back_case(out: int, groups: int, size: int, bits: int = 4) -> PartsCase:
     generator = torch.Generator().manual_seed(out)
-    scales, zeros = _grid(out, groups, 4)
-    q = torch.randint(0, 16, (out, groups * size), generator=generator).to(torch.uint8)
+    scales, zeros = _grid(out, groups, bits)
+    q = torch.randint(0, 2**bits, (out, groups * size), generator=generator).to(torch.uint8)
     expected = _read(q, scales, zeros).float()
-    given = f"q [{out}, {groups * size}], {groups} group(s) per output"
+    given = f"q [{out}, {groups * size}], {groups} group(s) per output, codes of {bits} bits"
     if q.numel() <= 8:
         given = f"q {q.tolist()}, scales {rounded(scales)}, zeros {zeros.tolist()}"
     return PartsCase(given, (q, scales, zeros.to(torch.uint8)), (expected,))
 
 
-_BACK_CASES = (_back_case(1, 1, 4), _back_case(2, 2, 2), _back_case(3, 2, 8), _back_case(4, 3, 8))
+_BACK_CASES = (_back_case(1, 1, 4), _back_case(2, 2, 2), _back_case(3, 2, 8), _back_case(4, 3, 8),
+               _back_case(3, 2, 8, bits=8))  # fmt: skip
 
 
 def _back(q: Tensor, s: Tensor, z: Tensor, how: str, tiled: bool = False) -> Tensor:
@@ -161,7 +162,7 @@ def _back(q: Tensor, s: Tensor, z: Tensor, how: str, tiled: bool = False) -> Ten
     return {
         "right": (x - zero) * s, "wrapped": (q - z) * s, "scaled first": x * s - zero,
         "added": (x + zero) * s, "no zero": x * s, "divided": (x - zero) / s,
-        "turned": (zero - x) * s,
+        "turned": (zero - x) * s, "int8": (q.to(torch.int8) - z.to(torch.int8)) * s,
     }[how]  # fmt: skip
 
 
@@ -180,6 +181,7 @@ _BACK_MISTAKES = (
                   "no zero"),
     _back_mistake("You divide by the scale. The way back multiplies.", _RULE, "divided"),
     _back_mistake("The sign is wrong: zero - q.", _RULE, "turned"),
+    _back_mistake("int8 ends at 127. Codes of 8 bits go to 255.", "Convert to float32.", "int8"),
     _back_mistake("The scales and zeros are tiled: channel 1 gets those of group 1. A group is a "
                   "row of neighbours.", _NEIGHBOURS, "right", tiled=True),
 )  # fmt: skip

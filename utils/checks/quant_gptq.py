@@ -35,14 +35,17 @@ def _ready_by_hand(weight: Tensor, inputs: Tensor, damp_percent: float) -> Parts
 
 
 def _prepare_case(
-    tokens: int, width: int, damp_percent: float, dead: tuple[int, ...] = ()
+    tokens: int, width: int, damp_percent: float, dead: tuple[int, ...] = (), cancels: bool = False
 ) -> PartsCase:
     generator = torch.Generator().manual_seed(width)
     weight = torch.randn(3, width, generator=generator)
     inputs = torch.randn(tokens, width, generator=generator) + 0.5
     inputs[:, list(dead)] = 0
+    if cancels:
+        inputs[:, 0] = torch.tensor([1.0, -1.0]).repeat(tokens // 2)
     given = f"weight [3, {width}], inputs [{tokens}, {width}], damp_percent={damp_percent}"
     given += f"; channel {dead[0]} is dead" if dead else ""
+    given += "; channel 0 is 1 and -1 by turns" if cancels else ""
     args = (weight, inputs, damp_percent)
     return PartsCase(given, args, _ready_by_hand(*args), 1e-4, 1e-5)
 
@@ -50,6 +53,7 @@ def _prepare_case(
 _PREPARE_CASES = (
     _prepare_case(1, 2, 0.0), _prepare_case(5, 3, 0.0), _prepare_case(3, 3, 0.1),
     _prepare_case(4, 6, 0.05), _prepare_case(9, 4, 0.05, (2,)), _prepare_case(30, 8, 0.01, (0, 5)),
+    _prepare_case(4, 2, 0.05, cancels=True),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from utils.checks.quant_grid import params
 from utils.checks.quant_parts import KnownMistake, Parts
 
 # Exercise 8
@@ -13,13 +14,15 @@ from utils.checks.quant_parts import KnownMistake, Parts
 def _prepare(
     weight: Tensor, inputs: Tensor, damp: float, *, factor: float = 2, share: bool = True,
     centre: bool = False, damping: str = "mean", clear: bool = True, lift: str = "before",
+    by: str = "diagonal",
 ) -> Parts:  # fmt: skip
     x = inputs - inputs.mean(0) if centre else inputs
     hessian = factor * x.T @ x / (len(x) if share else 1)
-    dead = hessian.diagonal() == 0
-    if lift == "before":
+    dead = (x.sum(0) if by == "sum" else hessian.diagonal()) == 0
+    unlifted = hessian.diagonal().clone()
+    if lift in ("before", "unseen"):
         hessian.diagonal()[dead] = 1
-    diagonal = hessian.diagonal().clone()
+    diagonal = unlifted if lift == "unseen" else hessian.diagonal().clone()
     amount = damp * {
         "mean": diagonal.mean(), "max": diagonal.max(), "one": torch.tensor(1.0),
         "each": diagonal, "all": diagonal.mean(), "none": torch.tensor(0.0),
@@ -68,6 +71,11 @@ PREPARE_MISTAKES = (
     _prepare_mistake("The diagonal of a dead channel was set to 1 after the damping. Before: its 1 "
                      "counts in the mean, and it is damped as well.",
                      "First dead channels, then the damping.", lift="after"),
+    _prepare_mistake("The mean of the diagonal is taken before the dead channels are set to 1. "
+                     "Their 1 counts in it.", "First dead channels, then the mean.",
+                     lift="unseen"),
+    _prepare_mistake("A channel whose inputs cancel is taken for dead. A dead one is 0 in every "
+                     "token.", "`dead = hessian.diagonal() == 0`.", by="sum"),
     _prepare_mistake("Dead channels are not treated at all.",
                      "`dead = hessian.diagonal() == 0`: column of the weight 0, diagonal 1.",
                      clear=False, lift="never"),
@@ -79,31 +87,37 @@ PREPARE_MISTAKES = (
 def _columns(
     weight: Tensor, upper: Tensor, bits: int, group_size: int, *, grids: str = "fresh",
     divide: int = 1, sign: int = 1, spread: str = "row", reach: str = "all", read: bool = True,
-    loss: str = "now", backwards: bool = False,
+    loss: str = "now", backwards: bool = False, round_first: bool = False,
 ) -> Parts:  # fmt: skip
-    w, top, middle = weight.clone(), 2**bits - 1, 2 ** (bits - 1)
+    w, top = weight.clone(), 2**bits - 1
     q = torch.zeros_like(w)
     scales = torch.ones(len(w), w.shape[1] // group_size)
+    zeros = torch.zeros_like(scales)
     factor = {"row": upper, "column": upper.T, "inverse": upper.T @ upper}[spread]
     columns = range(w.shape[1])
     for i in reversed(columns) if backwards else columns:
         group = i // group_size
         start, end = group * group_size, (group + 1) * group_size
         source = weight if grids == "early" else w
-        if i == start or grids == "every column" or (backwards and i == end - 1):
-            begin = i if grids == "every column" else start
-            if grids != "one" or i == 0:
-                scales[:, group] = 2 * source[:, begin:end].abs().amax(1) / top
-            else:
-                scales[:, group] = scales[:, 0]
-        q[:, i] = (w[:, i] / scales[:, group]).round().add(middle).clamp(0, top)
-        back = (q[:, i] - middle) * scales[:, group] if read else q[:, i]
-        error = ((weight if loss == "first" else w)[:, i] - back) / factor[i, i] ** divide
+        if i == start or grids in ("every column", "sliding") or (backwards and i == end - 1):
+            begin = i if grids in ("every column", "sliding") else start
+            stop = {"rest": None, "sliding": begin + group_size}.get(grids, end)
+            scale, zero = params(source[:, begin:stop], bits, grids != "asymmetric")
+            if grids == "one" and i:
+                scale = scales[:, 0]
+            if i == start or grids != "sliding":
+                scales[:, group], zeros[:, group] = scale, zero
+        column = (weight if round_first else w)[:, i]
+        q[:, i] = (column / scale).round().add(zero).clamp(0, top)
+        back = (q[:, i] - zero) * scale if read else q[:, i]
+        if round_first:
+            error = (column - back) / factor[i, i]
+        else:
+            error = ((weight if loss == "first" else w)[:, i] - back) / factor[i, i] ** divide
         later = slice(i + 1, end if reach == "group" else None)
         if reach == "next":
             later = slice(i + 1, i + 2)
         w[:, later] -= sign * error[:, None] * factor[i, later]
-    zeros = torch.full_like(scales, middle)
     return q.to(torch.uint8), scales, zeros
 
 
@@ -125,6 +139,15 @@ COLUMN_MISTAKES = (
     _column_mistake("The scale is taken anew at each column. It belongs to a group: the codes "
                     "before would change their meaning.",
                     "`if i % group_size == 0:`.", grids="every column"),
+    _column_mistake("The scale is taken anew at each column, from the columns that follow it. It "
+                    "belongs to a group: the codes before would change their meaning.",
+                    "`if i % group_size == 0:`.", grids="sliding"),
+    _column_mistake("A group's scale comes from all columns to the right. It comes from the "
+                    "columns of the group.", "`w[:, i : i + group_size]`.", grids="rest"),
+    _column_mistake("The grids are asymmetric. Here they are symmetric, with the zero in the "
+                    "middle.", "`find_params(..., sym=True)`.", grids="asymmetric"),
+    _column_mistake("You round the weights as they were at first, so what the columns before have "
+                    "moved is lost.", "`w[:, i]`, not `weight[:, i]`.", round_first=True),
     _column_mistake("All groups have the scale of the first. Each has one of its own, taken when "
                     "its first column is reached.", "`if i % group_size == 0:`.", grids="one"),
     _column_mistake("The error is not divided by `upper[i, i]`.", _ERROR, divide=0),

@@ -55,13 +55,14 @@ _PARAMS_CASES = (
 
 def params(
     groups: Tensor, bits: int, sym: bool, *, levels: int = -1, with_zero: bool = True,
-    rounding: Callable[[Tensor], Tensor] = torch.round, guard: bool = True, largest: str = "abs",
+    rounding: Callable[[Tensor], Tensor] = torch.round, guard: float = 1.0, largest: str = "abs",
     middle: float = 0.0, sign: int = -1, dim: int | None = -1,
 ) -> Parts:  # fmt: skip
     """`find_params` with one switch per known mistake. It is never the oracle.
 
     Args:
         levels: what is added to 2^bits to get the number of steps.
+        guard: the scale of a group of zeros.
         dim: None: the range of the whole tensor for each group.
     """
     steps = 2**bits + levels
@@ -75,8 +76,7 @@ def params(
         if with_zero:
             low, high = low.clamp(max=0), high.clamp(min=0)
         scales = (high - low) / steps
-    if guard:
-        scales = torch.where(scales == 0, 1.0, scales)
+    scales = torch.where(scales == 0, guard, scales)
     if sym:
         return scales, torch.full_like(scales, 2 ** (bits - 1) + middle)
     return scales, rounding(sign * low / scales)
@@ -110,7 +110,11 @@ _PARAMS_MISTAKES = (
                  lambda g, b, s: params(g, b, s, rounding=torch.ceil)),
     KnownMistake("A group of zeros gets the scale 0, and weights are divided by the scale later.",
                  "Where the range is 0, the scale is 1: `torch.where(span > 0, ..., 1.0)`.",
-                 lambda g, b, s: params(g, b, s, guard=False)),
+                 lambda g, b, s: params(g, b, s, guard=0.0)),
+    *(KnownMistake(f"A group of zeros gets the scale {tiny:g}. Its range is 0, and its scale 1.",
+                   "`torch.where(scales > 0, scales, 1.0)`, in place of `.clamp(min=...)`.",
+                   lambda g, b, s, tiny=tiny: params(g, b, s, guard=tiny))
+      for tiny in (1e-4, 1e-5, 1e-6, 1e-8)),
     KnownMistake("Your symmetric scale looks at the largest weight only. A negative one can be "
                  "larger in magnitude.", "`groups.abs().amax(-1)`.",
                  lambda g, b, s: params(g, b, s, largest="high")),

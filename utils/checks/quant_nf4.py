@@ -81,6 +81,8 @@ def blockwise(values: Tensor, levels: Tensor, blocksize: int, how: str = "right"
         absmax = blocks.abs().mean(1)
     elif how == "std":
         absmax = blocks.std(1)
+    if how == "one":
+        absmax = torch.where(absmax == 0, 1.0, absmax)
     divisor = absmax if how == "unguarded" else torch.where(absmax == 0, 1.0, absmax)
     scaled = blocks if how == "unscaled" else blocks / divisor[:, None]
     distance = scaled[..., None] - levels
@@ -121,6 +123,9 @@ _BLOCK_MISTAKES = (
                    "`amax` of the magnitudes.", "std"),
     _block_mistake("A block of zeros is divided by 0.", "Replace an absmax of 0 before you divide; "
                    "return it as 0.", "unguarded"),
+    _block_mistake("A block of zeros is returned with the absmax 1. That number is only for the "
+                   "division; the absmax is 0.", "Divide by a second tensor: `torch.where(absmax "
+                   "> 0, absmax, 1.0)`.", "one"),
     _block_mistake("The values are not divided by their block's absmax.", "Levels are -1 to 1.",
                    "unscaled"),
     _block_mistake("You take the level below, not the nearest.", _NEAREST, "below"),

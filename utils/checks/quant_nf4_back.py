@@ -34,7 +34,13 @@ def _case(shape: tuple[int, int], blocksize: int) -> PartsCase:
     return PartsCase(given, (codes, absmax, nested, offset, blocksize), (weight,))
 
 
-_CASES = (_case((1, 8), 4), _case((4, 64), 64), _case((3, 12), 4), _case((4, 300), 2))
+_CASES = (
+    _case((1, 8), 4),
+    _case((4, 6), 8),
+    _case((4, 64), 64),
+    _case((3, 12), 4),
+    _case((4, 300), 2),
+)
 
 
 def _spread(values: Tensor, times: int, length: int, tiled: bool = False) -> Tensor:

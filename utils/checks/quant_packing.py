@@ -63,6 +63,9 @@ def pack(rows: Tensor, order: Sequence[int] = IN_ORDER, how: str = "") -> Tensor
     eight = rows.long().unflatten(-1, (-1, 8))[..., list(order)]
     if how == "clamped":
         return (eight << 4 * torch.arange(8)).sum(-1).clamp(max=2**31 - 1).int()
+    if how == "uint8":
+        small = rows.to(torch.uint8).unflatten(-1, (-1, 8))[..., list(order)]
+        return (small << (4 * torch.arange(8)).to(torch.uint8)).sum(-1).int()
     if how == "bytes":
         return (eight << 8 * torch.arange(8)).sum(-1).int()
     if how == "unsigned":
@@ -117,6 +120,8 @@ _MISTAKES = (
     _mistake("Large int32 are cut off. A nibble of 8 or more on top makes the number negative.",
              "Convert int64 to int32 with `.to(torch.int32)`, which keeps the low 32 bits.",
              how="clamped"),
+    _mistake("You shift in uint8. It has 8 bits, so only two of eight codes are left.",
+             "`.long()` before the shift.", how="uint8"),
     _mistake("You shift by 8 bits per code. A code has 4.", "Shift code i by 4 * i.",
              how="bytes"),
     _mistake("`qweight` is int64. Eight nibbles are 32 bits.", "`.to(torch.int32)` at the end.",

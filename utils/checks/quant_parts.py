@@ -149,7 +149,8 @@ def describe(value: Tensor, mask: Tensor | None) -> str:
     if value.is_floating_point():
         return describe_floats(value, mask)
     kind = f"(shape {tuple(value.shape)}, {_dtype(value)})"
-    write = _hex if value.dtype in (torch.int32, torch.int64) else str
+    packed = value.dtype in (torch.int32, torch.int64) and bool((value.abs() > 255).any())
+    write = _hex if packed else str
     if value.numel() <= 16:
         return f"`{_nested(value.tolist(), write)}` {kind}"
     if mask is None or mask.shape != value.shape or not mask.any():

@@ -143,6 +143,13 @@ def scales_only(groups, bits, sym):
     return quant.find_params(groups, bits, sym)[0]
 
 
+@wrong("find_params", "gets the scale 1e-05")
+def a_tiny_scale_for_zeros(groups, bits, sym):
+    low, high = limits(groups, sym)
+    scales = ((high - low) / (2**bits - 1)).clamp(min=1e-5)
+    return scales, torch.full_like(scales, 2 ** (bits - 1)) if sym else torch.round(-low / scales)
+
+
 # 2 quantize
 
 
@@ -269,6 +276,11 @@ def tiled_back(q, scales, zeros):
 @wrong("dequantize", "divide by the scale")
 def divided_back(q, scales, zeros):
     return (q.float() - wide(zeros, q)) / wide(scales, q)
+
+
+@wrong("dequantize", "int8 ends at 127")
+def signed_bytes(q, scales, zeros):
+    return (q.to(torch.int8) - wide(zeros, q).to(torch.int8)) * wide(scales, q)
 
 
 # 4 checkpoint_bytes
@@ -464,6 +476,18 @@ def padding_kept(values, levels, blocksize):
     return codes.view(values.shape) if fits else codes, absmax
 
 
+@wrong("quantize_blockwise", "returned with the absmax 1")
+def absmax_of_zeros_is_one(values, levels, blocksize):
+    codes, absmax = by_middles(values, levels, blocksize)
+    return codes, torch.where(absmax == 0, 1.0, absmax)
+
+
+@wrong("quantize_blockwise", "`codes` is int64")
+def places_as_argmin_gives_them(values, levels, blocksize):
+    codes, absmax = by_middles(values, levels, blocksize)
+    return codes.long(), absmax
+
+
 # 6 double_quantize
 
 DYNAMIC = quant.create_dynamic_map()
@@ -605,6 +629,12 @@ def codes_as_numbers(codes, absmax_codes, nested_absmax, offset, blocksize):
     return (codes.flatten() / 7.5 - 1).mul(absmax).view(codes.shape)
 
 
+@wrong("dequantize_nf4", "shape '[4, -1]' is invalid")
+def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
+    absmax = absmax_back(absmax_codes, nested_absmax, offset).view(len(codes), -1)
+    return NF4[codes.long()] * absmax.repeat_interleave(blocksize, 1)
+
+
 # 8 prepare
 
 
@@ -707,6 +737,21 @@ def clears_the_callers_weight(weight, inputs, damp_percent):
 def tokens_by_tokens(weight, inputs, damp_percent):
     hessian = 2 * inputs @ inputs.T / len(inputs)
     return weight, hessian
+
+
+@wrong("prepare", "before the dead channels are set to 1")
+def mean_taken_early(weight, inputs, damp_percent):
+    damp = damp_percent * (2 * inputs.T @ inputs / len(inputs)).diagonal().mean()
+    return ready(weight, inputs, damp_percent, damp=damp)
+
+
+@wrong("prepare", "whose inputs cancel is taken for dead")
+def dead_by_the_sum(weight, inputs, damp_percent):
+    hessian = 2 * inputs.T @ inputs / len(inputs)
+    dead = inputs.sum(0) == 0
+    hessian.diagonal()[dead] = 1
+    hessian.diagonal().add_(damp_percent * hessian.diagonal().mean())
+    return weight.masked_fill(dead, 0), hessian
 
 
 # 9 gptq
@@ -864,6 +909,56 @@ def moves_the_callers_weight(weight, upper, bits, group_size):
     return answer
 
 
+@wrong("gptq", "anew at each column")
+def a_scale_for_the_next_columns(weight, upper, bits, group_size):
+    w, q, scales = weight.clone(), torch.zeros_like(weight), []
+    for i in range(w.shape[1]):
+        scale, zero = quant.find_params(w[:, i : i + group_size], bits, True)
+        if i % group_size == 0:
+            scales.append(scale)
+        q[:, i] = (torch.round(w[:, i] / scale) + zero).clamp(0, 2**bits - 1)
+        error = (w[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
+        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
+    grid = torch.stack(scales, 1)
+    return q.byte(), grid, torch.full_like(grid, 2 ** (bits - 1))
+
+
+@wrong("gptq", "all columns to the right")
+def scales_of_the_rest(weight, upper, bits, group_size):
+    def take(scales, w, i, g):
+        if i % group_size == 0:
+            scales[:, g] = 2 * w[:, i:].abs().amax(1) / (2**bits - 1)
+
+    return columns(weight, upper, bits, group_size, grids=take)
+
+
+@wrong("gptq", "what the columns before have moved is lost")
+def rounds_the_first_weights(weight, upper, bits, group_size):
+    w, q, scales = weight.clone(), torch.zeros_like(weight), []
+    for i in range(w.shape[1]):
+        if i % group_size == 0:
+            scale, zero = quant.find_params(w[:, i : i + group_size], bits, True)
+            scales.append(scale)
+        q[:, i] = (torch.round(weight[:, i] / scale) + zero).clamp(0, 2**bits - 1)
+        error = (weight[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
+        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
+    grid = torch.stack(scales, 1)
+    return q.byte(), grid, torch.full_like(grid, 2 ** (bits - 1))
+
+
+@wrong("gptq", "grids are asymmetric")
+def asymmetric_grids(weight, upper, bits, group_size):
+    w, q, grid = weight.clone(), torch.zeros_like(weight), []
+    for i in range(w.shape[1]):
+        if i % group_size == 0:
+            grid.append(quant.find_params(w[:, i : i + group_size], bits, False))
+        scale, zero = grid[-1]
+        q[:, i] = (torch.round(w[:, i] / scale) + zero).clamp(0, 2**bits - 1)
+        error = (w[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
+        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
+    return q.byte(), *(torch.stack(part, 1) for part in zip(*grid, strict=True))
+
+
 # 10 search_scales
 
 
@@ -980,6 +1075,50 @@ def worst_of_all(weight, inputs, bits, group_size, n_grid):
     return searched(
         weight, inputs, bits, group_size, twenty(n_grid),
         error=lambda back, s: -(inputs @ (back / s - weight).T).square().sum(),
+    )  # fmt: skip
+
+
+@wrong("search_scales", "ratio 1 is tried, too")
+def one_ratio_too_many(weight, inputs, bits, group_size, n_grid):
+    return searched(weight, inputs, bits, group_size, [*twenty(n_grid), 1.0])
+
+
+@wrong("search_scales", "Ratio 0 is not tried")
+def never_plain_rounding(weight, inputs, bits, group_size, n_grid):
+    return searched(weight, inputs, bits, group_size, twenty(n_grid)[1:])
+
+
+@wrong("search_scales", "symmetric grid")
+def symmetric_search(weight, inputs, bits, group_size, n_grid):
+    best, least = None, float("inf")
+    for ratio in twenty(n_grid):
+        scales = centred(inputs.abs().mean(0) ** ratio)
+        back = read_back(weight * scales, bits, group_size, sym=True) / scales
+        lost = (inputs @ (back - weight).T).square().sum()
+        if lost < least:
+            best, least = scales, lost
+    return best
+
+
+@wrong("search_scales", "square afterwards")
+def errors_cancel(weight, inputs, bits, group_size, n_grid):
+    return searched(
+        weight, inputs, bits, group_size, twenty(n_grid),
+        error=lambda back, s: (inputs @ (back / s - weight).T).double().sum() ** 2,
+    )  # fmt: skip
+
+
+@wrong("search_scales", "root of the mean square")
+def root_mean_square(weight, inputs, bits, group_size, n_grid):
+    salience = inputs.square().mean(0).sqrt()
+    return searched(weight, inputs, bits, group_size, twenty(n_grid), salience=salience)
+
+
+@wrong("search_scales", "inputs are divided by s as well")
+def scaled_inputs(weight, inputs, bits, group_size, n_grid):
+    return searched(
+        weight, inputs, bits, group_size, twenty(n_grid),
+        error=lambda back, s: ((inputs / s) @ (back / s - weight).T).square().sum(),
     )  # fmt: skip
 
 
@@ -1101,6 +1240,17 @@ def sign_bit_lost(q, zeros, layout):
 def not_transposed(q, zeros, layout):
     qweight, qzeros = both(q, zeros, layout)
     return qweight.T if layout == "gptq" else qweight, qzeros
+
+
+@wrong("pack_layer", "shift in uint8")
+def shifted_in_bytes(q, zeros, layout):
+    def pack(rows, order):
+        eight = rows.unflatten(-1, (-1, 8))[..., order]
+        return (eight << (4 * torch.arange(8)).to(torch.uint8)).sum(-1).to(torch.int32)
+
+    if layout == "gptq":
+        return pack(q, IN_ORDER).T, pack(zeros.T - 1, IN_ORDER)
+    return pack(q.T, AWQ_ORDER), pack(zeros.T, AWQ_ORDER)
 
 
 # 12 engine
