@@ -210,4 +210,4 @@ def _draw_ratios(axes: plt.Axes, ratios: Mapping[str, Tensor]) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("size of an update / way to the next rounding")
     axes.set_ylabel("weights (%)")
-    axes.legend(fontsize=9, loc="upper left")
+    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.93))
