@@ -57,7 +57,7 @@ def plot_bytes(files: Mapping[str, Mapping[str, int]]) -> Figure:
     axes.set_yticks(range(len(files)), list(files))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.1)
+    axes.set_xlim(0, 1.12 * max(sum(parts.values()) for parts in files.values()) / 1e6)
     axes.set_xlabel("megabytes on disk")
     small = files["GPTQ"]
     axes.set_title(f"In the GPTQ file, the 16-bit embedding takes "
