@@ -44,16 +44,18 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
             n for n in LOOKS if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
         ]
         width = 0.86 / len(names)
+        order = sorted(workloads, key=_in_order)
         for i, name in enumerate(names):
             color, hatch = LOOKS[name]
-            for group, results in enumerate(workloads.values()):
+            for group, workload in enumerate(order):
+                results = workloads[workload]
                 if "tokens_per_s" not in results.get(name, {}):
                     continue
                 speed = results[name]["tokens_per_s"]
                 place = group + (i - (len(names) - 1) / 2) * width
                 axes.bar(place, speed, 0.94 * width, color=color, hatch=hatch, edgecolor="white")
                 axes.text(place, speed, f"{speed:.0f}", ha="center", va="bottom", fontsize=7)
-        axes.set_xticks(range(len(workloads)), list(workloads), fontsize=9)
+        axes.set_xticks(range(len(order)), order, fontsize=9)
         axes.set_title(dtype, fontsize=11, weight="normal")
         axes.grid(axis="x", visible=False)
     panels[0][0].set_ylabel("tokens per second")
@@ -64,3 +66,9 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
     return figure
+
+
+def _in_order(workload: str) -> tuple[bool, int]:
+    """Sorts "batch N" by N, and what is no batch last."""
+    number = workload.removeprefix("batch ")
+    return (not number.isdigit(), int(number) if number.isdigit() else 0)
