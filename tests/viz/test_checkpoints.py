@@ -9,13 +9,14 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from gguf import GGUFReader
+from matplotlib.colors import to_rgba
 from safetensors.torch import save_file
 
 from utils.hub import _bundled_gguf
 from utils.pipeline.stored_weights import StoredWeight, read_tensor
 from utils.quant import pack_awq, pack_gptq, rtn
 from utils.viz.checkpoints import before_awq, checkpoint_explorer, plot_bytes, plot_stored_weight
-from utils.viz.style import use_course_style
+from utils.viz.style import ORANGE, use_course_style
 
 GATE = "model.layers.0.mlp.gate_proj"
 NORM = "model.layers.0.post_attention_layernorm.weight"
@@ -74,6 +75,8 @@ def test_picture_marks_the_weight() -> None:
     texts = [text.get_text() for text in top.texts]
     assert {"0x21", "0001", "0010", "in 0", "in 16"} <= set(texts)
     assert top.get_title("left") == "one: code 2"
+    boxes = {box.get_x(): box.get_facecolor() for box in top.patches}  # highest bits left
+    assert [x for x, color in boxes.items() if color == to_rgba(ORANGE)] == [0]
     assert "2 of 16 levels" in bottom.get_title("left")
     marked = bottom.lines[-1]
     assert (list(marked.get_xdata()), list(marked.get_ydata())) == ([1], [1.0])
