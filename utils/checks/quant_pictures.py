@@ -27,6 +27,7 @@ def group_errors(
     figure = Figure(figsize=(6.6, 0.34 * len(weight) + 1.7), layout="constrained")
     axes = figure.subplots(1, 2)
     for ax, name, errors in zip(axes, names, maps, strict=True):
+        ax.grid(False)  # the style of the notebooks would draw it across the numbers
         image = ax.imshow(errors.numpy(), cmap="Blues", vmin=0, vmax=top, aspect="auto")
         for row in range(errors.shape[0]):
             for column in range(errors.shape[1]):

@@ -71,6 +71,10 @@ _SALT = "Compare with earlier requests of the *same* salt only. None is a salt l
 HIT_BUGS: list[tuple[Rule, str, str]] = [
     (_per_request(lambda e, r, s: min(_best(e, r, salted=False), len(r[1]) - 1) // s * s),
      "The salt is ignored: a tenant finds what another tenant has sent.", _SALT),
+    (_per_request(lambda e, r, s: min(max((_common(r[1], p) for salt, p in e
+                                           if str(salt) == str(r[0])), default=0),
+                                      len(r[1]) - 1) // s * s),
+     "No salt is taken for the word \"None\". A tenant can have that name.", _SALT),
     (_per_request(lambda e, r, s: 0 if r[0] is None else
                   min(_best(e, r), len(r[1]) - 1) // s * s),
      "Requests without a salt find nothing. They share with each other.", _SALT),
@@ -120,6 +124,7 @@ def judge_predict_cached_tokens(function: Callable[..., list[int]]) -> str:
         Salted(4, [("x", [*a, 5]), ("y", [*a, 5])]),
         Salted(4, [("x", [*a, 5]), (None, [*a, 5]), ("x", [*a, 5]), (None, [*a, 7])]),
         Salted(4, [(None, [*a, 5]), ("x", [*a, 5]), ("x", [*a, 5])]),
+        Salted(4, [(None, [*a, 5]), ("None", [*a, 5])]),
         Salted(4, [(None, a + b + c), (None, a + c + c), (None, a + b + c + [1])]),
         Salted(4, [(None, c + b), (None, a + b), (None, a + c)]),
         Salted(4, [("x", c + b), ("x", a + b + a), ("x", c + b + [1]), ("x", a + b + [1])]),

@@ -203,27 +203,40 @@ def _explain(answers: list[Any]) -> tuple[str, str]:
     for wrong, says, look in _BUGS:
         if all(_same(got, wrong(case)) for got, case in zip(answers, CASES, strict=True)):
             return says, look
-    external = [_external(case) for case in CASES]
-    if all(_same(got, rate) for got, rate in zip(answers, external, strict=True)):
+    external = [[_wider(case, _ANY_CACHE, joined) for case in CASES] for joined in (True, False)]
+    if any(_all_same(answers, rates) for rates in external):
         return "The counters of the *external* cache are counted as well.", (
             "The name must match from its first letter: a line *starts with* it."
+        )
+    if _all_same(answers, [_wider(case, _ANY_SUFFIX, False) for case in CASES]):
+        return "Lines that end in `_created` are counted as well. They hold a time, not tokens.", (
+            "A line *starts with* `vllm:prefix_cache_hits_total{`, brace included."
         )
     return "The rate is wrong.", f"{_DELTA} {_SERIES} {_RESET}"
 
 
-def _external(case: Scrapes) -> float | None:
-    """Every line that contains the words is read; a later line of equal labels wins or adds."""
+# What stands in front of the value, which counter it is, its labels, the value.
+_ANY_CACHE = r"(\S*prefix_cache_(queries|hits)_total({.*})) (\S+)"
+_ANY_SUFFIX = r"(vllm:prefix_cache_(queries|hits)\S*({.*})) (\S+)"
 
-    def read(text: str, what: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+
+def _all_same(answers: list[Any], rates: list[float | None]) -> bool:
+    return all(_same(got, rate) for got, rate in zip(answers, rates, strict=True))
+
+
+def _wider(case: Scrapes, pattern: str, joined: bool) -> float | None:
+    """Every line that fits `pattern` is read. `joined`: lines of equal labels are added first."""
+
+    def read(text: str) -> dict[tuple[str, str], float]:
+        found: dict[tuple[str, str], float] = {}
         for line in text.splitlines():
-            if match := re.match(rf"\S*prefix_cache_{what}_total({{.*}}) (\S+)$", line):
-                found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+            if match := re.fullmatch(pattern, line):
+                key = match[2], match[3] if joined else match[1]
+                found[key] = found.get(key, 0.0) + float(match[4])
         return found
 
-    totals = []
-    for what in ("hits", "queries"):
-        before, after = (read(text, what) for text in case.texts)
-        pairs = ((before.get(labels, 0.0), value) for labels, value in after.items())
-        totals.append(sum(a if a < b else a - b for b, a in pairs))
-    return _ratio(totals[0], totals[1])
+    (before, after), totals = map(read, case.texts), {"hits": 0.0, "queries": 0.0}
+    for key, value in after.items():
+        earlier = before.get(key, 0.0)
+        totals[key[0]] += value if value < earlier else value - earlier
+    return _ratio(totals["hits"], totals["queries"])

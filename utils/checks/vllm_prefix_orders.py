@@ -45,7 +45,13 @@ def judge_order_parts(function: Callable[..., list[str]]) -> str:
         {"tenant": tenants, "rules": [rules] * 6},
         {"long": [f"{n}" * 40 for n in range(4)], "short": ["Hi. "] * 4},
         {"a": ["x1. " * 3, "x2. " * 3] * 3, "b": [rules] * 6, "c": words},
-    ]
+        # Few values that take turns; more values that stay for a while.
+        {"release": [f"version 1.{7 + n // 2}, new. " for n in range(6)],
+         "tenant": [tenants[0], tenants[-1]] * 3},
+        # One text is frequent, but the part has more different ones.
+        {"language": ["Write in German. "] * 4 + ["Write in French. ", "Write in Polish. "],
+         "tenant": tenants},
+    ]  # fmt: skip
     answers = []
     for parts in cases:
         given = _shown(parts)
@@ -94,6 +100,11 @@ def _explain_parts(cases: Sequence[Parts], answers: Sequence[list[str]]) -> tupl
         (by(lambda v: -max(map(len, v))), "The longest part comes first, whether it changes or "
          "not. How long a part is does not matter; how often it changes does.", count),
         ([sorted(parts) for parts in cases], "The parts are sorted by their names.", count),
+        (by(lambda v: sum(a != b for a, b in itertools.pairwise(v))), "You count how often a "
+         "part changes from one request to the next. But the cache keeps all texts: a text that "
+         "comes back later is found again.", count),
+        (by(lambda v: -max(map(v.count, v))), "You look at each part's most frequent text only.",
+         count),
         (by(lambda v: len(set(v)) > 1), "Parts that change a little are treated like parts that "
          "change with each request. A tenant's part is shared within the tenant.", count),
     ]  # fmt: skip
@@ -113,9 +124,16 @@ def _shown(parts: Parts) -> str:
 def judge_order_requests(function: Callable[..., list[int]]) -> str:
     """Check `order_requests(prompts)` by the hits in caches that have room for little."""
     dice = random.Random(4)
-    cases = [_requests(dice, tenants, each) for tenants, each in ((2, 2), (3, 3), (4, 4), (6, 3))]
-    # Some tenants share a beginning with each other: an order by the first token is not enough.
-    cases.append([[n % 2] * 8 + [2 + n % 3] * 8 + [50 + n] * 3 for n in range(12)])
+    one, two = [1] * 8, [2] * 8
+    cases = [
+        [[*one, 3], [*two, 3, 3], [*one, 4, 4, 4], [*two, 4]],
+        [[*one, 5], [*two, 5], [*one, 5], [*two, 5]],  # a question that comes twice
+        # A long common beginning, and behind it one that only some share.
+        [[1] * 16 + [2 + n % 3] * 4 + [50 + n] for n in range(9)],
+        *(_requests(dice, tenants, each) for tenants, each in ((2, 2), (3, 3), (4, 4), (6, 3))),
+        # Some tenants share a beginning with each other: to order by the first token is too little.
+        [[n % 2] * 8 + [2 + n % 3] * 8 + [50 + n] * 3 for n in range(12)],
+    ]
     shown = ""
     for prompts in cases:
         given = f"{len(prompts)} prompts: {prompts}"
@@ -140,7 +158,11 @@ def judge_order_requests(function: Callable[..., list[int]]) -> str:
         best = find_cached_tokens(sorted(prompts), 4, room)
         before = find_cached_tokens(prompts, 4, room)
         if sum(sent) < sum(best):
-            same = got == list(range(len(prompts)))
+            same = all(
+                call(function, [list(p) for p in case], given=f"{len(case)} prompts: {case}")
+                == list(range(len(case)))
+                for case in cases
+            )
             raise Mismatch(
                 "The order is left as it was." if same else
                 "Prompts that share a beginning are not next to each other.",

@@ -175,6 +175,11 @@ def empties_the_list(requests, block_size):
     return found
 
 
+@wrong("predict_cached_tokens", "taken for the word")
+def salts_as_text(requests, block_size):
+    return sets_of_prefixes([(f"{salt}", prompt) for salt, prompt in requests], block_size)
+
+
 # 2 order_parts
 
 
@@ -237,6 +242,16 @@ def pops_while_sorting(parts):
         names.append(name)
         parts.pop(name)
     return names
+
+
+@wrong("order_parts", "from one request to the next")
+def by_changes(parts):
+    return sorted(parts, key=lambda n: sum(a != b for a, b in itertools.pairwise(parts[n])))
+
+
+@wrong("order_parts", "most frequent text only")
+def by_the_most_frequent_text(parts):
+    return sorted(parts, key=lambda name: -max(map(parts[name].count, parts[name])))
 
 
 # 3 predict_with_eviction
@@ -358,7 +373,7 @@ def never_looks(prompts, block_size, num_blocks):
     return [0] * len(prompts)
 
 
-@wrong("predict_with_eviction", "Other blocks are evicted")
+@wrong("predict_with_eviction", "one too many in the cache")
 def one_block_too_many(prompts, block_size, num_blocks):
     return with_an_ordered_dict(prompts, block_size, num_blocks + 1)
 
@@ -377,11 +392,55 @@ def whole_prompts_are_evicted(prompts, block_size, num_blocks):
 
 @wrong("predict_with_eviction", "raised IndexError: pop from an empty deque")
 def forgets_to_give_back(prompts, block_size, num_blocks):
-    free = deque(range(num_blocks))
+    """The block that is not full never returns to the queue."""
+    free, found = deque([None] * num_blocks), []
     for prompt in prompts:
-        for _ in range(-(-len(prompt) // block_size)):
+        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
+        hits = list(itertools.takewhile(free.__contains__, full))
+        for block in hits:
+            free.remove(block)
+        for _ in range(len(full) + 1 - len(hits)):
             free.popleft()
-    return [0] * len(prompts)
+        free.extend(reversed(full))
+        found.append(len(hits) * block_size)
+    return found
+
+
+@wrong("predict_with_eviction", "You count blocks")
+def blocks_in_a_small_cache(prompts, block_size, num_blocks):
+    return [n // block_size for n in find_cached_tokens(prompts, block_size, num_blocks)]
+
+
+@wrong("predict_with_eviction", "needs a block, too")
+def no_block_for_the_rest(prompts, block_size, num_blocks):
+    free, found = deque([None] * num_blocks), []
+    for prompt in prompts:
+        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
+        hits = list(itertools.takewhile(free.__contains__, full))
+        for block in hits:
+            free.remove(block)
+        for _ in range(len(full) - len(hits)):
+            free.popleft()
+        free.extend(reversed(full))
+        found.append(len(hits) * block_size)
+    return found
+
+
+@wrong("predict_with_eviction", "without what comes before")
+def single_blocks_in_a_queue(prompts, block_size, num_blocks):
+    free, found = deque([None] * num_blocks), []
+    for prompt in prompts:
+        ends = range(block_size, len(prompt) + 1, block_size)
+        full = [tuple(prompt[e - block_size : e]) for e in ends]
+        hits = list(itertools.takewhile(free.__contains__, full))
+        for block in hits:
+            free.remove(block)
+        for _ in range(len(full) + 1 - len(hits)):
+            free.popleft()
+        free.appendleft(None)
+        free.extend(reversed(full))
+        found.append(len(hits) * block_size)
+    return found
 
 
 # 4 order_requests
@@ -445,6 +504,21 @@ def one_per_tenant(prompts):
     for i, prompt in enumerate(prompts):
         groups[prompt[0]].append(i)
     return [places[0] for places in groups.values()]
+
+
+@wrong("order_requests", "not next to each other")
+def by_sixteen_tokens(prompts):
+    return sorted(range(len(prompts)), key=lambda i: prompts[i][:16])
+
+
+@wrong("order_requests", "Each place must occur once")
+def places_of_the_sorted_prompts(prompts):
+    return [prompts.index(prompt) for prompt in sorted(prompts)]
+
+
+@right("order_requests")
+def sorted_as_text(prompts):
+    return sorted(range(len(prompts)), key=lambda i: str(prompts[i]))
 
 
 # 5 smallest_cache
@@ -757,6 +831,31 @@ def only_known_engines(before, after):
     known = read(before, "vllm:prefix_cache_hits_total")
     rows = [row for row in after.splitlines() if any(labels in row for labels in known)]
     return by_labels(before, "\n".join(rows))
+
+
+@wrong("hit_rate", "external")
+def name_anywhere_in_the_line(before, after):
+    return between(before, after, lambda line: "prefix_cache_" in line and "_total{" in line)
+
+
+@wrong("hit_rate", "`_created`")
+def beginning_without_the_brace(before, after):
+    names = "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
+    return between(before, after, lambda line: line.startswith(names))
+
+
+def between(before, after, fits):
+    """Read the lines that fit, as the solution does."""
+
+    def read(text):
+        lines = (line.rsplit(" ", 1) for line in text.splitlines() if fits(line))
+        return {series: float(value) for series, value in lines if series[0] != "#"}
+
+    old, sums = read(before), [0.0, 0.0]
+    for series, value in read(after).items():
+        was = old.get(series, 0.0)
+        sums["cache_hits" in series] += value - was if value >= was else value
+    return sums[1] / sums[0] if sums[0] else None
 
 
 @wrong("hit_rate", "external")
