@@ -135,6 +135,10 @@ _PARAMS_MISTAKES = (
     KnownMistake("Every group has the range of the whole tensor. Each has a range of its own.",
                  "`amin(-1)` and `amax(-1)` go along the weights of a group.",
                  lambda g, b, s: params(g, b, s, dim=None)),
+    KnownMistake("All groups together have one range, and one scale. Each has a range of its own.",
+                 "`amin(-1)` and `amax(-1)` go along the weights of a group; without -1 they go "
+                 "over everything.",
+                 lambda g, b, s: tuple(p.flatten()[0] for p in params(g, b, s, dim=None))),
     KnownMistake("`bits` is ignored: you always use 4.", "`2**bits - 1`.",
                  lambda g, b, s: params(g, 4, s)),
     KnownMistake("`sym` is ignored: you always use the asymmetric grid.", "`if sym:`",

@@ -50,6 +50,14 @@ BUGS: list[tuple[Callable[[Measurements, int, int], float], str, str]] = [
     (lambda m, n, c: _line(m, n - c + 1), "One token too many.", _LEFT),
     (lambda m, n, c: _fit(m)[0] + (m[1][0] - m[0][0]) / (m[1][1] - m[0][1]) * (n - c),
      "You divide tokens by seconds: that is tokens per second, not seconds per token.", _FIT),
+    (lambda m, n, c: m[0][1] + (m[1][0] - m[0][0]) / (m[1][1] - m[0][1]) * (n - c - m[0][0]),
+     "You divide tokens by seconds: that is tokens per second, not seconds per token.", _FIT),
+    (lambda m, n, c: m[1][1] + _fit(m)[1] * (n - c - m[0][0]),
+     "You start from the seconds of one measurement, and count the tokens from the other one.",
+     "Both from the same measurement."),
+    (lambda m, n, c: max(min(m[0][1], m[1][1]), _line(m, n - c)),
+     "You never predict less than the faster measurement. A prompt with fewer tokens left is "
+     "faster still.", "The line goes on below the shorter prompt."),
     (lambda m, n, c: 1e3 * _line(m, n - c), "That is milliseconds; expected seconds.", _LEFT),
 ]  # fmt: skip
 

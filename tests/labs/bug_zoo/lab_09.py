@@ -143,6 +143,17 @@ def scales_only(groups, bits, sym):
     return quant.find_params(groups, bits, sym)[0]
 
 
+@wrong("find_params", "one range, and one scale")
+def one_number_for_all(groups, bits, sym):
+    low, high = groups.min().clamp(max=0), groups.max().clamp(min=0)
+    if sym:
+        high = groups.abs().max()
+        low = -high
+    scale = (high - low) / (2**bits - 1)
+    scale = torch.where(scale > 0, scale, 1.0)
+    return scale, torch.full_like(scale, 2 ** (bits - 1)) if sym else torch.round(-low / scale)
+
+
 @wrong("find_params", "gets the scale 1e-05")
 def a_tiny_scale_for_zeros(groups, bits, sym):
     low, high = limits(groups, sym)

@@ -705,6 +705,25 @@ def returns_the_line(measurements, num_tokens, num_cached_tokens):
     return line(measurements)
 
 
+@wrong("predict_ttft", "tokens per second")
+def slope_upside_down(measurements, num_tokens, num_cached_tokens):
+    (n1, t1), (n2, t2) = measurements
+    return t1 + (num_tokens - num_cached_tokens - n1) * (n2 - n1) / (t2 - t1)
+
+
+@wrong("predict_ttft", "count the tokens from the other one")
+def two_starting_points(measurements, num_tokens, num_cached_tokens):
+    (n1, t1), (n2, t2) = measurements
+    return t2 + (num_tokens - num_cached_tokens - n1) * (t2 - t1) / (n2 - n1)
+
+
+@wrong("predict_ttft", "never predict less than the faster measurement")
+def no_faster_than_measured(measurements, num_tokens, num_cached_tokens):
+    (n1, t1), (n2, t2) = measurements
+    seconds = t1 + (num_tokens - num_cached_tokens - n1) * (t2 - t1) / (n2 - n1)
+    return max(seconds, min(t1, t2))
+
+
 # 7 hit_rate
 
 
