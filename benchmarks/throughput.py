@@ -39,6 +39,7 @@ from utils.sim.traces import sharegpt_like  # noqa: E402
 from utils.timing import median_seconds  # noqa: E402
 from utils.viz.roofline import Machine  # noqa: E402
 from utils.viz.style import BLUE, GREY, INK, ORANGE  # noqa: E402
+from utils.viz.throughput import in_order  # noqa: E402
 
 SEED = 0
 SHARED, UNIQUE, NEW = 192, 64, 64  # tokens
@@ -234,12 +235,6 @@ def plot(results: dict[str, dict[str, Any]]) -> Figure:
         axes.legend(fontsize=8)
     figure.tight_layout()
     return figure
-
-
-def in_order(workload: str) -> tuple[bool, int]:
-    """Batches first, by size."""
-    size = workload.removeprefix("batch ")
-    return not size.isdigit(), int(size) if size.isdigit() else 0
 
 
 def finding(dtype: str, workloads: dict[str, Any]) -> str:

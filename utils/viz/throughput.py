@@ -44,7 +44,7 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
             n for n in LOOKS if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
         ]
         width = 0.86 / len(names)
-        order = sorted(workloads, key=_in_order)
+        order = sorted(workloads, key=in_order)
         for i, name in enumerate(names):
             color, hatch = LOOKS[name]
             for group, workload in enumerate(order):
@@ -68,7 +68,7 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
     return figure
 
 
-def _in_order(workload: str) -> tuple[bool, int]:
-    """Sorts "batch N" by N, and what is no batch last."""
-    number = workload.removeprefix("batch ")
-    return (not number.isdigit(), int(number) if number.isdigit() else 0)
+def in_order(workload: str) -> tuple[bool, int]:
+    """Sorts workloads: batches first, by size."""
+    size = workload.removeprefix("batch ")
+    return not size.isdigit(), int(size) if size.isdigit() else 0
