@@ -22,7 +22,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +37,7 @@ from utils.pipeline.calibration_choices import CHOICES, choice_windows  # noqa: 
 from utils.pipeline.data import Example, read_jsonl  # noqa: E402
 from utils.pipeline.evaluate import compare, score  # noqa: E402
 from utils.pipeline.finetune import ATTENTION, answer_perplexity, encode  # noqa: E402
+from utils.pipeline.merge_bases import linear_weights, save_checkpoint  # noqa: E402
 from utils.pipeline.perplexity import perplexity  # noqa: E402
 from utils.pipeline.quantizers.calibration import WINDOW  # noqa: E402
 from utils.pipeline.stages import (  # noqa: E402
@@ -69,6 +69,10 @@ class Bench:
         self.original = {
             name: t.clone() for name, t in self.model.model.layers.state_dict().items()
         }
+        self.linears = [
+            f"model.layers.{name.removesuffix('.weight')}"
+            for name, t in self.original.items() if t.ndim == 2
+        ]  # fmt: skip
         self.reference: list[str] | None = None  # the merged model's answers
 
     def stats(self, windows: list[list[int]]) -> LayerStats:
@@ -110,14 +114,7 @@ class Bench:
         """What our engine answers in bfloat16, greedily."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for file in self.folder.iterdir():
-                if file.suffix != ".safetensors":
-                    (folder / file.name).symlink_to(file.resolve())
-            state = self.model.state_dict()
-            if self.model.config.tie_word_embeddings:
-                state.pop("lm_head.weight", None)
-            rounded = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
-            save_file(rounded, folder / "model.safetensors")
+            save_checkpoint(linear_weights(self.model, self.linears), self.folder, folder)
             llm = LLM(folder, "bfloat16", max_model_len=1024, kernels="cpp", device="cpu")
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -122,8 +122,7 @@ def _draw_intervals(
         color, marker, _ = LOOKS[choice]
         rows += [(f"{choice}, {run['tokens']:,}", run, color, marker) for run in found]
     for place, (_, run, color, marker) in enumerate(rows):
-        total = run["num_examples"]
-        low, high = share_interval(round(run["exact_match"] * total), total)
+        low, high = _interval(run)
         axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2)
         axes.plot(100 * run["exact_match"], place, marker=marker, color=color, markersize=7)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=8.5)
@@ -134,10 +133,12 @@ def _draw_intervals(
     axes.set_title(f"Right answers: {overlap}", fontsize=11)
 
 
+def _interval(run: Mapping[str, Any]) -> tuple[float, float]:
+    """The 95 % interval of a run's share of right answers."""
+    return share_interval(round(run["exact_match"] * run["num_examples"]), run["num_examples"])
+
+
 def _overlapping(runs: list[dict[str, Any]]) -> str:
-    bounds = [
-        share_interval(round(run["exact_match"] * run["num_examples"]), run["num_examples"])
-        for run in runs
-    ]
+    bounds = [_interval(run) for run in runs]
     same = max(low for low, _ in bounds) <= min(high for _, high in bounds)
     return "all intervals\noverlap" if same else "the intervals\ntell some apart"

@@ -390,20 +390,27 @@ def whole_prompts_are_evicted(prompts, block_size, num_blocks):
     return found
 
 
-@wrong("predict_with_eviction", "raised IndexError: pop from an empty deque")
-def forgets_to_give_back(prompts, block_size, num_blocks):
-    """The block that is not full never returns to the queue."""
+def short_queue(prompts, block_size, num_blocks, *, taken=1, given_back=1, chained=True):
+    """`with_a_queue`, shorter: blocks taken and given back for what fills no block."""
     free, found = deque([None] * num_blocks), []
     for prompt in prompts:
-        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
+        ends = range(block_size, len(prompt) + 1, block_size)
+        full = [tuple(prompt[0 if chained else e - block_size : e]) for e in ends]
         hits = list(itertools.takewhile(free.__contains__, full))
         for block in hits:
             free.remove(block)
-        for _ in range(len(full) + 1 - len(hits)):
+        for _ in range(len(full) + taken - len(hits)):
             free.popleft()
+        free.extendleft([None] * given_back)
         free.extend(reversed(full))
         found.append(len(hits) * block_size)
     return found
+
+
+@wrong("predict_with_eviction", "raised IndexError: pop from an empty deque")
+def forgets_to_give_back(prompts, block_size, num_blocks):
+    """The block that is not full never returns to the queue."""
+    return short_queue(prompts, block_size, num_blocks, given_back=0)
 
 
 @wrong("predict_with_eviction", "You count blocks")
@@ -413,34 +420,12 @@ def blocks_in_a_small_cache(prompts, block_size, num_blocks):
 
 @wrong("predict_with_eviction", "needs a block, too")
 def no_block_for_the_rest(prompts, block_size, num_blocks):
-    free, found = deque([None] * num_blocks), []
-    for prompt in prompts:
-        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
-        hits = list(itertools.takewhile(free.__contains__, full))
-        for block in hits:
-            free.remove(block)
-        for _ in range(len(full) - len(hits)):
-            free.popleft()
-        free.extend(reversed(full))
-        found.append(len(hits) * block_size)
-    return found
+    return short_queue(prompts, block_size, num_blocks, taken=0, given_back=0)
 
 
 @wrong("predict_with_eviction", "without what comes before")
 def single_blocks_in_a_queue(prompts, block_size, num_blocks):
-    free, found = deque([None] * num_blocks), []
-    for prompt in prompts:
-        ends = range(block_size, len(prompt) + 1, block_size)
-        full = [tuple(prompt[e - block_size : e]) for e in ends]
-        hits = list(itertools.takewhile(free.__contains__, full))
-        for block in hits:
-            free.remove(block)
-        for _ in range(len(full) + 1 - len(hits)):
-            free.popleft()
-        free.appendleft(None)
-        free.extend(reversed(full))
-        found.append(len(hits) * block_size)
-    return found
+    return short_queue(prompts, block_size, num_blocks, chained=False)
 
 
 # 4 order_requests
