@@ -110,10 +110,8 @@ def _columns(
         column = (weight if round_first else w)[:, i]
         q[:, i] = (column / scale).round().add(zero).clamp(0, top)
         back = (q[:, i] - zero) * scale if read else q[:, i]
-        if round_first:
-            error = (column - back) / factor[i, i]
-        else:
-            error = ((weight if loss == "first" else w)[:, i] - back) / factor[i, i] ** divide
+        meant = weight if round_first or loss == "first" else w
+        error = (meant[:, i] - back) / factor[i, i] ** divide
         later = slice(i + 1, end if reach == "group" else None)
         if reach == "next":
             later = slice(i + 1, i + 2)
