@@ -33,22 +33,17 @@ from benchmarks.common import RESULTS, write_report  # noqa: E402
 from utils.engine import LLM, SamplingParams  # noqa: E402
 from utils.hub import load_hf_model  # noqa: E402
 from utils.pipeline.artifacts import need_stages  # noqa: E402
-from utils.pipeline.calibration_choices import CHOICES, choice_windows  # noqa: E402
-from utils.pipeline.data import Example, read_jsonl  # noqa: E402
-from utils.pipeline.evaluate import compare, score  # noqa: E402
-from utils.pipeline.finetune import ATTENTION, answer_perplexity, encode  # noqa: E402
-from utils.pipeline.merge_bases import linear_weights, save_checkpoint  # noqa: E402
-from utils.pipeline.perplexity import perplexity  # noqa: E402
 from utils.pipeline.quantizers.calibration import WINDOW  # noqa: E402
-from utils.pipeline.stages import (  # noqa: E402
-    HELD_OUT_FILE,
-    MODEL,
-    PERPLEXITY_EXAMPLES,
-    TEXT_TOKENS,
-)
+from utils.pipeline.stages.chain import HELD_OUT_FILE, MODEL, PERPLEXITY_EXAMPLES, TEXT_TOKENS  # noqa: E402
+from utils.pipeline.stages.finetune import ATTENTION, answer_perplexity, encode  # noqa: E402
+from utils.pipeline.stages.perplexity import perplexity  # noqa: E402
+from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows  # noqa: E402
+from utils.pipeline.studies.merge_bases import linear_weights, save_checkpoint  # noqa: E402
+from utils.pipeline.task.data import Example, read_jsonl  # noqa: E402
+from utils.pipeline.task.evaluate import compare, score  # noqa: E402
 from utils.profiles import get_profile  # noqa: E402
 from utils.quant import SAME_INPUT, InputStats, calibrate, quantize_model  # noqa: E402
-from utils.viz.calibration import plot_calibration_sweep  # noqa: E402
+from utils.viz.quant.calibration import plot_calibration_sweep  # noqa: E402
 from utils.viz.style import use_course_style  # noqa: E402
 
 SEED = 0

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.engine import LLM, SamplingParams, SpeculativeConfig  # noqa: E402
-from utils.engine.model_runner import SampledToken  # noqa: E402
-from utils.pipeline.data import generate  # noqa: E402
-from utils.pipeline.distill import ensure_draft_model  # noqa: E402
+from utils.engine.worker.model_runner import SampledToken  # noqa: E402
+from utils.pipeline.drafts.distill import ensure_draft_model  # noqa: E402
+from utils.pipeline.task.data import generate  # noqa: E402
 
 
 def scheduler_cost(

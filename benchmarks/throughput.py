@@ -33,13 +33,13 @@ from benchmarks.common import RESULTS, write_report  # noqa: E402
 from benchmarks.engines import MAX_MODEL_LEN, Engine  # noqa: E402
 from benchmarks.own_engine import scheduler_cost, scheduler_share, speculation  # noqa: E402
 from utils.engine import ModelConfig  # noqa: E402
-from utils.engine.kernels import PackedLinear  # noqa: E402
+from utils.engine.kernels.packed_linear import PackedLinear  # noqa: E402
 from utils.hub import resolve_model  # noqa: E402
 from utils.sim.traces import sharegpt_like  # noqa: E402
 from utils.timing import median_seconds  # noqa: E402
-from utils.viz.roofline import Machine  # noqa: E402
+from utils.viz.engine.throughput import in_order  # noqa: E402
+from utils.viz.model.roofline import Machine  # noqa: E402
 from utils.viz.style import BLUE, GREY, INK, ORANGE  # noqa: E402
-from utils.viz.throughput import in_order  # noqa: E402
 
 SEED = 0
 SHARED, UNIQUE, NEW = 192, 64, 64  # tokens

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.throughput import finding, least_seconds, shared_prefix, sharegpt, summary
 from utils.engine import LlamaForCausalLM, ModelConfig
-from utils.viz.roofline import Machine
+from utils.viz.model.roofline import Machine
 
 
 def run(seconds: float, *tokens: list[int]) -> dict[str, Any]:

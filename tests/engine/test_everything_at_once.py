@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.engine.tiny_engines import NEAR_TIE, nothing_is_held
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
-from utils.pipeline.vllm_answers import vllm_answers
+from utils.pipeline.vllm.answers import vllm_answers
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from utils.engine import LLM, ContiguousKVCache, LlamaOps, RequestOutput, SamplingParams
-from utils.engine import llama as llama_module
+from utils.engine.models import llama as llama_module
 
 MAX_TOKENS = 16
 SHORT = SamplingParams(temperature=0, max_tokens=5)

@@ -160,7 +160,7 @@ from pathlib import Path
 from utils.hub import resolve_model
 from utils.pipeline.environment import pipeline_python
 from utils.pipeline.runner import Runner
-from utils.pipeline.stages import BASE, build_stages
+from utils.pipeline.stages.chain import BASE, build_stages
 from utils.profiles import get_profile
 
 profile = dataclasses.replace(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +32,13 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 # engine, not to understand it.
 MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE = 250, 1500, 3500
 PATH = (
-    "llm_engine", "request", "scheduler", "kv_cache_manager", "block_pool", "kv_cache_utils",
-    "model_runner", "batch", "llama", "attention", "paged_attention", "paged_kv_cache", "sampler",
+    "llm_engine", "request", "core/scheduler", "core/kv_cache_manager", "core/block_pool",
+    "core/kv_cache_utils", "worker/model_runner", "attention/batch", "models/llama",
+    "attention/attention", "attention/ops", "attention/paged_attention",
+    "attention/paged_kv_cache", "sample/sampler",
 )  # fmt: skip
+READING_ORDER = UTILS / "engine" / "README.md"
+MAX_FILES = 13  # of code in one folder, so that one look shows them all
 
 
 def imported_modules(file: Path, source: str | None = None) -> Iterator[str]:
@@ -81,10 +87,10 @@ def test_arrows_point_down(file: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("engine/sampler.py", "from utils.viz import style"),
-        ("engine/sampler.py", "def f():\n    from utils import checks"),
-        ("engine/sampler.py", "from ..pipeline import data"),
-        ("engine/sampler.py", "import matplotlib.pyplot as plt"),
+        ("engine/sample/sampler.py", "from utils.viz import style"),
+        ("engine/sample/sampler.py", "def f():\n    from utils import checks"),
+        ("engine/sample/sampler.py", "from ...pipeline.task import data"),
+        ("engine/sample/sampler.py", "import matplotlib.pyplot as plt"),
         ("hub.py", "from utils.engine import LLM"),
         ("viz/style.py", "import tests.conftest"),
     ],
@@ -94,7 +100,62 @@ def test_upward_arrow_is_found(file: str, source: str) -> None:
 
 
 def test_downward_arrow_is_allowed() -> None:
-    assert upward_imports(UTILS / "checks/runner.py", "from utils.engine import LLM") == []
+    assert upward_imports(UTILS / "checks/kit/runner.py", "from utils.engine import LLM") == []
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(file): file for file in UTILS.rglob("*.py")}
+
+
+def import_graph(sources: dict[str, str] | None = None) -> dict[str, set[str]]:
+    """For each module of utils/, those it imports, also in functions and for types only."""
+    graph: dict[str, set[str]] = {}
+    for module, file in MODULES.items():
+        tree = ast.parse((sources or {}).get(module) or file.read_text())
+        found: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                # `from package import name` reads the package only where `name` is no file in it.
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= full & MODULES.keys() if full <= MODULES.keys() else full | {node.module}
+        graph[module] = (found & MODULES.keys()) - {module}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """The modules that import each other, directly or by way of others."""
+    found = []
+    for module in graph:
+        reached: set[str] = set()
+        waiting = [*graph[module]]
+        while waiting:
+            if (following := waiting.pop()) not in reached:
+                reached.add(following)
+                waiting += graph[following]
+        if module in reached:
+            found.append(module)
+    return found
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    assert circles(import_graph()) == []
+
+
+def test_a_circle_is_found_also_where_only_types_are_imported() -> None:
+    utilities = "utils.engine.core.kv_cache_utils"
+    back = "if TYPE_CHECKING:\n    from utils.engine.request import Request\n"
+    sources = {utilities: MODULES[utilities].read_text() + back}
+    assert {utilities, "utils.engine.request"} <= set(circles(import_graph(sources)))
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    counts = Counter(file.parent.relative_to(ROOT).as_posix() for file in UTILS.rglob("*.py"))
+    assert {folder: n for folder, n in counts.items() if n > MAX_FILES} == {}
 
 
 def test_engine_loads_no_plots_and_no_jupyter() -> None:
@@ -127,11 +188,26 @@ def tokens(source: str) -> list[tokenize.TokenInfo]:
 
 
 def test_engine_can_be_read_in_an_evening() -> None:
-    sources = {f.name: f.read_text() for f in (UTILS / "engine").glob("*.py")}
+    engine = UTILS / "engine"
+    sources = {
+        file.relative_to(engine).with_suffix("").as_posix(): file.read_text()
+        for file in engine.rglob("*.py")
+    }
     lines = {name: len(source.splitlines()) for name, source in sources.items()}
     assert {name: n for name, n in lines.items() if n > MAX_ENGINE_FILE} == {}
-    assert sum(code_lines(sources[f"{name}.py"]) for name in PATH) <= MAX_PATH
+    assert sum(code_lines(sources[name]) for name in PATH) <= MAX_PATH
     assert sum(map(code_lines, sources.values())) <= MAX_ENGINE
+
+
+def test_the_reading_order_is_true() -> None:
+    """Every file that it names exists, has as many lines as it says, and is on the path."""
+    rows = re.findall(
+        r"^\| \d+ \| \[`(\S+)\.py`\]\((\S+)\.py\) \| (\d+) \|", READING_ORDER.read_text(), re.M
+    )
+    assert len(rows) == 10
+    for name, link, lines in rows:
+        assert name == link and name in PATH
+        assert len((UTILS / "engine" / f"{name}.py").read_text().splitlines()) == int(lines), name
 
 
 def test_code_lines_are_counted() -> None:

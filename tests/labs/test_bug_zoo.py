@@ -4,49 +4,18 @@ from __future__ import annotations
 
 import functools
 import html
+import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "bug_zoo"))
-
-import lab_01
-import lab_02
-import lab_04
-import lab_05
-import lab_06
-import lab_07
-import lab_08
-import lab_09
-import lab_10
-import lab_13
-
-from utils.checks import (
-    continuous_batching,
-    kv_cache,
-    paged_allocator,
-    prefill_and_decode,
-    prefix_caching,
-    qlora,
-    quantization,
-    speculative_decoding,
-    the_engine,
-    vllm_prefix,
-)
-
 LABS = {
-    "lab_01": (lab_01.zoo, prefill_and_decode),
-    "lab_02": (lab_02.zoo, kv_cache),
-    "lab_04": (lab_04.zoo, paged_allocator),
-    "lab_05": (lab_05.zoo, prefix_caching),
-    "lab_06": (lab_06.zoo, continuous_batching),
-    "lab_07": (lab_07.zoo, speculative_decoding),
-    "lab_08": (lab_08.zoo, the_engine),
-    "lab_09": (lab_09.zoo, quantization),
-    "lab_10": (lab_10.zoo, qlora),
-    "lab_13": (lab_13.zoo, vllm_prefix),
+    name: (
+        importlib.import_module(f"tests.labs.bug_zoo.{name}").zoo,
+        importlib.import_module(f"utils.checks.{name}"),
+    )
+    for name in sorted(file.stem for file in (Path(__file__).parent / "bug_zoo").glob("lab_*.py"))
 }
 WRONG = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.wrong_answers]
 RIGHT = [(lab, s) for lab, (zoo, _) in LABS.items() for s in zoo.right_answers]

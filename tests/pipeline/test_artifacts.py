@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fake_stages
 import pytest
 
+from tests.pipeline import fake_stages
 from utils.pipeline import artifacts
 from utils.pipeline.artifacts import ESTIMATES, measures_of, need_stages
 from utils.pipeline.runner import Runner, StageError
-from utils.pipeline.stages import build_stages
+from utils.pipeline.stages.chain import build_stages
 from utils.profiles import PROFILES
 
 

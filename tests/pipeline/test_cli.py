@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from utils.pipeline.__main__ import main
-from utils.pipeline.stages import build_stages
+from utils.pipeline.stages.chain import build_stages
 from utils.profiles import PROFILES, get_profile
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from utils.pipeline.data import read_jsonl
-from utils.pipeline.evaluate import compare, score
 from utils.pipeline.runner import MANIFEST
-from utils.pipeline.stages import MODELS, QUANTIZED
+from utils.pipeline.stages.chain import MODELS, QUANTIZED
+from utils.pipeline.task.data import read_jsonl
+from utils.pipeline.task.evaluate import compare, score
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import fake_stages
 import psutil
 import pytest
 
+from tests.pipeline import fake_stages
 from utils.pipeline.runner import MANIFEST, WORK_PREFIX, Runner, Stage, StageError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-import fake_stages
 import psutil
 import pytest
 
+from tests.pipeline import fake_stages
 from utils.pipeline import environment, stage_process
-from utils.pipeline.data import DataError
 from utils.pipeline.process import WorkerError
 from utils.pipeline.runner import Runner, Stage, StageError
-from utils.pipeline.stages import run_data
+from utils.pipeline.stages.chain import run_data
+from utils.pipeline.task.data import DataError
 
 
 @pytest.fixture
@@ -24,8 +24,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Path(sys.executable).with_name("python3")
     assert other != Path(sys.executable) and other.exists()
     monkeypatch.setenv(environment.OVERRIDE, str(other))
-    tests = str(Path(fake_stages.__file__).parent)
-    path = {"PYTHONPATH": f"{environment.ROOT}{os.pathsep}{tests}"}
+    path = {"PYTHONPATH": str(environment.ROOT)}
     monkeypatch.setattr(stage_process, "worker_environment", lambda: path)
 
 
@@ -59,7 +58,7 @@ def test_an_error_of_an_unknown_class_keeps_its_text() -> None:
     answer = {"module": "no_such_package", "error": "Error", "text": "out of luck", "errno": None}
     error = stage_process._as_exception(answer)
     assert isinstance(error, WorkerError) and str(error) == "Error: out of luck"
-    answer |= {"module": "utils.pipeline.data", "error": "DataError"}
+    answer |= {"module": "utils.pipeline.task.data", "error": "DataError"}
     assert isinstance(stage_process._as_exception(answer), DataError)
 
 

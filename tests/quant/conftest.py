@@ -29,7 +29,7 @@ class RealLayer:
 @pytest.fixture(scope="session")
 def token_windows(tokenizer) -> Tensor:
     """Windows of a novel, [5, 512]: four to calibrate, one to measure on."""
-    from utils.pipeline.perplexity import load_text
+    from utils.pipeline.stages.perplexity import load_text
 
     ids = tokenizer(load_text("emma")[:20000])["input_ids"]
     return torch.tensor(ids[: CALIBRATION_TOKENS + HELD_OUT_TOKENS]).view(-1, 512)

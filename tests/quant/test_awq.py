@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.pipeline.classic.clip_search import best_clip
+from utils.pipeline.quantizers.classic.clip_search import best_clip
 from utils.quant import InputStats, apply_clip, awq, rtn, search_clip, search_scales
 
 

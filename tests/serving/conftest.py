@@ -15,7 +15,7 @@ import uvicorn
 
 from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM, LLMEngine
-from utils.pipeline.local_server import HOST, listener
+from utils.pipeline.vllm.local_server import HOST, listener
 from utils.serving.api_server import build_app
 from utils.serving.async_engine import AsyncLLM
 from utils.serving.scrape import Reading, scrape

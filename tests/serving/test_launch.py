@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.serving.conftest import eventually
-from utils.pipeline.local_server import HOST, LocalServer, PortInUse, as_options
 from utils.pipeline.process import WorkerError
+from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options
 from utils.serving.__main__ import parser
 from utils.serving.launch import course_server
 

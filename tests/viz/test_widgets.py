@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from utils.viz.explore import Explorer
-from utils.viz.kv_memory import memory_calculator
-from utils.viz.tokens import TokenViewer, tokens_as_html
+from utils.viz.memory.kv_memory import memory_calculator
+from utils.viz.model.tokens import TokenViewer, tokens_as_html
 
 
 def values_of(control: ipywidgets.ValueWidget) -> list:
@@ -60,7 +60,7 @@ def test_token_viewer(text: str, tokenizer) -> None:
 
 
 def test_roofline_prediction() -> None:
-    from utils.viz.roofline import Machine
+    from utils.viz.model.roofline import Machine
 
     machine = Machine(flops=100.0, bandwidth=10.0)
     assert machine.ridge == 10
@@ -70,7 +70,7 @@ def test_roofline_prediction() -> None:
 
 
 def test_next_token_plot_marks_what_was_cut() -> None:
-    from utils.viz.sampling import plot_next_token
+    from utils.viz.model.sampling import plot_next_token
     from utils.viz.style import use_course_style
 
     use_course_style()  # puts titles on the left

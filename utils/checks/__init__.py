@@ -1,1 +1,1 @@
-"""The checks that the labs call. One file per lab; each check answers in words and pictures."""
+"""The checks that the labs call. A folder for each lab; `kit` is what they share."""

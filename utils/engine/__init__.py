@@ -1,14 +1,22 @@
 """The course's inference engine: small enough to read, with the names of vLLM."""
 
-from utils.engine.attention import attention, attention_reference
-from utils.engine.batch import ContiguousBatch, PagedBatch
+from utils.engine.attention.attention import attention, attention_reference
+from utils.engine.attention.batch import ContiguousBatch, PagedBatch
+from utils.engine.attention.kv_cache import ContiguousKVCache, KVCache
+from utils.engine.attention.paged_attention import (
+    AttentionMetadata,
+    paged_attention,
+    paged_attention_reference,
+)
+from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
+from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from utils.engine.block_pool import BlockPool
-from utils.engine.config import EngineConfig, ModelConfig
-from utils.engine.draft import Draft
-from utils.engine.kv_cache import ContiguousKVCache, KVCache
-from utils.engine.kv_cache_manager import KVCacheManager
-from utils.engine.kv_cache_utils import (
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
+from utils.engine.config.speculative import SpeculativeConfig
+from utils.engine.core.block_pool import BlockPool
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import (
     BlockHash,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
@@ -16,7 +24,12 @@ from utils.engine.kv_cache_utils import (
     get_request_block_hasher,
     hash_block_tokens,
 )
-from utils.engine.llama import (
+from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.llm import LLM
+from utils.engine.llm_engine import LLMEngine
+from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
+from utils.engine.models.llama import (
     LlamaForCausalLM,
     LlamaOps,
     apply_rotary,
@@ -24,32 +37,18 @@ from utils.engine.llama import (
     rotary_cos_sin,
     silu_and_mul,
 )
-from utils.engine.llm import LLM
-from utils.engine.llm_engine import LLMEngine
-from utils.engine.medusa import MedusaHeads
-from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
-from utils.engine.model_runner import ModelRunner
+from utils.engine.models.weights import load_model
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from utils.engine.paged_attention import (
-    AttentionMetadata,
-    paged_attention,
-    paged_attention_reference,
-)
-from utils.engine.paged_kv_cache import PagedKVCache, slot_mapping
-from utils.engine.rejection_sampler import RejectionSampler
 from utils.engine.request import Request, RequestStatus
-from utils.engine.sampler import Sampler
+from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.scheduler import Scheduler
-from utils.engine.scheduler_output import SchedulerOutput
-from utils.engine.spec_decode import (
-    NgramProposer,
-    choose_num_speculative_tokens,
-    expected_tokens,
-)
-from utils.engine.speculative_config import SpeculativeConfig
-from utils.engine.tree import follow_tree, tree_attention_mask, tree_depths
-from utils.engine.weights import load_model
+from utils.engine.spec_decode.draft import Draft
+from utils.engine.spec_decode.drafter import choose_num_speculative_tokens, expected_tokens
+from utils.engine.spec_decode.medusa import MedusaHeads
+from utils.engine.spec_decode.ngram_proposer import NgramProposer
+from utils.engine.spec_decode.tree import follow_tree, tree_depths
+from utils.engine.worker.model_runner import ModelRunner
 
 # fmt: off
 __all__ = [

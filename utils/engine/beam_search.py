@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.request import Request
-from utils.engine.scheduler_output import SchedulerOutput
 
 if TYPE_CHECKING:
     from utils.engine.llm_engine import LLMEngine

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
-from utils.engine.config import EngineConfig, ModelConfig
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
 from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.request import Request, SamplingParams
 

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tqdm.auto import tqdm
 
+from utils.engine.attention.kv_cache import KVCache
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from utils.engine.config import EngineConfig, ModelConfig
-from utils.engine.contiguous_manager import ContiguousKVCacheManager
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
+from utils.engine.config.speculative import SpeculativeConfig
+from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
 from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
-from utils.engine.kernels import load_fast_ops, pack_linears
-from utils.engine.kv_cache import KVCache
-from utils.engine.llama import DEFAULT_OPS, LlamaOps
+from utils.engine.kernels.fast_ops import load_fast_ops
+from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.llm_engine import EngineParts, LLMEngine, ManagerFactory, make_kv_cache_manager
 from utils.engine.metrics import PrefixCacheStats
+from utils.engine.models.llama import DEFAULT_OPS, LlamaOps
+from utils.engine.models.weights import load_model
 from utils.engine.request import Request, RequestOutput, SamplingParams
-from utils.engine.speculative_config import SpeculativeConfig
-from utils.engine.weights import load_model
 from utils.hub import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
@@ -51,8 +53,7 @@ class LLM:
         kv_cache_memory_bytes: memory for the KV cache. None: 1 GiB on a CPU, of which only what is
             used is taken; most of what is free on a GPU.
         num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
-        swap_space: GiB of host memory for requests that had to give up their blocks. Without it,
-            or when it is full, they compute their tokens again.
+        swap_space: GiB of host memory for blocks that were given up, else they are recomputed.
         scheduling_policy: "fcfs", first come, first served; or "priority" (see `generate`).
         speculative_config: guess tokens ahead: a `SpeculativeConfig`, or a dict of its arguments.
         parts: parts of the engine in place of ours: see `LLMEngine`.

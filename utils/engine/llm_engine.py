@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, TypedDict
 
-from utils.engine.config import EngineConfig
+from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.config.engine import EngineConfig
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.input_processor import InputProcessor, Prompt
-from utils.engine.kv_cache_manager import KVCacheManager
-from utils.engine.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
-from utils.engine.llama import LlamaForCausalLM
 from utils.engine.metrics import ScheduledTokens, SpecDecodingStats, StepRecord
-from utils.engine.model_runner import ModelRunner, SampledToken
+from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import RequestOutput
-from utils.engine.paged_kv_cache import PagedKVCache
-from utils.engine.rejection_sampler import RejectionSampler
 from utils.engine.request import Request
-from utils.engine.sampler import Sampler
+from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.scheduler import Scheduler
-from utils.engine.scheduler_output import SchedulerOutput
-from utils.engine.spec_decode import Drafter, make_drafter
+from utils.engine.spec_decode.drafter import Drafter, make_drafter
+from utils.engine.worker.model_runner import ModelRunner, SampledToken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,11 +22,11 @@ ROOT = Path(__file__).parent.parent.parent
 def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline; return the exit code."""
     from utils.hub import ModelError, resolve_model
-    from utils.pipeline.cards import CARDS
-    from utils.pipeline.dry_run import dry_run
+    from utils.pipeline.estimates.cards import CARDS
+    from utils.pipeline.estimates.dry_run import dry_run
     from utils.pipeline.process import WorkerError
     from utils.pipeline.runner import Runner, StageError
-    from utils.pipeline.stages import BASE, build_stages
+    from utils.pipeline.stages.chain import BASE, build_stages
     from utils.profiles import PROFILES, get_profile, require_device
 
     parser = argparse.ArgumentParser(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.pipeline.runner import Runner, StageError
-from utils.pipeline.stages import BASE, build_stages
+from utils.pipeline.stages.chain import BASE, build_stages
 from utils.profiles import Profile, get_profile
 
 # About how long a stage takes with the cpu profile on two cores, in words for the reader.

@@ -129,7 +129,7 @@ def _build(folder: Path, target: str) -> None:
 
 def _install(python: Path, lock: Path, target: str) -> None:
     """Create the virtual environment of `python` if needed, and install what it lacks."""
-    from utils.pipeline.classic.environment import package_sources
+    from utils.pipeline.quantizers.classic.environment import package_sources
 
     uv, env = _uv(), os.environ | package_sources()
     for name in ABOUT_COLAB:
@@ -152,7 +152,7 @@ def _install(python: Path, lock: Path, target: str) -> None:
 def _uv() -> str:
     """uv: what is here, or the locked version, fetched with pip into the cache folder."""
     from utils.hub import cache_dir
-    from utils.pipeline.classic.environment import find_uv
+    from utils.pipeline.quantizers.classic.environment import find_uv
 
     if found := find_uv():
         return found

@@ -27,6 +27,7 @@ from utils.pipeline.stage_process import StageKilledError, call_stage
 
 MANIFEST = "manifest.json"
 WORK_PREFIX = ".unfinished-"
+_HERE = Path(__file__).parent
 
 
 class StageError(RuntimeError):
@@ -57,6 +58,18 @@ class Stage:
     packages: tuple[str, ...] = ()
     bytes_needed: int = 0
     title: str = ""
+
+
+def code_files(*patterns: str) -> tuple[Path, ...]:
+    """The files of `utils/pipeline` that match, for `Stage.sources`.
+
+    Raises:
+        ValueError: a pattern matches none; a stage would not notice when its code changes.
+    """
+    found = {pattern: sorted(_HERE.glob(pattern)) for pattern in patterns}
+    if nothing := [pattern for pattern, files in found.items() if not files]:
+        raise ValueError(f"No file of {_HERE} matches {', '.join(nothing)}.")
+    return tuple(file for files in found.values() for file in files)
 
 
 class Runner:
@@ -182,7 +195,7 @@ class Runner:
             "stage": stage.name,
             "settings": stage.settings,
             "inputs": self._input_hashes(stage),
-            "code": {path.name: _file_hash(path) for path in stage.sources},
+            "code": {f"{path.parent.name}/{path.name}": _file_hash(path) for path in stage.sources},
             "versions": _versions(stage),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -14,8 +14,8 @@ import uvicorn
 
 from utils.engine import LLM
 from utils.hub import ModelError
-from utils.pipeline.local_server import HOST, PortInUse, listener
 from utils.pipeline.process import exit_with_parent
+from utils.pipeline.vllm.local_server import HOST, PortInUse, listener
 from utils.serving.api_server import MAX_BODY_BYTES, MAX_QUEUED, build_app
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.local_server import LocalServer, as_options
+from utils.pipeline.vllm.local_server import LocalServer, as_options
 
 
 def course_server(

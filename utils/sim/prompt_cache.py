@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from utils.engine.kv_cache_manager import KVCacheManager
-from utils.engine.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
 

@@ -6,10 +6,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.engine.attention import attention_reference
-from utils.engine.llama import LlamaOps
+from utils.engine.attention.attention import attention_reference
+from utils.engine.models.llama import LlamaOps
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.engine.kv_cache import ContiguousKVCache
+from utils.engine.attention.kv_cache import ContiguousKVCache
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.paged_engine import Parts
-from utils.engine.block_pool import BlockPool as EnginePool
-from utils.engine.kv_cache_utils import KVCacheBlock
-from utils.engine.paged_attention import paged_attention_reference
+from utils.checks.lab_04.learners_engine import Parts
+from utils.engine.core.block_pool import BlockPool as EnginePool
+from utils.engine.core.kv_cache_utils import KVCacheBlock
+from utils.engine.attention.paged_attention import paged_attention_reference
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
@@ -420,7 +420,7 @@ class PoolOnTheEnginesQueue(EnginePool):
     """The engine's pool, with the queue in the order of this lab."""
 
     def __init__(self, num_gpu_blocks):
-        super().__init__(num_gpu_blocks, enable_caching=False)
+        super().__init__(num_gpu_blocks)
 
     def free_blocks(self, ordered_blocks):
         for block in ordered_blocks:

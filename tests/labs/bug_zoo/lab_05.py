@@ -6,11 +6,11 @@ import pickle
 from collections import OrderedDict, deque
 from itertools import takewhile
 
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.prefix_engine import PluggedKVCacheManager
-from utils.engine import kv_cache_utils
-from utils.engine.block_pool import BlockPool
+from utils.checks.lab_05.learners_engine import PluggedKVCacheManager
+from utils.engine.core import kv_cache_utils
+from utils.engine.core.block_pool import BlockPool
 from utils.engine.llm_engine import make_kv_cache_manager
 
 zoo = Zoo()
@@ -468,8 +468,8 @@ class SearchesItsBlocks(Base):
 class QueueOfItsOwn(Base):
     """Right: two lists in place of the engine's queue, and lists of twins."""
 
-    def __init__(self, num_gpu_blocks, enable_caching=True):
-        super().__init__(num_gpu_blocks, enable_caching)
+    def __init__(self, num_gpu_blocks):
+        super().__init__(num_gpu_blocks)
         self.empty = deque(self.blocks)
         self.full = OrderedDict()
         self.twins = {}

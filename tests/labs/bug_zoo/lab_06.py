@@ -7,11 +7,11 @@ import heapq
 from collections import deque
 from itertools import count
 
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.batching_stories import scheduler_output
+from utils.checks.lab_06.scheduler_stories import scheduler_output
 from utils.engine.request import RequestStatus
-from utils.engine.scheduler import Scheduler
+from utils.engine.core.scheduler import Scheduler
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
 from utils import quant
 from utils.quant.nf4 import quantize_blockwise as librarys_blockwise

@@ -7,9 +7,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.pipeline import lora as course
+from utils.pipeline.studies import lora as course
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

@@ -8,9 +8,9 @@ import itertools
 import re
 from collections import OrderedDict, defaultdict, deque
 
-from zoo import Zoo
+from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.vllm_prefix_engine import Parts
+from utils.checks.lab_13.real_counters import Parts
 from utils.sim.prompt_cache import find_cached_tokens
 
 zoo = Zoo()

@@ -44,7 +44,7 @@ def calibration_windows(
             f"Too little calibration data: {len(texts)} texts make {len(windows)} windows of "
             f"{WINDOW} tokens. At least {-(-widest_input // WINDOW)} are needed, because the "
             f"widest layer has {widest_input} input channels. Pass more or longer texts; the "
-            "course ships some, see utils.pipeline.perplexity.load_text."
+            "course ships some, see utils.pipeline.stages.perplexity.load_text."
         )
     budget = max(MIN_BUDGET, 2 * widest_input) // WINDOW
     if len(windows) > budget:

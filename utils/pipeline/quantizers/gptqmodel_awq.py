@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.pipeline.classic.clip_search import best_clip
-from utils.pipeline.classic.worker import report_layers, run_job
+from utils.pipeline.quantizers.classic.clip_search import best_clip
+from utils.pipeline.quantizers.classic.worker import report_layers, run_job
 
 
 def use_fast_clip_search() -> None:

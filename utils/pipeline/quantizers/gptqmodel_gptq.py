@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from utils.pipeline.classic.worker import report_layers, run_job
+from utils.pipeline.quantizers.classic.worker import report_layers, run_job
 
 
 def gptq(job: dict[str, Any]) -> None:

@@ -1,0 +1,214 @@
+"""The framework of the checks: points for nbgrader, words for the learner."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from nbformat.v4 import new_code_cell, new_output
+from nbgrader.utils import determine_grade
+
+from utils.checks.kit.feedback import Feedback, png
+from utils.checks.kit.runner import (
+    Bug,
+    Case,
+    Mismatch,
+    NumberCase,
+    Passed,
+    call,
+    compare,
+    compare_numbers,
+    exercise,
+)
+
+
+def doubled_check(function):
+    case = Case("one number", (torch.tensor([1.5]),), torch.tensor([3.0]))
+    large = Case("two numbers", (torch.tensor([2.0, 5.0]),), torch.tensor([4.0, 10.0]))
+    squared = Bug("You square.", "Use 2 * x.", lambda x: x * x)
+    compare(function, [case, large], [squared])
+    return "Doubled."
+
+
+check = exercise("Exercise 0: doubled", points=3)(doubled_check)
+
+
+def nbgraders_grade(feedback: Feedback, points: float) -> tuple[float | None, float]:
+    """What nbgrader 0.9 makes of a cell that ends in this feedback."""
+    cell = new_code_cell("check(f)")
+    cell.metadata["nbgrader"] = {"grade": True, "solution": False, "points": points}
+    data = feedback._repr_mimebundle_()
+    cell.outputs = [new_output("execute_result", data, execution_count=1)]
+    return determine_grade(cell)
+
+
+def test_nbgrader_reads_all_points_for_a_right_answer():
+    feedback = check(lambda x: 2 * x)
+    assert feedback.passed
+    assert nbgraders_grade(feedback, 3) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda x: x * x, lambda x: None, lambda x: 1 / 0, lambda x: "text"]
+)
+def test_nbgrader_reads_no_points_for_a_wrong_answer(answer):
+    assert nbgraders_grade(check(answer), 3) == (0, 3)
+
+
+def test_a_stub_is_not_written_yet():
+    def stub(x):
+        raise NotImplementedError
+
+    feedback = check(stub)
+    assert feedback.status == "not written yet"
+    assert "`stub` still raises NotImplementedError" in feedback.message
+    assert "Traceback" not in feedback.message
+
+
+def test_a_stub_called_by_other_code_is_named():
+    def helper(x):
+        raise NotImplementedError
+
+    feedback = check(lambda x: helper(x))
+    assert feedback.status == "not written yet"
+    assert "`helper`" in feedback.message
+
+
+def test_not_implemented_inside_a_library_is_an_error_like_any_other():
+    feedback = check(lambda x: torch.ops.aten.mm.default(x.to("meta"), x) if x.ndim else x)
+    assert feedback.status == "failed"
+
+
+def test_an_error_is_told_with_the_learners_line():
+    def answer(x):
+        wrong_shape = torch.ones(2, 3)
+        return x.view(1, 1) @ wrong_shape
+
+    feedback = check(answer)
+    assert "RuntimeError" in feedback.headline
+    assert "return x.view(1, 1) @ wrong_shape" in feedback.message
+    assert "in `answer`" in feedback.message
+    assert "runner.py" not in feedback.message
+
+
+def test_the_line_is_the_learners_when_a_library_raises():
+    feedback = check(lambda x: torch.nn.functional.layer_norm(x, (7,)))
+    assert "torch.nn.functional.layer_norm(x, (7,))" in feedback.message
+
+
+def test_a_bug_is_named_only_if_it_explains_every_case():
+    def right_for_two_numbers(x):
+        return x * x if len(x) == 1 else 2 * x
+
+    assert check(lambda x: x * x).headline == "You square."
+    assert "You square" not in check(right_for_two_numbers).message
+
+
+def test_the_smallest_failing_input_is_shown():
+    assert "Input: one number" in check(lambda x: x + 7).message
+    assert "Input: two numbers" in check(lambda x: 2 * x if len(x) == 1 else x).message
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda x: None, "returned None"),
+        (lambda x: [3.0], "returned a list"),
+        (lambda x: (2 * x)[None], "shape is (1, 1)"),
+        (lambda x: (2 * x).double(), "dtype is float64"),
+        (lambda x: x / 0 * 0, "NaN"),
+        (lambda x: x.mul_(2), "in place"),
+    ],
+)
+def test_wrong_kinds_of_answers_are_named(answer, words):
+    assert words in check(answer).message
+
+
+def test_numbers_may_come_as_floats_and_bugs_are_named():
+    cases = [NumberCase("3", (3,), 6), NumberCase("5", (5,), 10)]
+    compare_numbers(lambda n: 2.0 * n, cases)
+    with pytest.raises(Mismatch, match=r"0\.5 times"):
+        compare_numbers(lambda n: n, cases)
+    with pytest.raises(Mismatch, match="halved"):
+        compare_numbers(lambda n: n, cases, [Bug("halved", "", lambda n: n)])
+
+
+def test_standard_error_is_held_back(capsys):
+    """nbgrader gives no points to a cell that writes to it."""
+
+    def noisy(x):
+        warnings.warn("careful", stacklevel=1)
+        print("progress 50%", file=sys.stderr)
+        return 2 * x
+
+    assert check(noisy).passed
+    assert capsys.readouterr().err == ""
+
+
+def test_outside_of_jupyter_the_words_are_printed(capsys):
+    feedback = check(lambda x: x * x)
+    assert capsys.readouterr().out.strip() == feedback.message
+    assert str(feedback) == feedback.message
+
+
+def test_checks_leave_the_learners_random_numbers_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    check(lambda x: x + torch.rand(1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_html_escapes_what_a_learner_wrote():
+    def answer(x):
+        raise ValueError("<script>alert('x')</script>")
+
+    html = check(answer).to_html()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_a_picture_has_words_beside_it():
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+
+    @exercise("Exercise 0", points=1)
+    def drawn():
+        raise Mismatch("Wrong.", figure=figure, alt="A rising line.")
+
+    html = drawn().to_html()
+    assert 'src="data:image/png;base64,' in html
+    assert 'alt="A rising line."' in html
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_a_right_answer_may_have_a_picture():
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+
+    @exercise("Exercise 0", points=2)
+    def drawn():
+        return Passed("Right.", figure, "A rising line.")
+
+    feedback = drawn()
+    assert feedback.passed
+    assert feedback.points == 2
+    assert "Right." in feedback.message
+    assert 'src="data:image/png;base64,' in feedback.to_html()
+    assert 'alt="A rising line."' in feedback.to_html()
+
+
+def test_a_fault_of_the_check_itself_is_not_blamed_on_the_learner():
+    @exercise("Exercise 0", points=1)
+    def broken():
+        raise KeyError("in the check")
+
+    with pytest.raises(KeyError):
+        broken()
+
+
+def test_call_passes_arguments_and_results_through():
+    assert call(lambda a, b=1: a + b, 2, b=3) == 5

@@ -1,0 +1,296 @@
+"""The C++ kernels and packed weights against the readable path, and both against Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from utils.engine import LLM, LlamaOps, ModelConfig, SamplingParams
+from utils.engine.attention.batch import Span, paged_batch
+from utils.engine.attention.paged_attention import AttentionMetadata, paged_attention_reference
+from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.kernels.fast_ops import load_fast_ops
+from utils.engine.kernels.packed_linear import PackedLinear, pack_linears
+from utils.engine.models import llama
+from utils.engine.models.weights import load_model
+
+FAST = load_fast_ops()
+pytestmark = pytest.mark.skipif(FAST is None, reason="no C++ compiler")
+OPS = FAST or LlamaOps()
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+SEEDS = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=60, deadline=None)
+
+
+def assert_close(got: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """`exact` is computed in float32 from the same inputs; bfloat16 keeps 8 bits of a number."""
+    assert got.dtype == dtype and got.shape == exact.shape
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(got.float(), exact, rtol=tolerance, atol=tolerance)
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 300))
+def test_rms_norm(dtype: torch.dtype, seed: int, tokens: int, size: int) -> None:
+    torch.manual_seed(seed)
+    x, weight = torch.randn(tokens, size, dtype=dtype), torch.randn(size, dtype=dtype)
+    exact = llama.rms_norm(x.float(), weight.float(), 1e-5)
+    assert_close(OPS.rms_norm(x, weight, 1e-5), exact, dtype)
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 300), st.sampled_from([0.1, 1, 10, 100]))
+def test_silu_and_mul(dtype: torch.dtype, seed: int, tokens: int, size: int, spread: float) -> None:
+    torch.manual_seed(seed)
+    gate_up = (torch.randn(tokens, 2 * size) * spread).to(dtype)
+    assert_close(OPS.silu_and_mul(gate_up), llama.silu_and_mul(gate_up.float()), dtype)
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 9), st.sampled_from([2, 12, 64, 80]))
+def test_apply_rotary(
+    dtype: torch.dtype, seed: int, tokens: int, heads: int, head_dim: int
+) -> None:
+    torch.manual_seed(seed)
+    qkv = torch.randn(tokens, heads + 2, head_dim, dtype=dtype)
+    x = qkv[:, :heads]  # not contiguous, as in the model
+    positions = torch.randint(0, 8000, (tokens,))
+    cos, sin = llama.rotary_cos_sin(positions, head_dim, 10000.0, dtype)
+    exact = llama.apply_rotary(x.float(), cos.float(), sin.float())
+    assert_close(OPS.apply_rotary(x, cos, sin), exact, dtype)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[AttentionMetadata, int, int]:
+    """Requests of a flat batch, with blocks anywhere, the first ones perhaps the same for all; the
+    block size, and how many blocks."""
+    block_size = draw(st.sampled_from([1, 3, 16, 32]))
+    query_lens = draw(st.lists(st.sampled_from([1, 1, 2, 5, 40]), min_size=1, max_size=8))
+    num_shared = draw(st.sampled_from([0, 0, 63, 64, 100, 200])) // block_size
+    seq_lens = [q + num_shared * block_size + draw(st.integers(0, 150)) for q in query_lens]
+    counts = [-(-length // block_size) - num_shared for length in seq_lens]
+    num_blocks = num_shared + sum(counts)
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(draw(SEEDS)))
+    shared, *own = order.split([num_shared, *counts])
+    tables = [torch.cat((shared, blocks)) for blocks in own]
+    slots = [
+        int(table[p // block_size]) * block_size + p % block_size
+        for table, q, length in zip(tables, query_lens, seq_lens, strict=True)
+        for p in range(length - q, length)
+    ]
+    metadata = AttentionMetadata(query_lens, seq_lens, tables, torch.tensor(slots))
+    return metadata, block_size, num_blocks
+
+
+@quick
+@given(
+    DTYPES, SEEDS, batches(), st.sampled_from([(1, 1), (3, 3), (9, 3), (40, 1)]),
+    st.sampled_from([4, 12, 64, 72, 128]),
+)  # fmt: skip
+def test_paged_attention(dtype, seed, batch, heads, head_dim) -> None:
+    check_paged_attention(dtype, seed, batch, heads, head_dim)
+
+
+@quick
+@given(SEEDS, batches(), st.sampled_from([(9, 3), (8, 2)]), st.sampled_from([64, 128]))
+def test_paged_attention_with_matrix_instructions(seed, batch, heads, head_dim) -> None:
+    """The shapes that AMX computes, on processors that have it."""
+    check_paged_attention(torch.bfloat16, seed, batch, heads, head_dim)
+
+
+def check_paged_attention(
+    dtype: torch.dtype,
+    seed: int,
+    batch: tuple[AttentionMetadata, int, int],
+    heads: tuple[int, int],
+    head_dim: int,
+) -> None:
+    torch.manual_seed(seed)
+    metadata, block_size, num_blocks = batch
+    num_heads, num_kv_heads = heads
+    cache_shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    # What no request wrote must not show: it may be anything.
+    key_cache = torch.full(cache_shape, torch.nan, dtype=dtype)
+    value_cache = torch.full(cache_shape, torch.nan, dtype=dtype)
+    for table, length in zip(metadata.block_tables, metadata.seq_lens, strict=True):
+        slots = (table[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+        key, value = torch.randn(2, length, num_kv_heads, head_dim, dtype=dtype)
+        key_cache.flatten(0, 1)[slots] = key
+        value_cache.flatten(0, 1)[slots] = value
+    tokens = sum(metadata.query_lens)
+    query = torch.randn(tokens, num_heads + 3, head_dim, dtype=dtype)[:, :num_heads]
+
+    assert OPS.paged_attention is not None
+    got = OPS.paged_attention(query, key_cache, value_cache, metadata, head_dim**-0.5)
+
+    exact = [
+        paged_attention_reference(
+            q, key_cache.float(), value_cache.float(), table.tolist(), length, head_dim**-0.5
+        )
+        for q, table, length in zip(
+            query.float().split(metadata.query_lens), metadata.block_tables, metadata.seq_lens,
+            strict=True,
+        )
+    ]  # fmt: skip
+    assert_close(got, torch.cat(exact), dtype)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (4, 1)])
+@pytest.mark.parametrize("head_dim", [12, 64])
+def test_all_layers_at_once(heads: tuple[int, int], head_dim: int) -> None:
+    """Prompts, chunks and single tokens, in one batch after the other: as layer by layer."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=50, hidden_size=heads[0] * head_dim, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=head_dim,
+        rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    slow, fast = llama.LlamaForCausalLM(config), llama.LlamaForCausalLM(config, OPS)
+    for parameter in slow.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    fast.load_state_dict(slow.state_dict())
+    pack_linears(fast)
+    caches = [PagedKVCache(config, num_gpu_blocks=40, block_size=8) for _ in range(2)]
+    tables = torch.randperm(40).view(5, 8).tolist()
+    for step in ([(0, 40), (0, 7), (0, 1)], [(40, 20), (7, 1), (1, 30), (0, 5)],
+                 [(60, 1), (8, 1), (31, 1), (5, 1), (0, 1)]):  # fmt: skip
+        spans = [Span(table, *span) for table, span in zip(tables, step, strict=False)]
+        positions = torch.cat([torch.arange(start, start + new) for start, new in step])
+        ids = torch.randint(50, (len(positions),))
+        expected = slow(ids, positions, paged_batch(caches[0], spans))
+        got = fast(ids, positions, paged_batch(caches[1], spans))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            caches[1].device_memory, caches[0].device_memory, rtol=1e-4, atol=1e-4
+        )
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 4), st.sampled_from([4, 12, 64]))
+def test_reshape_and_cache(
+    dtype: torch.dtype, seed: int, tokens: int, heads: int, head_dim: int
+) -> None:
+    torch.manual_seed(seed)
+    qkv = torch.randn(tokens, 3 * heads, head_dim, dtype=dtype)
+    key, value = qkv[:, heads : 2 * heads], qkv[:, 2 * heads :]
+    caches = torch.randn(2, 10, 8, heads, head_dim, dtype=dtype)
+    slots = torch.randperm(80)[:tokens]
+    expected = caches.clone()
+    for cache, new in zip(expected, (key, value), strict=True):
+        cache.flatten(0, 1)[slots] = new
+    assert OPS.reshape_and_cache is not None
+    OPS.reshape_and_cache(key, value, caches[0], caches[1], slots)
+    assert torch.equal(caches, expected)
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 100), st.integers(1, 100))
+def test_packed_linear(dtype: torch.dtype, seed: int, tokens: int, inputs: int, outs: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(tokens, inputs, dtype=dtype)
+    weight = torch.randn(outs, inputs, dtype=dtype) / inputs**0.5
+    assert_close(PackedLinear(weight)(x), x.float() @ weight.float().T, dtype)
+
+
+def test_nan_stays_visible() -> None:
+    """A forward pass that went wrong must not look as if it had not."""
+    x = torch.tensor([[1.0, torch.nan, 2.0, 3.0]])
+    assert OPS.rms_norm(x, torch.ones(4), 1e-5).isnan().all()
+    assert OPS.silu_and_mul(x)[0].tolist()[0] == pytest.approx(2 / (1 + 2.718281828**-1), rel=1e-6)
+    assert OPS.silu_and_mul(x)[0, 1].isnan()
+    metadata = AttentionMetadata([1], [1], [torch.tensor([0])], torch.tensor([0]))
+    cache = torch.ones(1, 16, 1, 4)
+    assert OPS.paged_attention is not None
+    assert OPS.paged_attention(x[None], cache, cache, metadata, 1.0).isnan().all()
+
+
+def test_wrong_input_is_refused() -> None:
+    half = torch.ones(2, 4, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="float32 or bfloat16, not"):
+        OPS.silu_and_mul(half)
+    cache = torch.ones(1, 16, 1, 160)
+    metadata = AttentionMetadata([1], [1], [torch.tensor([0])], torch.tensor([0]))
+    assert OPS.paged_attention is not None
+    with pytest.raises(RuntimeError, match="at most 128 numbers, not 160"):
+        OPS.paged_attention(torch.ones(1, 1, 160), cache, cache, metadata, 1.0)
+
+
+def test_packing_lets_the_weights_go(model_path: Path) -> None:
+    config = ModelConfig.from_pretrained(model_path)
+    model = load_model(model_path, config)
+    pack_linears(model)
+    assert not any(isinstance(module, nn.Linear) for module in model.modules())
+    # Left are the norms' weights, and the embedding, which is also the lm_head's weight.
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    size = config.hidden_size
+    left = sum(parameter.numel() for parameter in model.parameters())
+    assert left == size * (config.vocab_size + 2 * config.num_hidden_layers + 1)
+
+
+@pytest.fixture(scope="module")
+def fast_llm(model_path: Path) -> LLM:
+    llm = LLM(model_path, ops=OPS)
+    pack_linears(llm.model)
+    return llm
+
+
+def test_same_tokens_as_hugging_face(
+    fast_llm: LLM,
+    prompts: list[list[int]],
+    hf_greedy: Callable[[list[list[int]], int], list[list[int]]],
+) -> None:
+    chosen = prompts[::4]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    outputs = fast_llm.generate(chosen, params, use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in outputs] == hf_greedy(chosen, 24)
+
+
+def test_same_tokens_in_chunks_with_shared_prefixes_and_preemption(
+    fast_llm: LLM, prompts: list[list[int]]
+) -> None:
+    """Small steps and few blocks: chunks, prefix hits, preempted requests, all in one batch."""
+    shared = max(prompts, key=len)[:150]
+    asked = [shared + prompt[:40] for prompt in prompts[:12]]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    expected = fast_llm.generate(asked, params, use_tqdm=False)
+    usual = fast_llm.llm_engine
+    try:
+        fast_llm.llm_engine = fast_llm.new_engine(
+            changes=dict(max_num_seqs=6, max_num_batched_tokens=64, num_gpu_blocks=36,
+                         max_model_len=512)
+        )  # fmt: skip
+        got = fast_llm.generate(asked, params, use_tqdm=False)
+    finally:
+        fast_llm.llm_engine = usual
+    assert any(out.num_cached_tokens for out in got)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_without_a_compiler_there_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.warns(UserWarning, match="There is no C\\+\\+ compiler"):
+        assert load_fast_ops.__wrapped__() is None
+
+
+def test_what_a_broken_compiler_says_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho unknown option -march >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.warns(UserWarning, match="unknown option -march"):
+        assert load_fast_ops.__wrapped__() is None
+    assert not list(tmp_path.glob("kernels-*"))  # nothing half-made is left

@@ -1,0 +1,417 @@
+"""Guessing ahead: proposers, verification, trees; and that the answers' distribution stays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
+from utils.engine import (
+    LLM,
+    ContiguousKVCache,
+    NgramProposer,
+    RejectionSampler,
+    SamplingParams,
+    SpeculativeConfig,
+    choose_num_speculative_tokens,
+    expected_tokens,
+    follow_tree,
+    tree_attention_mask,
+    tree_depths,
+)
+from utils.engine.attention.tree_attention import tree_attention
+from utils.engine.sample.sampler import draw
+from utils.engine.spec_decode.draft import Draft
+from utils.engine.spec_decode.medusa import tree_of
+
+NUM_SAMPLES = 20_000
+SURE = 1e-4  # a right sampler fails a test of this level once in ten thousand seeds
+
+# N-grams
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    shortest=st.integers(1, 3),
+    more=st.integers(0, 3),
+    k=st.integers(1, 6),
+)
+def test_ngrams_are_vllms(tokens: list[int], shortest: int, more: int, k: int) -> None:
+    from vllm.v1.spec_decode.ngram_proposer import (
+        _find_longest_matched_ngram_and_propose_tokens as theirs,
+    )
+
+    ours = NgramProposer(shortest, shortest + more).propose(tokens, k)
+    right = theirs(np.array(tokens, dtype=np.int32), shortest, shortest + more, 10_000, k)
+    assert ours == right.tolist()
+
+
+# Rejection sampling
+
+P = torch.tensor([[0.5, 0.2, 0.2, 0.1, 0.0], [0.1, 0.1, 0.1, 0.3, 0.4], [0.0, 0.0, 0.6, 0.2, 0.2]])
+Q = torch.tensor([[0.1, 0.5, 0.2, 0.0, 0.2], [0.4, 0.1, 0.1, 0.4, 0.0]])
+
+
+def output_counts(sampler: RejectionSampler, certain: bool) -> Counter[tuple[int, ...]]:
+    """Sequences of 3 tokens, from 2 guesses each; what is missing at the end is drawn from P."""
+    generator = torch.Generator().manual_seed(1)
+    counts: Counter[tuple[int, ...]] = Counter()
+    drafts = draw(Q.repeat(NUM_SAMPLES, 1), [generator] * (2 * NUM_SAMPLES)).view(-1, 2).tolist()
+    for guesses in drafts:
+        guesses = [1, 3] if certain else guesses
+        tokens = sampler.sample(guesses, None if certain else Q, P, generator)
+        while len(tokens) < 3:
+            tokens.append(int(draw(P[len(tokens)][None], [generator])))
+        counts[tuple(tokens)] += 1
+    return counts
+
+
+def p_value(counts: Counter[tuple[int, ...]], joint: torch.Tensor) -> float:
+    """Of the chi-square test that sequences come with these joint probabilities."""
+    cells = [
+        (counts.pop(tuple(index), 0), float(joint[tuple(index)]))
+        for index in (joint > 0).nonzero().tolist()
+    ]
+    if counts:  # something came that cannot come
+        return 0.0
+    total = sum(count for count, _ in cells)
+    likely = [(c, p * total) for c, p in cells if p * total >= 5]
+    rest = (total - sum(c for c, _ in likely), total - sum(e for _, e in likely))
+    observed, expected = zip(*likely, *([rest] if rest[1] > 5 else []), strict=True)
+    scale = sum(observed) / sum(expected)
+    statistic = sum(
+        (o - e * scale) ** 2 / (e * scale) for o, e in zip(observed, expected, strict=True)
+    )
+    half_freedom = torch.tensor((len(observed) - 1) / 2, dtype=torch.double)
+    return float(torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2).double()))
+
+
+JOINT = torch.einsum("a,b,c->abc", *P)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_sampled_tokens_are_the_targets(certain: bool) -> None:
+    assert p_value(output_counts(RejectionSampler(), certain), JOINT) > SURE
+
+
+class FromTarget(RejectionSampler):
+    """Replaces a rejected guess by a draw from the target, not from what the draft left open."""
+
+    def sample(self, draft_token_ids, draft_probs, target_probs, generator):
+        accepted = []
+        for i, token in enumerate(draft_token_ids):
+            q = 1.0 if draft_probs is None else float(draft_probs[i, token])
+            if float(torch.rand(1, generator=generator)) * q < float(target_probs[i, token]):
+                accepted.append(token)
+            else:
+                break
+        return [*accepted, int(draw(target_probs[len(accepted)][None], [generator]))]
+
+
+class AcceptsAll(RejectionSampler):
+    def sample(self, draft_token_ids, draft_probs, target_probs, generator):
+        return [*draft_token_ids, int(draw(target_probs[-1][None], [generator]))]
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("wrong", [FromTarget, AcceptsAll])
+def test_wrong_samplers_are_found_out(wrong: type[RejectionSampler], certain: bool) -> None:
+    assert p_value(output_counts(wrong(), certain), JOINT) < SURE
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [([4, 5, 6], [4, 5, 6]), ([4, 9, 6], [4, 9]), ([9, 5, 6], [9])],
+    ids=["bonus", "second rejected", "first rejected"],
+)
+def test_greedy_verification(target: list[int], expected: list[int]) -> None:
+    assert RejectionSampler().greedy([4, 5], target) == expected
+
+
+# The whole engine
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.oracle = Oracle(tiny_llama(folder / "target", seed=0))
+        tiny_llama(folder / "draft", seed=1, layers=1)
+        tiny_llama(folder / "other vocabulary", seed=1, vocab_size=14)
+        tiny_medusa(folder / "medusa", num_heads=3)
+        tiny_medusa(folder / "wide medusa", num_heads=3, hidden_size=48)
+        self.llm = LLM(folder / "target", max_model_len=64, max_num_seqs=250)
+        self.configs = {
+            "ngram": SpeculativeConfig("ngram", 3, prompt_lookup_min=1),
+            "draft": SpeculativeConfig("draft_model", 2, model=folder / "draft"),
+            "medusa": SpeculativeConfig("medusa", 2, model=folder / "medusa"),
+            "tree": SpeculativeConfig("medusa", model=folder / "medusa", tree_widths=(3, 2)),
+        }
+
+    def engine(self, spec: SpeculativeConfig | None, **changes):
+        parts = {"rejection_sampler": changes.pop("rejection_sampler", None)}
+        self.llm.llm_engine = self.llm.new_engine(
+            changes={"speculative_config": spec, **changes}, **parts
+        )
+        return self.llm.llm_engine
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+PROMPT = [*range(13), 3, 4]
+
+
+def answers(world: World, num_samples: int) -> Counter[tuple[int, ...]]:
+    params = SamplingParams(temperature=0.7, top_k=6, max_tokens=3, ignore_eos=True)
+    outputs = world.llm.generate([PROMPT] * num_samples, params, use_tqdm=False)
+    return Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def joint(world: World) -> torch.Tensor:
+    """[13, 13, 13]: how probable each answer of 3 tokens is, by Hugging Face's logits."""
+
+    def next_probs(tokens: tuple[int, ...]) -> torch.Tensor:
+        logits = world.oracle.logits(tokens) / 0.7
+        threshold = logits.topk(6).values[-1]
+        return logits.masked_fill(logits < threshold, -torch.inf).softmax(-1).double()
+
+    result = torch.zeros(13, 13, 13, dtype=torch.double)
+    prompt = tuple(PROMPT)
+    first = next_probs(prompt)
+    for a in first.nonzero()[:, 0].tolist():
+        second = next_probs((*prompt, a))
+        for b in second.nonzero()[:, 0].tolist():
+            result[a, b] = first[a] * second[b] * next_probs((*prompt, a, b))
+    return result
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft", "medusa", "tree"])
+def test_answers_are_distributed_as_without_guesses(
+    world: World, joint: torch.Tensor, method: str
+) -> None:
+    engine = world.engine(world.configs[method])
+    assert p_value(answers(world, NUM_SAMPLES), joint) > SURE
+    stats = engine.spec_decoding_stats
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert nothing_is_held(world.llm)
+
+
+def test_a_wrong_sampler_in_the_engine_is_found_out(world: World, joint: torch.Tensor) -> None:
+    world.engine(world.configs["draft"], rejection_sampler=FromTarget())
+    assert p_value(answers(world, NUM_SAMPLES), joint) < SURE
+
+
+def test_a_model_that_guesses_for_itself_is_never_wrong(world: World) -> None:
+    """Its own keys and values are right then, also after hits. The random stories know more."""
+    itself = SpeculativeConfig("draft_model", 4, model=world.folder / "target")
+    engine = world.engine(itself, block_size=3, num_gpu_blocks=120, max_num_seqs=6)
+    params = SamplingParams(temperature=0, max_tokens=22, ignore_eos=True)
+    prompts = [[3 + (i * j) % 10 for j in range(5 + i)] for i in range(8)]
+    for _ in range(2):
+        world.llm.generate(prompts, params, use_tqdm=False)
+    stats = engine.spec_decoding_stats
+    assert stats.num_draft_tokens > 200
+    assert stats.num_accepted_tokens == stats.num_draft_tokens
+    assert stats.acceptance_rate == 1
+    assert engine.kv_cache_manager.prefix_cache_stats.hits > 0
+    assert 4 < stats.mean_acceptance_length <= 5
+
+
+def test_logprobs_and_min_tokens_are_as_without_guesses(world: World) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, min_tokens=4, logprobs=3)
+    prompts = [[3 + (i * j) % 10 for j in range(5 + i)] for i in range(12)]
+    seen = []
+    for spec in (None, *world.configs.values()):
+        world.engine(spec)
+        outputs = world.llm.generate(prompts, params, use_tqdm=False)
+        seen.append([output.outputs[0] for output in outputs])
+    plain, *guessed = seen
+    assert any(len(answer.token_ids) < 40 for answer in plain)
+    for answers_ in guessed:
+        for one, other in zip(plain, answers_, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.finish_reason == other.finish_reason
+            assert one.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-4)
+            assert [list(at) for at in one.logprobs] == [list(at) for at in other.logprobs]
+
+
+def test_guesses_end_with_the_answer(world: World) -> None:
+    """No guess is computed that could not become a token: not beyond max_tokens."""
+    engine = world.engine(SpeculativeConfig("draft_model", 4, model=world.folder / "target"))
+    engine.step_trace = []
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    [output] = world.llm.generate([PROMPT], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 8
+    records = [next(iter(record.tokens.values())) for record in engine.step_trace]
+    assert [(t.num_draft, t.num_sampled) for t in records] == [(0, 1), (4, 5), (1, 2)]
+
+
+# How many to guess
+
+
+def test_expected_tokens() -> None:
+    assert expected_tokens(0.0, 5) == 1
+    assert expected_tokens(1.0, 5) == 6
+    assert expected_tokens(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+
+
+@pytest.mark.parametrize(
+    ("acceptance_rate", "cost", "best"), [(0.0, 0.1, 0), (1.0, 0.1, 8), (0.5, 0.1, 2), (0.5, 2, 0)]
+)
+def test_the_best_number_of_guesses(acceptance_rate: float, cost: float, best: int) -> None:
+    assert choose_num_speculative_tokens(acceptance_rate, 8, cost) == best
+
+
+@pytest.mark.parametrize(("proposer_is", "few"), [("right", False), ("wrong", True)])
+def test_each_request_guesses_as_much_as_pays(world: World, proposer_is: str, few: bool) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    world.engine(None)
+    plain = world.llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].token_ids
+
+    class Knows:
+        def propose(self, token_ids: list[int], num_speculative_tokens: int) -> list[int]:
+            done = len(token_ids) - len(PROMPT)
+            right = plain[done : done + num_speculative_tokens]
+            return right if proposer_is == "right" else [(t + 1) % 13 for t in right]
+
+    spec = SpeculativeConfig("custom_class", 6, adaptive=True, proposer=Knows())
+    engine = world.engine(spec)
+    engine.step_trace = []
+    [output] = world.llm.generate([PROMPT], params, use_tqdm=False)
+    drafted = [t.num_draft for record in engine.step_trace for t in record.tokens.values()]
+    assert output.outputs[0].token_ids == plain
+    if few:
+        assert sum(drafted[-len(drafted) // 2 :]) <= 2  # a probe now and then
+    else:
+        assert drafted[2:6] == [6] * 4  # all that are allowed, until the end is near
+
+
+# Trees
+
+
+@st.composite
+def trees(draw_: st.DrawFn) -> list[int]:
+    return [draw_(st.integers(-1, node - 1)) for node in range(draw_(st.integers(1, 8)))]
+
+
+def way(parents: list[int], node: int) -> list[int]:
+    """Brute force: the nodes from the root's child down to this one."""
+    return [] if node == -1 else [*way(parents, parents[node]), node]
+
+
+@given(parents=trees())
+def test_tree_depths_and_mask(parents: list[int]) -> None:
+    mask = tree_attention_mask(parents)
+    for node in range(-1, len(parents)):
+        seen = {-1, *way(parents, node)}
+        assert {i - 1 for i in mask[node + 1].nonzero()[:, 0].tolist()} == seen
+    assert tree_depths(parents) == [len(way(parents, node)) for node in range(len(parents))]
+
+
+def test_a_parent_must_come_first() -> None:
+    with pytest.raises(ValueError, match="Node 1 has parent 2"):
+        tree_depths([-1, 2, 0])
+
+
+@settings(deadline=None, max_examples=40)
+@given(parents=trees(), before=st.integers(0, 5), seed=st.integers(0, 50))
+def test_each_node_attends_as_if_it_were_a_chain(
+    parents: list[int], before: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    num = 1 + len(parents)
+    query, key, value = (
+        torch.randn(num, 4, 8),
+        torch.randn(before + num, 2, 8),
+        torch.randn(before + num, 2, 8),
+    )
+    out = tree_attention(query, key, value, tree_attention_mask(parents), 0.35)
+    for node in range(-1, len(parents)):
+        rows = [*range(before + 1), *(before + 1 + i for i in way(parents, node))]
+        k, v = (t[rows].repeat_interleave(2, dim=1) for t in (key, value))
+        weights = torch.einsum("hd,khd->hk", query[node + 1], k).mul(0.35).softmax(-1)
+        torch.testing.assert_close(
+            out[node + 1], torch.einsum("hk,khd->hd", weights, v), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_following_a_tree() -> None:
+    #         root
+    #      5        6
+    #    7   8    7
+    tokens, parents = [5, 6, 7, 8, 7], [-1, -1, 0, 0, 1]
+    assert follow_tree(tokens, parents, [6, 0, 7, 0, 0, 0]) == [1, 4]
+    assert follow_tree(tokens, parents, [5, 8, 0, 0, 9, 0]) == [0, 3]
+    assert follow_tree(tokens, parents, [5, 9, 0, 0, 0, 0]) == [0]
+    assert follow_tree(tokens, parents, [9, 0, 0, 0, 0, 0]) == []
+
+
+def test_the_tree_of_the_heads_best_tokens() -> None:
+    tree = tree_of([[5, 6], [7, 8]])
+    assert tree.token_ids == [5, 6, 7, 8, 7, 8]
+    assert tree.parents == [-1, -1, 0, 0, 1, 1]
+    assert tree.first(3) == Draft([5, 6, 7], [-1, -1, 0])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "magic"}, "unknown method 'magic'. Expected ngram, draft_model"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "integer of at least 1, got 0"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min <= prompt_lookup_max"),
+        ({"method": "ngram", "model": "x"}, "method 'ngram' takes no model"),
+        ({"method": "draft_model"}, "method 'draft_model' needs model"),
+        ({"method": "custom_class"}, "proposer belongs to method 'custom_class'"),
+        ({"method": "ngram", "tree_widths": (2,)}, "belongs to method 'medusa'"),
+        ({"method": "medusa", "model": "x", "tree_widths": ()}, "positive integers"),
+        ({"method": "medusa", "model": "x", "tree_widths": (2,), "adaptive": True}, "adaptive"),
+        ({"method": "ngram", "draft_token_cost": 0}, "draft_token_cost must be above 0"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeculativeConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "draft_model", "model": "other vocabulary"}, "14 tokens, the target one of 13"),
+        ({"method": "draft_model", "model": "medusa"}, "Unsupported architecture|lacks"),
+        ({"method": "medusa", "model": "wide medusa"}, "hidden_size=48, the model has 32"),
+        ({"method": "medusa", "model": "draft"}, "holds no Medusa heads"),
+        ({"method": "medusa", "model": "medusa", "num_speculative_tokens": 4}, "holds 3"),
+    ],
+)
+def test_drafts_that_do_not_fit(world: World, options: dict, message: str) -> None:
+    spec = SpeculativeConfig(**{**options, "model": world.folder / options["model"]})
+    with pytest.raises(ValueError, match=message):
+        world.engine(spec)
+
+
+def test_guesses_need_paging(world: World) -> None:
+    with pytest.raises(ValueError, match="needs a paged KV cache"):
+        world.llm.new_engine(
+            ContiguousKVCache, changes={"speculative_config": world.configs["ngram"]}
+        )
+
+
+def test_the_dict_of_vllm_is_understood(world: World, tmp_path: Path) -> None:
+    """As one would write it for vLLM."""
+    spec = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4,
+            "prompt_lookup_min": 1}  # fmt: skip
+    llm = LLM(world.folder / "target", max_model_len=32, speculative_config=spec)
+    assert llm.config.speculative_config == SpeculativeConfig("ngram", 3, prompt_lookup_min=1)

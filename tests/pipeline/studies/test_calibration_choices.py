@@ -1,0 +1,57 @@
+"""The kinds of calibration data that notebook 12 compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.pipeline.stages.chain import TRAIN_FILE
+from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows
+from utils.pipeline.task.data import generate, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_jsonl(folder / TRAIN_FILE, generate("train", 400))
+    return folder
+
+
+def test_windows_hold_what_the_choice_says(
+    model_path: Path, data_dir: Path, tokenizer: Any
+) -> None:
+    texts = {}
+    for choice in CHOICES:
+        windows = choice_windows(choice, model_path, data_dir, 12)
+        texts[choice] = "\n".join(map(tokenizer.decode, windows))
+    assert texts["customers"].count('"order_id": ') > 20 and "Emma" not in texts["customers"]
+    assert "Emma" in texts["novel"] and '"order_id"' not in texts["novel"]
+    assert '"order_id": ' in texts["customers and novel"]
+    assert "Emma" in texts["customers and novel"]
+    assert "order_id" not in texts["random tokens"] and "Emma was" not in texts["random tokens"]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_small_sizes_begin_the_large_ones(model_path: Path, data_dir: Path, choice: str) -> None:
+    many = choice_windows(choice, model_path, data_dir, 10)
+    assert [len(window) for window in many] == [512] * 10
+    assert len({tuple(window) for window in many}) == 10
+    assert choice_windows(choice, model_path, data_dir, 10) == many
+    assert choice_windows(choice, model_path, data_dir, 10, seed=1) != many
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_windows", "message"),
+    [
+        ("poems", 2, "Unknown choice 'poems'"),
+        ("novel", 0, "expected at least 1"),
+        ("novel", 60, "not 60|Too little calibration data"),
+    ],
+)
+def test_refuses(
+    model_path: Path, data_dir: Path, choice: str, num_windows: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        choice_windows(choice, model_path, data_dir, num_windows)

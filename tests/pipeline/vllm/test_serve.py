@@ -1,0 +1,111 @@
+"""The vLLM processes: settings, and failures that are shown and leave nothing behind.
+
+What a working engine measures is tested on the whole run, in test_pipeline_run.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from utils.pipeline.process import PeakMemory, WorkerError, run_worker, stop
+from utils.pipeline.vllm import serve
+
+ENV = dict(os.environ)
+
+
+def test_the_cpu_engine_uses_the_smallest_block_and_true_weights_only_4_bit() -> None:
+    arguments = serve.EngineSettings().arguments()
+    assert arguments["block_size"] == 32 and arguments["enforce_eager"]
+    assert "gpu_memory_utilization" not in arguments
+    assert serve.vllm_environment()["VLLM_CPU_INT4_W4A8"] == "0"
+    assert serve.vllm_environment()["HF_HUB_OFFLINE"] == "1"
+    on_gpu = serve.EngineSettings(gpu_memory_utilization=0.9).arguments()
+    assert on_gpu["gpu_memory_utilization"] == 0.9 and "enforce_eager" not in on_gpu
+
+
+def test_a_failing_worker_shows_the_end_of_its_output() -> None:
+    code = "import sys; print('reading', file=sys.stderr); sys.exit('no such layer')"
+    with pytest.raises(WorkerError, match=r"(?s)vLLM failed \(exit code 1\).*no such layer"):
+        run_worker([sys.executable, "-c", code], ENV, "vLLM")
+
+
+def test_a_killed_worker_is_named() -> None:
+    code = "import os; os.kill(os.getpid(), 9)"
+    with pytest.raises(WorkerError, match="was killed, perhaps for memory"):
+        run_worker([sys.executable, "-c", code], ENV, "vLLM")
+
+
+def test_stop_ends_the_whole_family() -> None:
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    stop(process)
+    assert process.poll() is not None
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_peak_memory_includes_children() -> None:
+    code = "x = bytearray(300_000_000); import time; time.sleep(1)"
+    with PeakMemory(interval=0.1) as memory:
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert memory.peak > 300e6
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real command on a folder without a model; a short-lived stand-in for vLLM saves a minute.
+    stand_in = tmp_path / "vllm_stand_in.py"
+    stand_in.write_text("import sys; sys.exit('no config.json in ' + sys.argv[2])")
+    monkeypatch.setattr(serve, "SERVER_MODULE", [str(stand_in)])
+    with (
+        pytest.raises(WorkerError, match=r"(?s)vLLM's server ended.*no config.json in"),
+        serve.vllm_server(tmp_path / "nothing"),
+    ):
+        pytest.fail("it must not become ready")
+
+
+def test_the_server_is_stopped_when_its_user_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "stand_in.py"
+    stand_in.write_text(
+        "import sys\n"
+        "from http.server import BaseHTTPRequestHandler, HTTPServer\n"
+        "class Handler(BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers(); self.wfile.write(b'fine')\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "HTTPServer((sys.argv[sys.argv.index('--host') + 1], port), Handler).serve_forever()\n"
+    )
+    monkeypatch.setattr(serve, "SERVER_MODULE", [str(stand_in)])
+    with pytest.raises(KeyboardInterrupt), serve.vllm_server(tmp_path / "model") as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert server.get("/health") == "fine"
+        raise KeyboardInterrupt
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            server.get("/health", timeout=1)
+        except OSError:
+            break
+        assert time.monotonic() < deadline, "the server still answers"
+
+
+def test_too_few_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 prompts; at least 18"):
+        serve.measure(
+            Path("x"), [[1]] * 3, prefix_caching=True, max_tokens=1, settings=serve.EngineSettings()
+        )

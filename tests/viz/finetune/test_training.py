@@ -1,0 +1,98 @@
+"""The pictures of notebook 10 say what they were given, and the calculator moves."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+
+from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
+from utils.pipeline.estimates.training_memory import training_memory
+from utils.pipeline.stages.finetune import encode
+from utils.pipeline.task.data import generate
+from utils.viz.explore import Explorer
+from utils.viz.finetune.training import (
+    GB,
+    mask_as_html,
+    plot_calculator,
+    plot_first_step,
+    plot_losses,
+    plot_rank,
+    plot_training_memory,
+    training_calculator,
+)
+
+MISTRAL = TRAIN_SHAPES["Mistral-7B"]
+
+
+def title_of(axes: Any) -> str:
+    """The course's style puts titles left; another style may not."""
+    return axes.get_title(loc="left") or axes.get_title()
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Any:
+    yield
+    plt.close("all")
+
+
+def test_bars_add_up_to_the_total() -> None:
+    rows = {m: training_memory(MISTRAL, m, 1000, checkpointing=True) for m in ("full", "qlora")}
+    axes = plot_training_memory(rows, "a title").axes[0]
+    ends = {
+        round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width()
+        for bar in axes.patches
+    }  # the last one of each row
+    for row, memory in enumerate(rows.values()):
+        assert ends[row] == pytest.approx(memory.total / GB)
+    assert [text.get_text().strip() for text in axes.texts] == [
+        f"{memory.total / GB:,.1f}" for memory in rows.values()
+    ]
+
+
+def test_curves_are_drawn_as_given() -> None:
+    ranks = [1, 2, 4]
+    figure = plot_rank(ranks, {"a": [0.9, 0.5, 0.0]}, {"a": [0.91, 0.52, 0.01]})
+    best, fitted = figure.axes[0].lines
+    assert list(best.get_ydata()) == [0.9, 0.5, 0.0]
+    assert list(fitted.get_ydata()) == [0.91, 0.52, 0.01]
+    figure = plot_first_step([1, 2], [("alpha", [1.0, 2.1], [1.0, 2.0])], "a title")
+    predicted, measured = figure.axes[0].lines
+    assert list(measured.get_ydata()) == [1.0, 2.1] and list(predicted.get_ydata()) == [1.0, 2.0]
+    figure = plot_losses({"left": {"r = 1": [1.0, 0.5]}, "right": {"r = 2": [1.0, 0.4]}}, "t")
+    assert [title_of(ax) for ax in figure.axes] == ["left", "right"]
+    assert list(figure.axes[1].lines[0].get_ydata()) == [1.0, 0.4]
+
+
+def test_mask_shows_every_answer_token_as_learned(tokenizer: Any) -> None:
+    [tokens] = encode(tokenizer, generate("train", 1))
+    shown = mask_as_html(tokenizer, tokens.prompt, tokens.answer, tail=5)
+    assert len(re.findall("background:#b9d2f3", shown)) == len(tokens.answer)
+    assert len(re.findall("background:#e4e4e4", shown)) == 5
+    assert f"{len(tokens.prompt) - 5} more tokens" in shown
+    assert "&lt;|im_end|&gt;" in shown  # escaped, and the end token is learned
+
+
+def test_calculator_says_what_fits() -> None:
+    arguments = {"model": "Mistral-7B", "r": 16, "lora_alpha": 32, "targets": "all linear",
+                 "num_tokens": 1024, "checkpointing": True, "card": "T4, 16 GiB"}  # fmt: skip
+    titles = {
+        method: title_of(plot_calculator(method=method, **arguments).axes[0])
+        for method in ("full", "qlora")
+    }
+    assert "do not fit on T4" in titles["full"] and "(100.00%)" in titles["full"]
+    assert "fit on T4" in titles["qlora"] and "do not" not in titles["qlora"]
+    assert "41.9 million trained (0.58%), scale alpha/r = 2" in titles["qlora"]
+
+
+def test_calculator_moves() -> None:
+    calculator = training_calculator()
+    assert isinstance(calculator, Explorer)
+    for control in calculator.controls.values():
+        options = getattr(control, "options", (False, True))
+        for value in (options[0], options[-1]):
+            control.value = value[1] if isinstance(value, tuple) else value
+            assert calculator.error is None, f"{control.description}: {calculator.error}"
+    assert plt.get_fignums() == []

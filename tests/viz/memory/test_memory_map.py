@@ -1,0 +1,124 @@
+"""Pictures of KV memory show the numbers that they were given."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from tests.viz.test_widgets import move_everything
+from utils.sim.memory_map import NOBODY, map_memory
+from utils.sim.memory_waste import STATES, Contiguous, Paged, simulate
+from utils.viz.memory import memory_map as pictures
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def test_states_differ_in_grey() -> None:
+    """Perceived brightness (Rec. 601) rises from state to state."""
+    colors = [to_rgb(pictures.STATE_COLORS[state]) for state in STATES]
+    brightness = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in colors]
+    assert (np.diff(brightness) > 0.1).all()
+
+
+def test_memory_map_shows_states_and_owners() -> None:
+    memory = map_memory(Contiguous("oracle", "first_fit"), [3, 1, 3], [1, 3, 2], 8)
+    figure = pictures.plot_memory_map(memory, "Title")
+    axes = figure.axes[0]
+    assert np.array_equal(axes.images[0].get_array(), memory.states)
+    letters = {(round(t.get_position()[1]), round(t.get_position()[0])): t for t in axes.texts}
+    owned = {
+        tuple(map(int, place)): "ABC"[o] for place, o in np.ndenumerate(memory.owners) if o >= 0
+    }
+    assert {place: text.get_text() for place, text in letters.items()} == owned
+    bold = {place for place, text in letters.items() if text.get_weight() == "bold"}
+    assert bold == set(zip(*np.nonzero(memory.states == STATES.index("used")), strict=True))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [pictures.STATE_LABELS[state] for state in STATES]
+
+
+def test_lines_separate_owners() -> None:
+    memory = map_memory(Paged(4), [4, 4], [1, 2], 12)
+    assert memory.owners[0].tolist() == [0] * 4 + [1] * 4 + [NOBODY] * 4
+    _, axes = plt.subplots()
+    pictures._draw_map(axes, memory)
+    vertical, _horizontal = axes.collections
+    first_step = {line[0][0] for line in vertical.get_segments() if line[0][1] == -0.5}
+    assert first_step == {3.5, 7.5}
+
+
+def test_large_maps_have_no_letters() -> None:
+    memory = map_memory(Contiguous("oracle"), [20], [15], 64)
+    assert len(pictures.plot_memory_map(memory, "Title").axes[0].texts) == 0
+
+
+def test_request_names() -> None:
+    assert [pictures._letter(n) for n in (0, 25, 26)] == ["A", "Z", "26"]
+
+
+def test_waste_has_a_bar_for_each_share() -> None:
+    here = {"used": 0.25, "reserved": 0.125, "internal": 0.5, "external": 0.125, "free": 0.0}
+    paper = {"used": 0.5, "external": 0.25}
+    axes = pictures.plot_waste({"x": here}, {"x": paper}, "Title").axes[0]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert widths == [25, 12.5, 50, 12.5, 0, 50, 0, 0, 25, 0]
+    assert [patch.get_x() for patch in axes.patches][:4] == [0, 25, 37.5, 87.5]
+    assert {"25.0", "12.5", "50.0", "simulated here", "the paper"} == {
+        text.get_text() for text in axes.texts
+    }
+
+
+def test_usage_over_time_adds_up_to_the_memory() -> None:
+    usages = {
+        name: simulate(policy, [3, 5, 2], [4, 2, 6], 16)
+        for name, policy in {"a": Paged(4), "b": Contiguous("oracle")}.items()
+    }
+    figure = pictures.plot_usage_over_time(usages, num_steps=5, title="Title")
+    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["a", "b"]
+    for axes, usage in zip(figure.axes, usages.values(), strict=True):
+        first, *_, last = axes.collections
+        assert len(axes.collections) == len(STATES)
+        assert last.get_paths()[0].vertices[:, 1].max() == pytest.approx(100)
+        expected = 100 * usage.used[:5].max() / 16
+        assert first.get_paths()[0].vertices[:, 1].max() == pytest.approx(expected)
+
+
+def test_block_sizes_and_lengths() -> None:
+    axes = pictures.plot_block_sizes([2, 4], [0.5, 1.5], [0.6, 1.4]).axes[0]
+    assert [line.get_ydata().tolist() for line in map(_as_array, axes.lines)] == [
+        [0.5, 1.5],
+        [0.6, 1.4],
+    ]
+    axes = pictures.plot_lengths(np.array([450, 900]), np.array([450, 900]), 2048).axes[0]
+    assert sum(patch.get_height() for patch in axes.patches) == 2
+    title = axes.get_title(loc="left") or axes.get_title()
+    assert title.startswith("50% of the requests need less than half")
+
+
+def _as_array(line: plt.Line2D) -> plt.Line2D:
+    line.set_ydata(np.asarray(line.get_ydata()))
+    return line
+
+
+def test_explorer_draws_every_choice() -> None:
+    explorer = pictures.memory_explorer()
+    plt.close("all")
+    assert move_everything(explorer) >= 12
+    assert plt.get_fignums() == []
+    explorer.controls["allocator"].value = "reserve the maximum, first fit"
+    for value in explorer.controls["max_model_len"].options:
+        explorer.controls["max_model_len"].value = value
+        assert explorer.error is None, value
+
+
+def test_explorer_reports_what_it_shows() -> None:
+    figure = pictures.plot_policy("reserve the maximum, first fit", 128, 4)
+    assert "all done after 194" in figure.get_suptitle()  # one request at a time
+    assert "preemption" not in figure.get_suptitle()
+    assert sum(pictures._OUTPUTS) == 194
+    assert "preemptions" in pictures.plot_policy("blocks", 64, 4).get_suptitle()

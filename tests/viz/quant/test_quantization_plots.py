@@ -1,0 +1,118 @@
+"""The pictures of notebook 09 show what they are given; its widget redraws with every control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from utils.viz.quant.rounding import GRIDS, plot_rounding, read_back, rounding_explorer
+from utils.viz.quant.weights import (
+    plot_calibration,
+    plot_code_use,
+    plot_error_over_bits,
+    plot_layer_errors,
+    plot_scale_search,
+    plot_weights_and_inputs,
+)
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def weight() -> torch.Tensor:
+    return torch.randn(8, 192, generator=torch.Generator().manual_seed(0)) * 0.1
+
+
+def titles(figure) -> str:
+    return " | ".join(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))
+
+
+def test_weights_and_inputs(weight) -> None:
+    mean_abs = torch.ones(192)
+    mean_abs[5] = 30
+    figure = plot_weights_and_inputs(weight, mean_abs, "q_proj")
+    assert "30 times the median" in titles(figure)
+    assert max(figure.axes[1].lines[0].get_ydata()) == 30
+
+
+def test_code_use() -> None:
+    uses = {"even": ([-1, 0, 1], [0.2, 0.6, 0.2]), "NF4": ([-1, 0, 1], [0.3, 0.4, 0.3])}
+    figure = plot_code_use(uses)
+    assert "even: the busiest code gets 60%" in titles(figure)
+    assert "NF4: the busiest code gets 40%" in titles(figure)
+
+
+def test_error_over_bits() -> None:
+    series = {"RTN": [(4.1, 50.0), (4.6, 44.0)], "NF4": [(4.13, 43.0)]}
+    figure = plot_error_over_bits(
+        series, "Finding", ylabel="perplexity", floor=("base", 37.0), labels={"RTN": ["a", "b"]}
+    )
+    [axes] = figure.axes
+    assert list(axes.lines[1].get_xdata()) == [4.1, 4.6]
+    assert [text.get_text() for text in axes.texts] == ["a", "b"]
+    assert axes.get_ylabel() == "perplexity"
+
+
+def test_layer_errors() -> None:
+    errors = {name: {"RTN": 0.02, "GPTQ": 0.01} for name in ("q_proj", "down_proj")}
+    [axes] = plot_layer_errors(errors, "Finding").axes
+    assert sorted({round(bar.get_height(), 6) for bar in axes.patches}) == [1.0, 2.0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["q_proj", "down_proj"]
+
+
+def test_scale_search_marks_the_best() -> None:
+    [axes] = plot_scale_search({"q, k, v": {None: 2.0, 0.0: 1.8, 0.5: 1.0, 0.9: 3.0}}).axes
+    best = axes.lines[-1]
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (0.5, 0.5)
+
+
+def test_calibration() -> None:
+    errors = {"GPTQ": [0.02, 0.01], "AWQ": [0.013, 0.012]}
+    figure = plot_calibration([128, 2048], errors, 0.015, 1536)
+    [axes] = figure.axes
+    assert "1.54 times AWQ's with 128 tokens, 0.83 times with 2048" in titles(figure)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["128", "2048"]
+    assert list(axes.lines[1].get_ydata()) == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_read_back(weight, grid: str) -> None:
+    after, bits = read_back(weight, 4, 64, grid)
+    assert after.shape == weight.shape
+    assert 4 < bits <= 4.5
+    assert 0 < (after - weight).norm() / weight.norm() < 0.15
+
+
+def test_an_outlier_spoils_its_group_only(weight) -> None:
+    def heights(outlier: int) -> list[float]:
+        figure = plot_rounding(weight, 4, 64, outlier, "symmetric")
+        bars = [bar.get_height() for bar in figure.axes[1].patches]
+        plt.close(figure)
+        return bars
+
+    # Relative to the row's square, which grows with the outlier.
+    row = weight[0].clone()
+    row[9] = 30 * weight.std()
+    grown = float(row.square().mean() / weight[0].square().mean())
+    before, after = heights(0), heights(30)
+    assert after[0] * grown > 10 * before[0]
+    assert after[1] * grown == pytest.approx(before[1], rel=1e-3)
+    assert weight[0, 9] < 1  # the weight that was passed in is left alone
+
+
+def test_every_control_redraws(weight) -> None:
+    explorer = rounding_explorer(weight)
+    seen = {explorer._image.value}
+    for name, value in (("bits", 2), ("group_size", 192), ("outlier", 40), ("grid", "NF4")):
+        explorer.controls[name].value = value
+        assert explorer.error is None
+        seen.add(explorer._image.value)
+    assert len(seen) == 5
+    assert list(explorer.controls["group_size"].options) == [16, 32, 64, 192]

@@ -1,0 +1,71 @@
+"""The pictures and the widget of notebook 13."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+
+from utils.viz.serving import vllm_prefix
+from utils.viz.serving.vllm_prefix_widget import hit_explorer, plot_prediction, tenant_prompts
+from utils.viz.style import use_course_style
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    use_course_style()
+    yield
+    plt.close("all")
+
+
+def test_staircase_draws_predicted_and_measured_for_each_block_size() -> None:
+    steps = {size: ([0, 40, 80], [0, 32, 64]) for size in (32, 128)}
+    axes = vllm_prefix.plot_staircase(steps, steps).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "blocks of 32: predicted", "blocks of 32: vLLM",
+        "blocks of 128: predicted", "blocks of 128: vLLM",
+    ]  # fmt: skip
+
+
+def test_ttft_splits_hits_from_misses() -> None:
+    figure = vllm_prefix.plot_ttft_by_tokens_left([300, 40, 50], [0.1, 0.03, 0.04],
+                                                  [False, True, True], 0.02, 0.0003)  # fmt: skip
+    lines = figure.axes[0].get_lines()
+    assert [len(line.get_xdata()) for line in lines] == [2, 1, 2]
+    assert lines[2].get_ydata().tolist() == pytest.approx([30, 40])
+
+
+def test_ledger_names_the_fastest() -> None:
+    axes = vllm_prefix.plot_ledger({"alone": 10.0, "together": 45.0, "guessing": 20.0}).axes[0]
+    assert axes.get_title(loc="left") == "Fastest here: together, 4.5 times the first row"
+
+
+def test_allowed_tokens_counts_places_without_much_choice() -> None:
+    axes = vllm_prefix.plot_allowed_tokens([1, 500, 20], ['{"', "$a", "}"], 1000).axes[0]
+    assert axes.get_title(loc="left").startswith("At 2 of 3 places")
+
+
+def test_cache_sizes() -> None:
+    figure = vllm_prefix.plot_cache_sizes(
+        [4, 8], {"turns": [0, 0.5], "grouped": [0.5, 0.5]}, 4, {"turns": 0, "grouped": 0.5}
+    )
+    assert len(figure.axes[0].get_lines()) == 5
+
+
+def test_prediction_of_the_widget() -> None:
+    assert [len(p) for p in tenant_prompts(2, 4, 10, 3)] == [13] * 4
+    title = plot_prediction(268, 80, 128, 3, 2048, 0.03, 0.0003).axes[0].get_title(loc="left")
+    assert title.startswith("256 of 348 tokens found")
+    with pytest.raises(ValueError, match="One prompt needs 8 blocks; the cache has 4"):
+        plot_prediction(800, 200, 128, 1, 512, 0.03, 0.0003)
+
+
+def test_every_control_of_the_widget_moves() -> None:
+    explorer = hit_explorer(0.03, 0.0003)
+    for control in explorer.controls.values():
+        values = getattr(control, "options", None) or [control.min, control.max]
+        before = control.value
+        for value in values:
+            control.value = value
+            assert explorer.error is None, f"{control.description}={value}: {explorer.error}"
+        control.value = before
+    assert plt.get_fignums() == []

@@ -1,0 +1,1 @@
+"""What the checks of all labs are made of: running answers, comparing, words, pictures."""

@@ -1,0 +1,170 @@
+"""The engine of lab 08 before the learner's loop: a scheduler, a runner, a KV cache, and parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from utils.checks.kit.runner import Mismatch
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.input_processor import Prompt
+from utils.engine.llm import LLM
+from utils.engine.llm_engine import LLMEngine
+from utils.engine.outputs import RequestOutput
+from utils.engine.request import Request, RequestStatus
+from utils.engine.sampling_params import SamplingParams
+from utils.engine.worker.model_runner import ModelRunner
+
+
+class Parts(NamedTuple):
+    """What the learner wrote in exercises 1 to 5."""
+
+    check_sampling_params: Callable[..., None]
+    prepare_inputs: Callable[..., tuple[list[int], list[int], list[int]]]
+    update_request: Callable[..., None]
+    detokenizer_class: Callable[..., Any]
+    text_to_show: Callable[..., tuple[int, str | None]]
+
+
+class _Runner(ModelRunner):
+    """The engine's model runner, with the learner's flat batch."""
+
+    def __init__(self, runner: ModelRunner, prepare_inputs: Callable[..., Any]) -> None:
+        super().__init__(runner.model, runner.sampler, runner.kv_cache)
+        self.prepare_inputs = prepare_inputs
+
+    def _forward(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+        requests, scheduled = output.scheduled_requests, output.num_scheduled_tokens
+        input_ids, positions, logits_indices = self.prepare_inputs(requests, scheduled)
+        caught_up = [
+            request
+            for request in requests
+            if request.num_computed_tokens + scheduled[request.request_id] == request.num_tokens
+        ]
+        counts = (len(input_ids), len(positions), len(logits_indices))
+        if counts != (sum(scheduled.values()), sum(scheduled.values()), len(caught_up)):
+            raise ValueError("prepare_inputs gave lists of other lengths. See its own check.")
+        hidden = self.model(
+            torch.tensor(input_ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            self._batch(output),
+        )  # [num_tokens, hidden_size]
+        return caught_up, hidden[logits_indices]
+
+
+class EngineBase(LLMEngine):
+    """All of an engine except its loop. Extend it with `step` and `abort_requests`.
+
+    Args:
+        llm: brings the model and the tokenizer.
+        parts: the learner's.
+        changes: fields of `EngineConfig` that are to differ from the LLM's.
+    """
+
+    def __init__(self, llm: LLM, parts: Parts, **changes: Any) -> None:
+        super().__init__(llm.model, llm.tokenizer, replace(llm.config, **changes))
+        self.parts = parts
+        self.runner = _Runner(self.runner, parts.prepare_inputs)
+        self._num_shown: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+
+    # --- what the learner writes -----------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        raise Mismatch("Your class must have a method `step` of its own.")
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        raise Mismatch("Your class must have a method `abort_requests` of its own.")
+
+    # --- what the learner uses -------------------------------------------------------------------
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """The requests that are not finished, by their id."""
+        return self._requests
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> dict[str, int]:
+        """Compute what was scheduled. Returns the new token of each request that got one."""
+        sampled = self.runner.execute_model(scheduler_output)
+        return {token.request.request_id: token.token_id for token in sampled}
+
+    def update(self, request: Request, num_scheduled_tokens: int, token_id: int | None) -> None:
+        """Book what a step computed for a request, and let its text grow.
+
+        Args:
+            request: one that was scheduled.
+            num_scheduled_tokens: how many of its tokens were computed.
+            token_id: its new token. None: it got none.
+        """
+        early = request.too_early_to_stop()
+        self.parts.update_request(request, num_scheduled_tokens, token_id)
+        if token_id is None:
+            return
+        request.metrics.record_token()
+        if request.status != RequestStatus.FINISHED_STOPPED:  # EOS and stop tokens are no text
+            gained = request.detokenizer.append(token_id)
+            request.text += gained
+            num_searched = 0 if early else len(gained)
+            count, stop = self.parts.text_to_show(request.text, num_searched, request.stop_strings)
+            self._num_shown[request] = count
+            if stop is not None:
+                request.text = request.text[:count]
+                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, stop
+        if request.is_finished:
+            self._num_shown[request] = len(request.text)
+
+    def output(self, request: Request) -> RequestOutput:
+        """The request's answer so far, as the user may see it."""
+        output = request.output()
+        output.outputs[0].text = request.text[: self._num_shown.get(request, 0)]
+        return output
+
+    def free(self, request: Request) -> None:
+        """Take a request out of the scheduler's lists, and give its blocks back."""
+        if request in self.scheduler.running:
+            self.scheduler.running.remove(request)
+        if request in self.scheduler.waiting:
+            self.scheduler.waiting.remove(request)
+        self.kv_cache_manager.free(request)
+
+    def forget_contents(self) -> None:
+        """Make nothing findable in the prefix cache any more."""
+        self.kv_cache_manager.block_pool.forget_contents()
+
+    # --- how requests come in, and how `LLM.generate` calls the loop -----------------------------
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None,
+        priority: int = 0,
+    ) -> None:  # fmt: skip
+        """Queue a prompt, after the learner's function has checked the parameters."""
+        self.parts.check_sampling_params(params or SamplingParams())
+        super().add_request(request_id, prompt, params, priority)
+
+    def add(self, request: Request) -> None:
+        if len(request.family) > 1:
+            raise ValueError("The engine of this lab gives one answer per prompt: n must be 1.")
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return str(
+                self.inputs.tokenizer.decode(
+                    list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+            )
+
+        prompt = list(request.prompt_token_ids)
+        request.detokenizer = self.parts.detokenizer_class(decode, prompt)
+        super().add(request)
+
+    def advance(self) -> list[Request]:
+        """One step, for `LLM.generate`, which looks at the requests themselves."""
+        before = dict(self._requests)
+        names = {output.request_id for output in self.step()}
+        return [request for name, request in before.items() if name in names]
+
+    def _process(self, *_: Any) -> dict[Request, int]:
+        raise Mismatch("The engine's own loop would do the work. Call `self.update` in yours.")

@@ -1,0 +1,110 @@
+"""A flat batch: whose tokens are in it, and where the keys and values before them lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from utils.engine.attention.kv_cache import KVCache
+from utils.engine.attention.ops import AttentionOps
+from utils.engine.attention.paged_attention import AttentionMetadata, paged_attention
+from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
+
+
+class Batch(Protocol):
+    """Knows which tokens of a flat batch belong together, and where the tokens before them are."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: AttentionOps, scale: float
+    ) -> Tensor:
+        """Keep the new keys and values, then attend to them and to those kept before.
+
+        Args:
+            query: [T, H, D]
+            key: [T, H_kv, D]
+            value: [T, H_kv, D]
+
+        Returns:
+            [T, H, D]
+        """
+
+
+@dataclass(frozen=True)
+class ContiguousBatch:
+    """Each request has a cache of its own.
+
+    The first `query_lens[0]` tokens belong to request 0, the next `query_lens[1]` to request 1.
+    A cache may be None: nothing comes before these tokens, and nothing is kept.
+    """
+
+    query_lens: list[int]
+    kv_caches: Sequence[KVCache | None]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: AttentionOps, scale: float
+    ) -> Tensor:
+        outputs = []
+        parts = (tensor.split(self.query_lens) for tensor in (query, key, value))
+        for q, k, v, cache in zip(*parts, self.kv_caches, strict=True):
+            if cache is not None:
+                k, v = cache.append(layer, k, v)  # [all tokens of the request, H_kv, D]
+            outputs.append(ops.attention(q, k, v, scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """All requests have their keys and values in blocks of one cache."""
+
+    kv_cache: PagedKVCache
+    metadata: AttentionMetadata
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, ops: AttentionOps, scale: float
+    ) -> Tensor:
+        # All requests write before any reads: one may have hit blocks that another fills just now.
+        cache = self.kv_cache
+        slots = self.metadata.slot_mapping
+        if ops.reshape_and_cache is None:
+            cache.write(layer, key, value, slots)
+        else:
+            ops.reshape_and_cache(key, value, cache.keys[layer], cache.values[layer], slots)
+        paged = ops.paged_attention
+        if paged is None or self.metadata.tree_masks:  # trees are more than an op is asked for
+            paged = partial(paged_attention, attend_one=ops.attention)
+        return paged(query, cache.keys[layer], cache.values[layer], self.metadata, scale)
+
+
+class Span(NamedTuple):
+    """The tokens of one request in a flat batch: `num_new` of them from position `start` on."""
+
+    block_ids: list[int]
+    start: int
+    num_new: int
+
+
+def paged_batch(
+    kv_cache: PagedKVCache, spans: Sequence[Span], tree_masks: dict[int, Tensor] | None = None
+) -> PagedBatch:
+    """The flat batch of these spans. For `tree_masks` see `AttentionMetadata`."""
+    device = kv_cache.keys.device
+    slots: list[int] = []
+    tables: list[Tensor] = []
+    for block_ids, start, num_new in spans:
+        end = start + num_new
+        slots += slot_mapping(block_ids, kv_cache.block_size, start, end)
+        # Blocks for guesses to come hold nothing to look at yet.
+        tables.append(torch.tensor(block_ids[: -(-end // kv_cache.block_size)], device=device))
+    metadata = AttentionMetadata(
+        [span.num_new for span in spans],
+        [span.start + span.num_new for span in spans],
+        tables,
+        torch.tensor(slots, device=device),
+        {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
+    )
+    return PagedBatch(kv_cache, metadata)

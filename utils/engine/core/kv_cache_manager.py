@@ -1,0 +1,247 @@
+"""The KV cache manager: which blocks each request has.
+
+Names as in vLLM's `v1/core/kv_cache_manager.py`. It knows block numbers only; the keys and values
+themselves are in `PagedKVCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from utils.engine.core.block_pool import BlockPool
+from utils.engine.core.kv_cache_utils import BlockCopies, BlockHasher, KVCacheBlock
+from utils.engine.core.swap_space import SwapSpace
+from utils.engine.metrics import PrefixCacheStats
+from utils.engine.request import Request
+
+
+class KVCacheManager:
+    """Gives blocks to requests, finds those that are computed already, and takes them back.
+
+    Args:
+        num_gpu_blocks: blocks in the pool.
+        block_size: tokens in a block.
+        enable_caching: look for computed blocks, and keep them findable after use.
+        block_hasher: hashes a request's full blocks (see `get_request_block_hasher`). Needed when
+            caching is enabled.
+        num_cpu_blocks: blocks of swap space in host memory.
+        block_pool: a pool to use in place of `BlockPool(num_gpu_blocks)`.
+
+    Raises:
+        ValueError: `block_size` or `num_gpu_blocks` is not a positive integer, or there is no
+            `block_hasher` to look blocks up with.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        enable_caching: bool = True,
+        block_hasher: BlockHasher | None = None,
+        num_cpu_blocks: int = 0,
+        block_pool: BlockPool | None = None,
+    ) -> None:
+        if not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size must be a positive integer, got {block_size!r}.")
+        if enable_caching and block_hasher is None:
+            raise ValueError("Prefix caching needs a block_hasher: see get_request_block_hasher.")
+        self.block_size, self.enable_caching = block_size, enable_caching
+        self.block_hasher = block_hasher
+        self.block_pool = block_pool or BlockPool(num_gpu_blocks)
+        self.swap_space = SwapSpace(num_cpu_blocks)
+        self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}  # the block tables
+        self.num_cached_block: dict[str, int] = {}  # how many of each table's blocks are findable
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._pending = BlockCopies()
+
+    # --- what the scheduler asks for -------------------------------------------------------------
+
+    def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
+        """Find the longest prefix of the request whose keys and values are in the pool.
+
+        Returns:
+            The blocks, and how many tokens they hold. At least one token of the request is always
+            left out: without computing it, there would be no logits to sample from. Nothing is
+            reserved yet: pass the blocks to `allocate_slots`.
+        """
+        if not self.enable_caching:
+            return [], 0
+        self._update_block_hashes(request)
+        max_num_blocks = (request.num_tokens - 1) // self.block_size
+        blocks: list[KVCacheBlock] = []
+        for block_hash in request.block_hashes[:max_num_blocks]:
+            block = self.block_pool.get_cached_block(block_hash)
+            if block is None:  # then no longer prefix can be there either
+                break
+            blocks.append(block)
+        return blocks, len(blocks) * self.block_size
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock] = (),
+        num_lookahead_tokens: int = 0,
+    ) -> list[KVCacheBlock] | None:
+        """Make room for the next tokens of a request.
+
+        Args:
+            request: its `num_computed_tokens` have their place already.
+            num_new_tokens: tokens that the next forward pass computes.
+            new_computed_blocks: from `get_computed_blocks`, for a request that has no blocks yet.
+            num_lookahead_tokens: slots beyond them, for what a draft model computes ahead.
+
+        Returns:
+            The newly allocated blocks, or None if too few are free. Then nothing has changed.
+
+        Raises:
+            ValueError: `num_new_tokens` is below 1.
+        """
+        if num_new_tokens < 1:
+            raise ValueError(f"num_new_tokens must be at least 1, got {num_new_tokens}.")
+        table = self.req_to_blocks.get(request.request_id, [])
+        num_computed = request.num_computed_tokens + len(new_computed_blocks) * self.block_size
+        num_tokens = num_computed + num_new_tokens
+        num_blocks = -(-(num_tokens + num_lookahead_tokens) // self.block_size)
+        # Copy-on-write: a block that will be written to must not be seen by anybody else.
+        written = range(num_computed // self.block_size, min(len(table), num_blocks))
+        shared = [i for i in written if table[i].ref_cnt > 1]
+        num_new_blocks = max(0, num_blocks - len(table) - len(new_computed_blocks)) + len(shared)
+        # A hit that is free now will leave the free queue as well.
+        num_evictable = sum(block.ref_cnt == 0 for block in new_computed_blocks)
+        if num_new_blocks + num_evictable > self.block_pool.get_num_free_blocks():
+            return None
+
+        if request.request_id not in self.req_to_blocks:
+            if self.enable_caching and request.num_preemptions == 0:
+                self.prefix_cache_stats.record(request.num_tokens, num_computed)
+            self.req_to_blocks[request.request_id] = table
+            self.num_cached_block[request.request_id] = len(new_computed_blocks)
+        self.block_pool.touch(new_computed_blocks)  # first of all, so that they are not evicted
+        table.extend(new_computed_blocks)
+        new_blocks = self.block_pool.get_new_blocks(num_new_blocks)
+        for i, copy in zip(shared, new_blocks, strict=False):
+            self._pending.copy.append((table[i].block_id, copy.block_id))
+            self.block_pool.free_blocks([table[i]])
+            table[i] = copy
+        table.extend(new_blocks[len(shared) :])
+        if self.enable_caching:
+            self._cache_blocks(request, min(num_tokens, request.num_tokens))
+        return new_blocks
+
+    def free(self, request: Request) -> None:
+        """Take back all blocks of a request. Does nothing if it has none."""
+        table = self.req_to_blocks.pop(request.request_id, [])
+        self.num_cached_block.pop(request.request_id, None)
+        self.block_pool.free_blocks(reversed(table))  # the tail is the first to be reused
+        self.swap_space.free(request.request_id)
+
+    def get_block_ids(self, request_id: str) -> list[int]:
+        """The block table of a request. Raises a ValueError if it has no blocks."""
+        return [block.block_id for block in self._table(request_id)]
+
+    # --- forks: parallel sampling and beam search ------------------------------------------------
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child` share all blocks of `parent`. Not a single key or value is copied.
+
+        Whichever of the two first writes into a shared block gets a copy of it (copy-on-write).
+
+        Raises:
+            ValueError: the parent has no blocks (it is finished), or the child has some already.
+        """
+        table = self._table(parent.request_id)
+        if child.request_id in self.req_to_blocks:
+            raise ValueError(f"Request {child.request_id} has blocks already. Fork a new request.")
+        self.block_pool.touch(table)
+        self.req_to_blocks[child.request_id] = list(table)
+        self.num_cached_block[child.request_id] = self.num_cached_block[parent.request_id]
+        child.num_computed_tokens = parent.num_computed_tokens
+        num_hashes = self.num_cached_block[parent.request_id]
+        child.block_hashes = parent.block_hashes[:num_hashes]
+
+    # --- swapping: preemption without losing what was computed -----------------------------------
+
+    def swap_out(self, request: Request) -> bool:
+        """Move a request's keys and values to host memory, and free its blocks.
+
+        Returns:
+            False if the swap space has too little room. Then nothing has changed.
+        """
+        table = self._table(request.request_id)
+        num_blocks = -(-request.num_computed_tokens // self.block_size)
+        host_ids = self.swap_space.allocate(request.request_id, num_blocks)
+        if host_ids is None:
+            return False
+        ids = [block.block_id for block in table[:num_blocks]]
+        self._pending.swap_out += zip(ids, host_ids, strict=True)
+        del self.req_to_blocks[request.request_id], self.num_cached_block[request.request_id]
+        self.block_pool.free_blocks(reversed(table))
+        return True
+
+    def swap_in(self, request: Request, num_new_tokens: int = 0) -> bool:
+        """Bring a request's keys and values back from host memory, into other blocks.
+
+        Returns:
+            False if the pool lacks room for them and `num_new_tokens` more. Then nothing changed.
+
+        Raises:
+            ValueError: the request is not swapped out.
+        """
+        host_ids = self.swap_space.block_ids(request.request_id)
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        if -(-num_tokens // self.block_size) > self.block_pool.get_num_free_blocks():
+            return False
+        table = self.block_pool.get_new_blocks(len(host_ids))
+        self._pending.swap_in += zip(host_ids, (b.block_id for b in table), strict=True)
+        self.swap_space.free(request.request_id)
+        self.req_to_blocks[request.request_id] = table
+        self.num_cached_block[request.request_id] = 0
+        if self.enable_caching:  # now: a fork may share these blocks before the next step
+            self._cache_blocks(request, request.num_computed_tokens)
+        return True
+
+    def take_block_copies(self) -> BlockCopies:
+        """The copies to be made before the next forward pass. Each is handed out once."""
+        pending, self._pending = self._pending, BlockCopies()
+        return pending
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The part of the pool's blocks that is in use, from 0 to 1."""
+        return self.block_pool.get_usage()
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats:
+        """The counts since the last call, and start again from zero."""
+        stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
+        return stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the contents of all blocks. False if a block is in use; then nothing changes."""
+        return self.block_pool.reset_prefix_cache()
+
+    def _table(self, request_id: str) -> list[KVCacheBlock]:
+        if request_id not in self.req_to_blocks:
+            raise ValueError(
+                f"Request {request_id} has no blocks: it is finished, swapped out or not started."
+            )
+        return self.req_to_blocks[request_id]
+
+    def _update_block_hashes(self, request: Request) -> None:
+        assert self.block_hasher is not None
+        request.block_hashes += self.block_hasher(request)
+
+    def _cache_blocks(self, request: Request, num_tokens: int) -> None:
+        self._update_block_hashes(request)
+        num_full_blocks = num_tokens // self.block_size
+        num_cached_blocks = self.num_cached_block[request.request_id]
+        if num_full_blocks > num_cached_blocks:
+            self.block_pool.cache_full_blocks(
+                self.req_to_blocks[request.request_id],
+                request.block_hashes,
+                num_cached_blocks,
+                num_full_blocks,
+            )
+            self.num_cached_block[request.request_id] = num_full_blocks

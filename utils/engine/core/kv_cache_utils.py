@@ -1,0 +1,248 @@
+"""What the block pool is made of: blocks, the queue of free blocks, and block hashes.
+
+Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", section 4. Names as in vLLM's `v1/core/kv_cache_utils.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import xxhash
+
+ExtraKeys = tuple[Any, ...] | None
+HashFunction = Callable[[bytes], bytes]
+
+NONE_HASH = bytes(32)  # stands where a first block has no parent
+HASH_FUNCTIONS: dict[str, HashFunction] = {
+    "sha256": lambda data: hashlib.sha256(data).digest(),
+    "xxhash": xxhash.xxh3_128_digest,  # faster, but anybody can construct collisions
+}
+
+
+def get_hash_fn_by_name(name: str) -> HashFunction:
+    """The hash function for `prefix_caching_hash_algo`. Raises a ValueError for unknown names."""
+    if name not in HASH_FUNCTIONS:
+        raise ValueError(f"Unknown hash {name!r}. Expected one of {', '.join(HASH_FUNCTIONS)}.")
+    return HASH_FUNCTIONS[name]
+
+
+class _ToBytes(dict[int, Callable[..., bytes]]):
+    """For each number of tokens, a function that writes them as 32-bit integers.
+
+    Made once each: every token of every prompt passes through here.
+    """
+
+    def __missing__(self, num_tokens: int) -> Callable[..., bytes]:
+        self[num_tokens] = struct.Struct(f"{num_tokens}I").pack
+        return self[num_tokens]
+
+
+_TO_BYTES = _ToBytes()
+
+
+class BlockHash:
+    """Stands for the contents of a full block and of all blocks before it.
+
+    The digest makes the lookup fast. Two of these are equal only if the tokens are, all the way to
+    the beginning, so that two prompts with the same digest never get each other's blocks.
+
+    Args:
+        digest: hash of the parent's digest, the tokens and the extra keys.
+        parent: of the block before; None for a prompt's first block.
+        token_ids: the tokens in this block.
+        extra_keys: what else must agree, such as a tenant's salt.
+    """
+
+    __slots__ = ("digest", "extra_keys", "parent", "token_ids")
+
+    def __init__(
+        self,
+        digest: bytes,
+        parent: BlockHash | None,
+        token_ids: tuple[int, ...],
+        extra_keys: ExtraKeys = None,
+    ) -> None:
+        self.digest, self.parent = digest, parent
+        self.token_ids, self.extra_keys = token_ids, extra_keys
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockHash):
+            return NotImplemented
+        a: BlockHash | None = self
+        b: BlockHash | None = other
+        while a is not b:
+            if (
+                a is None or b is None or a.digest != b.digest
+                or a.token_ids != b.token_ids or a.extra_keys != b.extra_keys
+            ):  # fmt: skip
+                return False
+            a, b = a.parent, b.parent
+        # Their pasts are equal, so let them share one. Then the next comparison of blocks that
+        # follow these two stops after one step, instead of walking back to the beginning.
+        self.parent = other.parent
+        return True
+
+    def __repr__(self) -> str:
+        return f"BlockHash({self.digest.hex()[:8]})"
+
+
+def hash_block_tokens(
+    hash_function: HashFunction,
+    parent_block_hash: BlockHash | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: ExtraKeys = None,
+) -> BlockHash:
+    """Hash a full block together with everything before it.
+
+    The keys and values of a token depend on all tokens before it. So must the hash: it takes in
+    the parent's, which took in its own parent's, and so on to the first token.
+    """
+    parent_digest = NONE_HASH if parent_block_hash is None else parent_block_hash.digest
+    # The first two parts have a fixed length, so where the third begins is never in doubt.
+    data = parent_digest + _TO_BYTES[len(curr_block_token_ids)](*curr_block_token_ids)
+    if extra_keys is not None:
+        data += repr(extra_keys).encode()
+    return BlockHash(
+        hash_function(data), parent_block_hash, tuple(curr_block_token_ids), extra_keys
+    )
+
+
+class HashedRequest(Protocol):
+    """What of a request its block hashes depend on. `Request` has it all."""
+
+    lora_name: str | None
+    cache_salt: str | None
+    all_token_ids: list[int]
+    block_hashes: list[BlockHash]
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+def generate_block_hash_extra_keys(request: HashedRequest) -> ExtraKeys:
+    """What must agree besides the tokens: adapter and tenant's salt. None when there is neither.
+
+    It enters the first block's hash, and through the chain all others.
+    """
+    if request.lora_name is None and request.cache_salt is None:
+        return None
+    return (request.lora_name, request.cache_salt)
+
+
+BlockHasher = Callable[[HashedRequest], list[BlockHash]]
+
+
+def get_request_block_hasher(
+    block_size: int,
+    caching_hash_fn: HashFunction,
+    hash_block_tokens: Callable[..., BlockHash] = hash_block_tokens,
+) -> BlockHasher:
+    """Make a function that hashes those full blocks of a request that have no hash yet."""
+
+    def request_block_hasher(request: HashedRequest) -> list[BlockHash]:
+        new: list[BlockHash] = []
+        start = len(request.block_hashes) * block_size
+        parent = request.block_hashes[-1] if request.block_hashes else None
+        for begin in range(start, request.num_tokens - block_size + 1, block_size):
+            tokens = request.all_token_ids[begin : begin + block_size]
+            extra_keys = generate_block_hash_extra_keys(request) if begin == 0 else None
+            parent = hash_block_tokens(caching_hash_fn, parent, tokens, extra_keys)
+            new.append(parent)
+        return new
+
+    return request_block_hasher
+
+
+@dataclass(slots=True, eq=False)
+class KVCacheBlock:
+    """What is known about one block of KV memory. The memory itself is in `PagedKVCache`."""
+
+    block_id: int
+    ref_cnt: int = 0  # how many requests' tables hold the block
+    block_hash: BlockHash | None = None  # set while the block can be found by its contents
+    # Neighbours in the free queue. Only the queue changes them.
+    prev_free_block: KVCacheBlock | None = None
+    next_free_block: KVCacheBlock | None = None
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={self.block_hash})"
+
+
+@dataclass
+class BlockCopies:
+    """Copies of whole blocks that must be made before the next forward pass, in this order."""
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block)
+    copy: list[tuple[int, int]] = field(default_factory=list)  # (device block, device block)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block)
+
+
+class FreeKVCacheBlockQueue:
+    """The free blocks, the first to be reused in front: a doubly linked list.
+
+    A hit takes a block out of the middle, which a list or a deque does in O(n), and this in O(1).
+    The links lie in the blocks themselves, so no object is made when the queue changes.
+    """
+
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.num_free_blocks = 0
+        # With an end that is never removed, every block has two neighbours, and no case is special.
+        self._end = KVCacheBlock(block_id=-1)
+        self._end.prev_free_block = self._end.next_free_block = self._end
+        self.append_n(blocks)
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Take the first `n` blocks out. The caller has checked that there are as many."""
+        taken = []
+        block = self._end.next_free_block
+        for _ in range(n):
+            taken.append(block)
+            following = block.next_free_block  # type: ignore[union-attr]
+            block.prev_free_block = block.next_free_block = None  # type: ignore[union-attr]
+            block = following
+        self._link(self._end, block)
+        self.num_free_blocks -= n
+        return taken  # type: ignore[return-value]
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take a block out, wherever it is. Raises a ValueError if it is not in the queue."""
+        if block.prev_free_block is None:
+            raise ValueError(f"{block} is not in the free queue.")
+        self._link(block.prev_free_block, block.next_free_block)
+        block.prev_free_block = block.next_free_block = None
+        self.num_free_blocks -= 1
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks at the back: the last to be reused."""
+        self._insert_after(self._end.prev_free_block, blocks)
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks at the front, in this order: the first to be reused."""
+        self._insert_after(self._end, blocks)
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        block = self._end.next_free_block
+        while block is not self._end:
+            yield block  # type: ignore[misc]
+            block = block.next_free_block  # type: ignore[union-attr]
+
+    def _insert_after(self, left: KVCacheBlock | None, blocks: Sequence[KVCacheBlock]) -> None:
+        right = left.next_free_block  # type: ignore[union-attr]
+        for block in blocks:
+            left.next_free_block = block  # type: ignore[union-attr]
+            block.prev_free_block = left
+            left = block
+        self._link(left, right)
+        self.num_free_blocks += len(blocks)
+
+    @staticmethod
+    def _link(left: KVCacheBlock | None, right: KVCacheBlock | None) -> None:
+        left.next_free_block, right.prev_free_block = right, left  # type: ignore[union-attr]

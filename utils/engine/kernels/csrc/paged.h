@@ -1,0 +1,98 @@
+// The KV cache in blocks: what writes to it, and attention over all requests of a flat batch.
+// T tokens, B requests, H query heads, H_kv key/value heads, D head_dim, G = H / H_kv.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention_amx.h"
+
+// Put the new keys and values [T, H_kv, D] into their slots of the cache.
+void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key_cache,
+                       const Tensor& value_cache, const Tensor& slot_mapping) {
+  const int64_t size = key.size(1) * key.size(2);
+  const int64_t* slots = pointer<int64_t>(slot_mapping);
+  dispatch(key, [&](auto number) {
+    using T = decltype(number);
+    for (int64_t t = 0; t < key.size(0); t++) {
+      std::copy_n(pointer<T>(key) + t * key.stride(0), size,
+                  pointer<T>(key_cache) + slots[t] * size);
+      std::copy_n(pointer<T>(value) + t * value.stride(0), size,
+                  pointer<T>(value_cache) + slots[t] * size);
+    }
+  });
+}
+
+// How many tokens at their beginning all requests have in the same blocks, and see whole.
+inline int64_t common_prefix(const Tensor& query_start_loc, const Tensor& seq_lens,
+                             const Tensor& block_table, int64_t block_size) {
+  const int64_t *start = pointer<int64_t>(query_start_loc), *length = pointer<int64_t>(seq_lens);
+  const int64_t *table = pointer<int64_t>(block_table), blocks = block_table.size(1);
+  int64_t common = blocks;
+  for (int64_t i = 0; i < seq_lens.size(0); i++) {
+    common = std::min(common, (length[i] - (start[i + 1] - start[i])) / block_size);
+    const int64_t* own = table + i * blocks;
+    common = std::mismatch(own, own + common, table).first - own;
+  }
+  return common * block_size;
+}
+
+// query [T, H, D]; caches [blocks, block_size, H_kv, D]; of the B requests: query_start_loc
+// [B + 1], seq_lens [B], block_table [B, most blocks]. Returns [T, H, D].
+//
+// Where requests share a long prefix, its keys and values are fetched once for all of them, and
+// each goes on from there with its own (cascade attention; Ye et al. 2024, "Cascade Inference").
+Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                       const Tensor& query_start_loc, const Tensor& seq_lens,
+                       const Tensor& block_table, double scale) {
+  const int64_t T = query.size(0), H = query.size(1), D = query.size(2), B = seq_lens.size(0);
+  const int64_t H_kv = key_cache.size(2), G = H / H_kv, block_size = key_cache.size(1);
+  TORCH_CHECK(query.stride(1) == D && query.stride(2) == 1, "A token's heads must lie in a row.");
+  TORCH_CHECK(D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
+  const Tensor out = at::empty(query.sizes(), query.options());
+  const int64_t *start = pointer<int64_t>(query_start_loc), *length = pointer<int64_t>(seq_lens);
+  const int64_t* tables = pointer<int64_t>(block_table);
+
+  // Not where each request has rows enough to fill tiles: fetching is little of their work.
+  int64_t prefix = 0;
+  if (B >= 4 && T * G < B * ROWS)
+    prefix = common_prefix(query_start_loc, seq_lens, block_table, block_size);
+  if (prefix < KEYS) prefix = 0;
+  const auto partials = std::make_unique_for_overwrite<Partial[]>(prefix ? H_kv * T * G : 0);
+  std::vector<Tile> of_prefix, of_requests;
+  const auto cut = [&](std::vector<Tile>& tiles, Tile tile, int64_t tokens) {
+    for (tile.kv_head = 0; tile.kv_head < H_kv; tile.kv_head++) {
+      tile.partials = prefix ? &partials[tile.kv_head * T * G] : nullptr;
+      for (tile.first_row = 0; tile.first_row < tokens * G; tile.first_row += ROWS) {
+        tile.rows = std::min(ROWS, tokens * G - tile.first_row);
+        tiles.push_back(tile);
+      }
+    }
+  };
+  if (prefix)
+    cut(of_prefix, {.block_table = tables, .first_position = prefix, .num_keys = prefix,
+                    .is_prefix = true}, T);
+  for (int64_t i = 0; i < B; i++) {
+    const int64_t tokens = start[i + 1] - start[i];
+    cut(of_requests, {.block_table = tables + i * block_table.size(1), .first_token = start[i],
+                      .first_position = length[i] - tokens, .first_key = prefix,
+                      .num_keys = length[i]}, tokens);
+  }
+
+  dispatch(query, [&](auto number) {
+    using N = decltype(number);
+    auto kernel = D <= 64 ? attend<N, 4> : attend<N, 8>;
+#ifdef HAVE_AMX
+    if constexpr (std::is_same_v<N, bfloat16>)
+      if ((D == 64 || D == 128) && amx_allowed())
+        kernel = D == 64 ? attend_amx<64> : attend_amx<128>;
+#endif
+    const Tensors<N> tensors{pointer<N>(out), pointer<N>(query), query.stride(0),
+                             pointer<N>(key_cache), pointer<N>(value_cache), block_size, G, H_kv,
+                             D, float(scale)};
+    for (const std::vector<Tile>& tiles : {std::cref(of_prefix), std::cref(of_requests)})
+#pragma omp parallel for schedule(guided) if (tiles.size() > 1)
+      for (size_t i = 0; i < tiles.size(); i++) kernel(tiles[i], tensors);
+  });
+  return out;
+}

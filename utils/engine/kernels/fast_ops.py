@@ -1,0 +1,123 @@
+"""The kernels in C++ (csrc), as the functions that the model is built from.
+
+They are compiled at first use, for this very processor, and kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from utils.engine.attention.batch import Batch, PagedBatch
+from utils.engine.attention.paged_attention import AttentionMetadata
+from utils.engine.models.llama import LlamaModel, LlamaOps
+from utils.hub import cache_dir
+
+SOURCE = Path(__file__).parent / "csrc" / "kernels.cpp"
+HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
+TORCH = Path(torch.__file__).parent
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-std=c++20",
+         "-shared", "-fPIC", "-fvisibility=hidden")  # fmt: skip
+
+
+@cache
+def load_fast_ops() -> LlamaOps | None:
+    """The kernels as parts of the model: `LLM(ops=load_fast_ops())`.
+
+    They take tensors in float32 and bfloat16 on a CPU, and heads of at most 128 numbers. The first
+    call on a machine compiles them, which takes some ten seconds.
+
+    Returns:
+        None, after a warning that says why, where they cannot be compiled.
+    """
+    try:
+        torch.ops.load_library(str(_compiled()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        warnings.warn(
+            f"The engine's C++ kernels cannot be compiled, so it runs on PyTorch's functions, "
+            f"which is slower. Install g++ 12 or later to change that. The reason: {reason}",
+            stacklevel=2,
+        )
+        return None
+    kernels = torch.ops.llm_course
+
+    def paged_attention(
+        query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        tables = metadata.as_tensors
+        output: Tensor = kernels.paged_attention(query, key_cache, value_cache, *tables, scale)
+        return output
+
+    def decoder_layers(
+        model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch, scale: float,
+        eps: float,
+    ) -> Tensor | None:  # fmt: skip
+        weights = model.packed_weights
+        if not weights or not isinstance(batch, PagedBatch) or batch.metadata.tree_masks:
+            return None
+        cache, metadata = batch.kv_cache, batch.metadata
+        output: Tensor = kernels.decoder_layers(
+            x, cos, sin, weights, cache.keys, cache.values, metadata.slot_mapping,
+            *metadata.as_tensors, scale, eps,
+        )  # fmt: skip
+        return output
+
+    return LlamaOps(
+        decoder_layers=decoder_layers,
+        rms_norm=kernels.rms_norm.default,
+        apply_rotary=kernels.apply_rotary.default,
+        silu_and_mul=kernels.silu_and_mul.default,
+        reshape_and_cache=kernels.reshape_and_cache.default,
+        paged_attention=paged_attention,
+    )
+
+
+def _compiled() -> Path:
+    """The compiled kernels, from the cache folder if they are there.
+
+    Raises:
+        OSError: there is no compiler, or the folder cannot be written to.
+        subprocess.CalledProcessError: it did not compile. `stderr` says why.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise OSError("There is no C++ compiler (g++ or c++) on the PATH.")
+    command = [
+        compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-I{TORCH / 'include'}", str(SOURCE), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    sources = [path.read_text() for path in (SOURCE, *HEADERS)]
+    made_from = [*command, *sources, torch.__version__, _processor()]
+    name = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
+    library = cache_dir() / f"kernels-{name}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        print("Compiling the engine's C++ kernels, once ...", file=sys.stderr, flush=True)
+        # Several processes may do this at a time: each writes its own file, the last rename wins.
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            output = Path(folder) / library.name
+            subprocess.run([*command, "-o", output], check=True, capture_output=True, text=True)
+            output.replace(library)
+    return library
+
+
+def _processor() -> str:
+    """What the processor can do: code compiled for another one may not run."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "") or (
+        platform.processor()
+    )

@@ -1,0 +1,60 @@
+"""Weights laid out for matrix products, in the order in which oneDNN reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.engine.models.llama import LlamaForCausalLM
+
+
+class PackedLinear(nn.Module):
+    """A linear layer without bias, whose weight oneDNN has put into the order it reads it in.
+
+    Such a product needs no copy of the weight into that order each time. With few tokens, where
+    reading the weight is the work, it takes half the time.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in_features] -> [T, out_features]"""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        return output
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace all linear layers of a model, on a CPU, by `PackedLinear`.
+
+    The weights as they were are let go, so that nothing is held twice; except that of `lm_head`,
+    which others use, too: the embedding may be tied to it. Where oneDNN cannot work with the
+    weights, the model stays as it is.
+    """
+    dtype = next(model.parameters()).dtype
+    if not torch.backends.mkldnn.is_available() or not (
+        dtype == torch.float32
+        or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    ):
+        return
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                packed = PackedLinear(child.weight)
+                if name == "lm_head":
+                    packed.weight = child.weight
+                setattr(module, name, packed)
+    if isinstance(model, LlamaForCausalLM):
+        model.model.packed_weights = [w for layer in model.model.layers for w in _weights(layer)]
+
+
+def _weights(layer: Any) -> list[Tensor]:
+    """Of a packed decoder layer, in the order in which `decoder_layers` in C++ takes them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        layer.input_layernorm.weight, attention.qkv_proj.packed, attention.o_proj.packed,
+        layer.post_attention_layernorm.weight, mlp.gate_up_proj.packed, mlp.down_proj.packed,
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""From scores to tokens. In vLLM: `v1/sample`."""

@@ -1,0 +1,83 @@
+"""Verification: which guessed tokens stay, and the token that follows them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from utils.engine.sample.sampler import draw
+
+
+class RejectionSampler:
+    """Accepts guesses such that the answer is distributed as if there had been none.
+
+    Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3
+    and appendix A.1; Chen et al. 2023, "Accelerating Large Language Model Decoding with
+    Speculative Sampling", algorithm 2.
+    """
+
+    def greedy(self, draft_token_ids: list[int], target_token_ids: list[int]) -> list[int]:
+        """Keep the guesses up to the first that the model would not have chosen.
+
+        Args:
+            draft_token_ids: the k guesses.
+            target_token_ids: the model's k + 1 choices: after the tokens so far, after the first
+                guess, ..., after the last.
+
+        Returns:
+            The accepted guesses, then the model's own choice: the recovered token after a
+            rejection, or the bonus token after the last guess.
+        """
+        num_accepted = 0
+        while (
+            num_accepted < len(draft_token_ids)
+            and draft_token_ids[num_accepted] == target_token_ids[num_accepted]
+        ):
+            num_accepted += 1
+        return [*draft_token_ids[:num_accepted], target_token_ids[num_accepted]]
+
+    def sample(
+        self,
+        draft_token_ids: list[int],
+        draft_probs: Tensor | None,
+        target_probs: Tensor,
+        generator: torch.Generator,
+    ) -> list[int]:
+        """Keep each guess with probability min(1, p / q), up to the first rejection.
+
+        A rejected guess is replaced by a draw from max(p - q, 0), renormalised: the mass that the
+        guesses leave uncovered. Both ways together, each token comes with probability
+        min(p, q) + max(p - q, 0) = p.
+
+        Args:
+            draft_token_ids: the k guesses.
+            draft_probs: q, [k, vocab_size], what they were drawn from. None: they were not drawn
+                but chosen, so q is 1 for each guess.
+            target_probs: p, [k + 1, vocab_size], the model's own distributions.
+            generator: source of random numbers.
+
+        Returns:
+            The accepted guesses, then the recovered token, or the bonus token after the last.
+        """
+        accepted: list[int] = []
+        for i, token in enumerate(draft_token_ids):
+            q = 1.0 if draft_probs is None else float(draft_probs[i, token])
+            uniform = float(torch.rand(1, generator=generator, device=generator.device))
+            # As a product, so that nothing is divided by 0. `uniform` is below 1.
+            if uniform * q < float(target_probs[i, token]):
+                accepted.append(token)
+                continue
+            residual = target_probs[i].clone()
+            if draft_probs is None:
+                residual[token] = 0
+            else:
+                residual = (residual - draft_probs[i]).clamp_(min=0)
+            # Where p and q are all but equal, rounding may leave nothing: then p itself will do.
+            weights = residual if residual.sum() > 0 else target_probs[i]
+            return [*accepted, _draw_one(weights, generator)]
+        return [*accepted, _draw_one(target_probs[len(accepted)], generator)]
+
+
+def _draw_one(weights: Tensor, generator: torch.Generator) -> int:
+    """Draw a token in proportion to its weight [vocab_size]."""
+    return int(draw(weights[None], [generator]))

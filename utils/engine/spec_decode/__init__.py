@@ -1,0 +1,1 @@
+"""Guessing tokens ahead, to verify several in one pass. In vLLM: `v1/spec_decode`."""

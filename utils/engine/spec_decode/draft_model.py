@@ -1,0 +1,116 @@
+"""A smaller model that guesses what the large one will say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from utils.engine.attention.batch import Span, paged_batch
+from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.models.llama import LlamaForCausalLM
+from utils.engine.request import Request
+from utils.engine.sample.sampler import Sampler, draw
+from utils.engine.spec_decode.draft import Draft
+
+
+class DraftModelProposer:
+    """Guesses by running a draft model, one token after the other.
+
+    The draft has keys and values of its own, in memory of its own, but at the same slots: a block
+    table leads to a request's tokens in both. So whatever happens to the target's blocks (a hit, a
+    fork, a copy, a swap) needs no second bookkeeping. What keeps this true is that the draft reads
+    in each step what the target has read in it.
+
+    Args:
+        model: with the vocabulary of the target.
+        kv_cache: as many blocks, of the same size, as the target's.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, kv_cache: PagedKVCache) -> None:
+        self.model, self.kv_cache = model, kv_cache
+        self.device = model.lm_head.weight.device
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        wanted: Sequence[tuple[Request, int]],
+        output: SchedulerOutput,
+        last_hidden: dict[str, Tensor],
+    ) -> list[Draft]:
+        """See `Proposer`. The step's new tokens are read first, then one token follows another."""
+        self.kv_cache.copy_blocks(output.block_copies)
+        if not wanted:  # all are finished
+            return []
+        token_ids: list[list[int]] = [[] for _ in wanted]
+        probs: list[list[Tensor]] = [[] for _ in wanted]
+        ends: list[int] = []  # how many of each request's tokens, guesses too, the draft has read
+        spans: list[tuple[int, int]] = []
+        rooms: list[int] = []
+        for request, num_tokens in wanted:
+            room = len(output.block_ids[request.request_id]) * self.kv_cache.block_size
+            start = output.num_computed_tokens[request.request_id]
+            # The newest token is read as well if it has a slot and a guess is to follow it.
+            last = request.num_tokens if num_tokens and request.num_tokens <= room else None
+            ends.append(last or request.num_computed_tokens)
+            rooms.append(room if last else 0)
+            spans.append((start, ends[-1]))
+        logits = self._forward(
+            [(r, r.all_token_ids[a:b], a) for (r, _), (a, b) in zip(wanted, spans, strict=True)],
+            output,
+        )  # [requests, vocab_size]
+        active = [i for i, (_, n) in enumerate(wanted) if n and rooms[i]]
+        logits = logits[active]
+        while active:
+            tokens, distributions = self._choose(logits, [wanted[i][0] for i in active])
+            for i, token, distribution in zip(active, tokens, distributions, strict=True):
+                token_ids[i].append(token)
+                if distribution is not None:
+                    probs[i].append(distribution)
+            active = [i for i in active if len(token_ids[i]) < wanted[i][1] and ends[i] < rooms[i]]
+            if active:
+                logits = self._forward(
+                    [(wanted[i][0], token_ids[i][-1:], ends[i]) for i in active], output
+                )
+                for i in active:
+                    ends[i] += 1
+        return [
+            Draft(ids, probs=torch.stack(ps) if ps else None)
+            for ids, ps in zip(token_ids, probs, strict=True)
+        ]
+
+    def _forward(
+        self, parts: Sequence[tuple[Request, list[int], int]], output: SchedulerOutput
+    ) -> Tensor:
+        """Read tokens from a position on: logits [B, vocab_size] after each request's last."""
+        ids = [token for _, tokens, _ in parts for token in tokens]
+        positions = [start + i for _, tokens, start in parts for i in range(len(tokens))]
+        spans = [
+            Span(output.block_ids[request.request_id], start, len(tokens))
+            for request, tokens, start in parts
+        ]
+        hidden = self.model(
+            torch.tensor(ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            paged_batch(self.kv_cache, spans),
+        )
+        last_rows = torch.tensor([len(tokens) for _, tokens, _ in parts]).cumsum(0) - 1
+        return self.model.compute_logits(hidden[last_rows.to(self.device)])
+
+    def _choose(
+        self, logits: Tensor, requests: Sequence[Request]
+    ) -> tuple[list[int], list[Tensor | None]]:
+        """The next guess of each request, and what it was drawn from; None for the best token."""
+        token_ids = logits.max(dim=-1).indices.tolist()  # argmax is slow on a CPU
+        distributions: list[Tensor | None] = [None] * len(requests)
+        rows = [i for i, r in enumerate(requests) if r.sampling_params.temperature > 0]
+        if rows:
+            params = [requests[i].sampling_params for i in rows]
+            probs = self._sampler.probabilities(logits[rows], params)
+            drawn = draw(probs, [requests[i].generator for i in rows]).tolist()
+            for i, token, distribution in zip(rows, drawn, probs, strict=True):
+                token_ids[i], distributions[i] = token, distribution
+        return token_ids, distributions

@@ -1,0 +1,175 @@
+"""Speculative decoding: who guesses, how many tokens, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
+from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.kernels.packed_linear import pack_linears
+from utils.engine.metrics import SpecDecodingStats
+from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
+from utils.engine.models.weights import load_model
+from utils.engine.request import Request
+from utils.engine.spec_decode.draft import NO_DRAFT, Draft
+from utils.engine.spec_decode.draft_model import DraftModelProposer
+from utils.engine.spec_decode.medusa import MedusaHeads, MedusaProposer
+from utils.engine.spec_decode.ngram_proposer import NgramProposer
+
+MEMORY = 0.9  # what older guesses count for, after each verification
+PROBE_EVERY = 16  # tokens; a request that guesses no more tries it again
+
+
+class Proposer(Protocol):
+    """Guesses tokens for all requests of a step."""
+
+    def draft(
+        self,
+        wanted: Sequence[tuple[Request, int]],
+        output: SchedulerOutput,
+        last_hidden: dict[str, Tensor],
+    ) -> list[Draft]:
+        """Guess what comes next.
+
+        Args:
+            wanted: the requests of the step, and how many tokens to guess for each, at most.
+            output: what was scheduled in the step, and is computed now.
+            last_hidden: [hidden], by request id, what each one's last token was sampled from.
+
+        Returns:
+            A draft for each request.
+        """
+
+
+class TextProposer:
+    """Lets a `TokenProposer`, which sees one request's tokens only, guess for all requests."""
+
+    def __init__(self, proposer: TokenProposer) -> None:
+        self.proposer = proposer
+
+    def draft(
+        self,
+        wanted: Sequence[tuple[Request, int]],
+        output: SchedulerOutput,
+        last_hidden: dict[str, Tensor],
+    ) -> list[Draft]:
+        """See `Proposer`."""
+        return [
+            Draft(list(self.proposer.propose(request.all_token_ids, n))[:n]) if n else NO_DRAFT
+            for request, n in wanted
+        ]
+
+
+def expected_tokens(acceptance_rate: float, num_speculative_tokens: int) -> float:
+    """Tokens per verification of k guesses, each accepted with probability a if those before it
+    were: 1 + a + a^2 + ... + a^k. Leviathan et al. 2023, equation 1."""
+    return sum(acceptance_rate**i for i in range(num_speculative_tokens + 1))
+
+
+def choose_num_speculative_tokens(
+    acceptance_rate: float, max_num_speculative_tokens: int, draft_token_cost: float
+) -> int:
+    """The k that gives the most tokens per time, from 0 to the most allowed.
+
+    Args:
+        draft_token_cost: what a guess costs, relative to a step without any.
+    """
+    return max(
+        range(max_num_speculative_tokens + 1),
+        key=lambda k: expected_tokens(acceptance_rate, k) / (1 + k * draft_token_cost),
+    )
+
+
+class Drafter:
+    """Asks the proposer for guesses after each step, and keeps account of what came of them."""
+
+    def __init__(self, config: SpeculativeConfig, proposer: Proposer) -> None:
+        self.config, self.proposer = config, proposer
+        self.stats = SpecDecodingStats()
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Slots beyond a request's tokens that the proposer writes to."""
+        uses_slots = self.config.method == "draft_model"
+        return self.config.num_speculative_tokens if uses_slots else 0
+
+    def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Note how many of a request's guesses were accepted."""
+        self.stats.observe_draft(num_draft_tokens, num_accepted_tokens)
+        # Those after the first rejected one have not been put to the test.
+        num_tested = min(num_draft_tokens, num_accepted_tokens + 1)
+        request.num_tested_guesses = MEMORY * request.num_tested_guesses + num_tested
+        request.num_accepted_guesses = MEMORY * request.num_accepted_guesses + num_accepted_tokens
+
+    def propose(self, output: SchedulerOutput, last_hidden: dict[str, Tensor]) -> None:
+        """Give each request that was scheduled, and goes on, its guesses for the next step."""
+        requests = [request for request in output.scheduled_requests if not request.is_finished]
+        wanted = [(request, self._num_tokens(request)) for request in requests]
+        drafts = self.proposer.draft(wanted, output, last_hidden)
+        for (request, _), draft in zip(wanted, drafts, strict=True):
+            request.draft = draft
+
+    def _num_tokens(self, request: Request) -> int:
+        """How many tokens to guess for a request."""
+        if request.num_computed_tokens < request.num_tokens - 1 or request.forks:
+            return 0  # its prompt is not computed yet
+        # Verification gives one token more than was guessed, and that one may be the last.
+        room = request.max_num_tokens - request.num_tokens - 1
+        most = self.config.num_speculative_tokens
+        if self.config.adaptive:
+            acceptance_rate = request.num_accepted_guesses / request.num_tested_guesses
+            most = choose_num_speculative_tokens(
+                acceptance_rate, most, self.config.draft_token_cost
+            )
+            if most == 0 and len(request.output_token_ids) % PROBE_EVERY == 0:
+                most = 1
+        return max(0, min(most, room))
+
+
+def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
+    """The drafter that `config.speculative_config` describes.
+
+    Raises:
+        ValueError: draft model or heads cannot be read, or do not go with the target.
+    """
+    spec = config.speculative_config
+    assert spec is not None
+    proposer: Proposer
+    if spec.method == "draft_model":
+        assert spec.model is not None
+        shape = ModelConfig.from_pretrained(spec.model)
+        if shape.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"The draft model {spec.model} has a vocabulary of {shape.vocab_size} tokens, the "
+                f"target one of {target.config.vocab_size}. They must share their tokenizer."
+            )
+        packed = bool(target.model.packed_weights)  # then the draft model takes the fast path, too
+        ops = target.ops if packed else DEFAULT_OPS
+        model = load_model(spec.model, shape, config.dtype, config.device, ops)
+        if packed:
+            pack_linears(model)
+        memory = PagedKVCache(
+            model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
+            config.num_cpu_blocks,
+        )  # fmt: skip
+        proposer = DraftModelProposer(model, memory)
+    elif spec.method == "medusa":
+        assert spec.model is not None
+        heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)
+        in_a_row = len(spec.tree_widths or ()) or spec.num_speculative_tokens
+        if in_a_row > len(heads.blocks):
+            raise ValueError(
+                f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
+                f"{len(heads.blocks)}. Ask for fewer."
+            )
+        proposer = MedusaProposer(heads, target.lm_head, spec.tree_widths)
+    else:
+        ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
+        proposer = TextProposer(spec.proposer or ngram)
+    return Drafter(spec, proposer)

@@ -1,0 +1,232 @@
+"""From scheduled requests to tensors, through the model, to sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from utils.engine.attention.batch import Batch, ContiguousBatch, Span, paged_batch
+from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
+from utils.engine.attention.tree_attention import tree_attention_mask
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.models.llama import LlamaForCausalLM
+from utils.engine.outputs import Logprob
+from utils.engine.request import Request
+from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.sampler import Sampler, top_logprobs
+from utils.engine.sampling_params import SamplingParams
+from utils.engine.spec_decode.tree import follow_tree, tree_depths
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class SampledToken(NamedTuple):
+    """One new token of one request."""
+
+    request: Request
+    token_id: int
+    logprobs: dict[int, Logprob] | None
+
+
+class ModelRunner:
+    """Runs one step: the scheduled tokens of many requests, in a single forward pass.
+
+    Args:
+        kv_cache: the memory behind the block tables. None: each request brings its own cache.
+        rejection_sampler: decides which guessed tokens stay.
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        sampler: Sampler,
+        kv_cache: PagedKVCache | None,
+        rejection_sampler: RejectionSampler | None = None,
+    ) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.kv_cache = kv_cache
+        self.rejection_sampler = rejection_sampler or RejectionSampler()
+        self.device = model.lm_head.weight.device
+        # Of each request that got tokens in the last step: the hidden state [hidden] that its last
+        # token was sampled from. Medusa heads guess from it.
+        self.last_hidden: dict[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def execute_model(self, output: SchedulerOutput) -> list[SampledToken]:
+        """Compute what was scheduled, and sample for each request that is up to date.
+
+        A request of whose tokens only a part is computed gets no new token yet. One with forks
+        waiting for its prompt gets a token for each of them, too. One with guesses gets those that
+        are accepted, and one more.
+        """
+        requests, hidden = self._forward(output)
+        self.last_hidden = {}
+        members: list[Request] = []
+        first_rows: list[int] = []
+        row = 0
+        for request in requests:
+            for member in (request, *request.forks):  # forks are sampled from the same row
+                members.append(member)
+                first_rows.append(row)
+            row += 1 + len(request.spec_token_ids)
+        return self._sample(output, members, first_rows, hidden)
+
+    @torch.inference_mode()
+    def compute_logits(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+        """Run the forward pass, and score the vocabulary for each request that is up to date.
+
+        Returns:
+            The requests whose tokens are all computed now, and their logits: a row [vocab_size]
+            for each one's last token, and after it one for each of its guesses.
+        """
+        requests, hidden = self._forward(output)
+        return requests, self.model.compute_logits(hidden)
+
+    def _forward(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+        """As `compute_logits`, with the hidden states [rows, hidden] in place of logits."""
+        input_ids: list[int] = []
+        positions: list[int] = []
+        complete: list[Request] = []
+        rows: list[int] = []  # of the flat batch, that say what comes next
+        for request in output.scheduled_requests:
+            start = request.num_computed_tokens
+            end = start + output.num_scheduled_tokens[request.request_id]
+            draft = request.draft
+            if end < request.num_tokens:
+                input_ids += request.all_token_ids[start:end]
+                positions += range(start, end)
+                continue
+            input_ids += request.all_token_ids[start:]
+            input_ids += draft.token_ids
+            complete.append(request)
+            rows += range(len(input_ids) - len(draft.token_ids) - 1, len(input_ids))
+            if draft.parents is None:
+                positions += range(start, end)
+            else:  # siblings are at the same position
+                last = request.num_tokens - 1
+                positions += range(start, last + 1)
+                positions += [last + depth for depth in tree_depths(draft.parents)]
+        hidden = self.model(
+            torch.tensor(input_ids, device=self.device),
+            torch.tensor(positions, device=self.device),
+            self._batch(output),
+        )  # [T, hidden]
+        return complete, hidden[rows]
+
+    def _batch(self, output: SchedulerOutput) -> Batch:
+        requests = output.scheduled_requests
+        query_lens = [output.num_scheduled_tokens[r.request_id] for r in requests]
+        if self.kv_cache is None:
+            return ContiguousBatch(query_lens, [request.kv_cache for request in requests])
+        self.kv_cache.copy_blocks(output.block_copies)
+        spans = [
+            Span(output.block_ids[request.request_id], request.num_computed_tokens, query_len)
+            for request, query_len in zip(requests, query_lens, strict=True)
+        ]
+        tree_masks = {
+            i: tree_attention_mask(request.draft.parents)
+            for i, request in enumerate(requests)
+            if request.draft.parents is not None and request.draft.token_ids
+        }
+        return paged_batch(self.kv_cache, spans, tree_masks)
+
+    def _sample(
+        self,
+        output: SchedulerOutput,
+        requests: Sequence[Request],
+        first_rows: Sequence[int],
+        hidden: Tensor,
+    ) -> list[SampledToken]:
+        """Choose the next tokens of each request. Its rows of `hidden` begin at `first_rows[i]`."""
+        if not requests:
+            return []
+        logits = self.model.compute_logits(hidden)
+        sizes = [1 + len(request.spec_token_ids) for request in requests]
+        rows = [b + i for b, size in zip(first_rows, sizes, strict=True) for i in range(size)]
+        if len(rows) > len(logits):  # forks
+            logits = logits[rows]
+        owners = [
+            (request, i) for request, n in zip(requests, sizes, strict=True) for i in range(n)
+        ]
+        allowed = logits
+        for row, (request, i) in enumerate(owners):
+            if request.sampling_params.min_tokens and request.too_early_to_stop(_depth(request, i)):
+                allowed = logits.clone() if allowed is logits else allowed
+                allowed[row, request.stopping_token_ids] = -torch.inf
+        # The rejection sampler draws for chains itself.
+        params = [
+            GREEDY if request.spec_token_ids and request.draft.parents is None
+            else request.sampling_params
+            for request, _ in owners
+        ]  # fmt: skip
+        generators = [request.generator for request, _ in owners]
+        token_ids = self.sampler(allowed, params, generators).tolist()
+
+        sampled = []
+        begin = 0
+        for request, first_row, size in zip(requests, first_rows, sizes, strict=True):
+            end = begin + size
+            accepted, kept = self._verify(
+                request, output, allowed[begin:end] if size > 1 else allowed, token_ids[begin:end]
+            )
+            self.last_hidden[request.request_id] = hidden[first_row + kept[-1]]
+            count = request.sampling_params.logprobs
+            for token_id, i in zip(accepted, kept, strict=True):
+                row = begin + i
+                top = None if count is None else top_logprobs(logits[row], token_id, count)
+                sampled.append(SampledToken(request, token_id, top))
+            begin = end
+        return sampled
+
+    def _verify(
+        self, request: Request, output: SchedulerOutput, logits: Tensor, token_ids: list[int]
+    ) -> tuple[list[int], Sequence[int]]:
+        """Decide which guesses of a request stay.
+
+        Args:
+            logits: [1 + k, vocab_size], after its last token and after each of k guesses.
+            token_ids: what the model would choose from each row.
+
+        Returns:
+            The accepted guesses and the token after them, and the rows they were sampled from.
+        """
+        draft, params = request.draft, request.sampling_params
+        if not draft.token_ids:
+            return token_ids, [0]
+        if draft.parents is not None:
+            path = follow_tree(draft.token_ids, draft.parents, token_ids)
+            self._straighten(request, output.block_ids[request.request_id], path)
+            kept = [0, *(node + 1 for node in path)]
+            return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
+        if params.temperature == 0:
+            accepted = self.rejection_sampler.greedy(draft.token_ids, token_ids)
+        else:
+            probs = Sampler().probabilities(logits, [params] * len(logits))
+            accepted = self.rejection_sampler.sample(
+                draft.token_ids, draft.probs, probs, request.generator
+            )
+        count = len(accepted) - 1
+        if not 0 <= count <= len(draft.token_ids) or accepted[:-1] != draft.token_ids[:count]:
+            raise ValueError(
+                f"The rejection sampler returned {accepted} for the draft {draft.token_ids}. "
+                f"Expected the accepted part of the draft, from its beginning, and one more token."
+            )
+        return accepted, range(len(accepted))
+
+    def _straighten(self, request: Request, block_ids: list[int], path: list[int]) -> None:
+        """Move the keys and values of a tree's accepted nodes to where a chain would have them."""
+        assert self.kv_cache is not None
+        size, first = self.kv_cache.block_size, request.num_tokens
+        slots = slot_mapping(block_ids, size, first, first + len(request.spec_token_ids))
+        if path != list(range(len(path))):
+            self.kv_cache.move([slots[node] for node in path], slots[: len(path)])
+
+
+def _depth(request: Request, row: int) -> int:
+    """How many guesses lie between a request's last token and one of its rows, itself included."""
+    parents = request.draft.parents
+    return row if parents is None or row == 0 else tree_depths(parents)[row - 1]

@@ -1,0 +1,1 @@
+"""The helpers of speculative decoding: a draft model and Medusa heads, trained on the target."""

@@ -1,0 +1,155 @@
+"""The helpers of speculative decoding, made from the model that they are to speed up.
+
+    base --> distill_data --+--> draft_model
+                            +--> medusa
+
+`ensure_draft_model()` and `ensure_medusa()` return their folders, and make what is missing. On two
+CPU cores that takes a few minutes once; what is complete and unchanged is used again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.hub import resolve_model
+from utils.pipeline.runner import Runner, Stage, code_files
+from utils.profiles import Profile, get_profile
+
+BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
+_TASK_FILES = ("task/data.py", "task/phrases.py")
+_DATA_FILES = ("drafts/target_answers.py", "drafts/chat_questions.py", *_TASK_FILES)
+_TRAINING_FILES = ("drafts/target_answers.py", "drafts/soft_loss.py", "drafts/draft_model.py")
+
+
+def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
+    """Return the folder of a draft model for the profile's model; train it if need be.
+
+    Args:
+        profile: None for the one that fits this machine.
+        out: the folder of all stages; None for the pipeline's.
+
+    Raises:
+        StageError: no disk space, or another run is writing to `out`.
+    """
+    return _ensure(DRAFT, profile, out)
+
+
+def ensure_medusa(profile: Profile | None = None, out: Path | None = None) -> Path:
+    """Return the folder of Medusa heads for the profile's model; train them if need be.
+
+    See `ensure_draft_model` for the arguments.
+    """
+    return _ensure(MEDUSA, profile, out)
+
+
+def _ensure(name: str, profile: Profile | None, out: Path | None) -> Path:
+    from utils.pipeline.__main__ import default_out
+
+    profile = profile or get_profile()
+    out = out or default_out()
+    runner = Runner(out, build_stages(profile), {BASE: resolve_model(profile.model)})
+    # What is there needs no lock, so several notebooks can use it at a time.
+    if not all(current for _, current in runner.plan([DATA, name])):
+        runner.run([DATA, name])
+    return out / name
+
+
+def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
+    """The three stages for a profile."""
+    packages = ("torch", "transformers")
+    return [
+        Stage(
+            name=DATA,
+            function=run_data,
+            needs=(BASE,),
+            settings={"num_chats": 240, "num_extractions": 40, "max_tokens": 112,
+                      "temperature": 0.7, "seed": seed},
+            sources=code_files(*_DATA_FILES),
+            packages=packages,
+            bytes_needed=200_000_000,
+            title="answers of the model, to learn from (about 2 minutes)",
+        ),
+        Stage(
+            name=DRAFT,
+            function=run_draft,
+            needs=(BASE, DATA),
+            settings={"hidden_size": 192, "num_layers": 2, "steps": 400, "batch_size": 12,
+                      "learning_rate": 2e-3, "num_hard": 600, "seed": seed},
+            sources=code_files(*_TRAINING_FILES, "stages/finetune.py", *_TASK_FILES),
+            packages=packages,
+            bytes_needed=300_000_000,
+            title="a draft model (about 2 minutes)",
+        ),
+        Stage(
+            name=MEDUSA,
+            function=run_medusa,
+            needs=(BASE, DATA),
+            settings={"num_heads": 4, "steps": 200, "batch_size": 192,
+                      "learning_rate": 2e-3, "seed": seed},
+            sources=code_files(*_TRAINING_FILES, "drafts/medusa_heads.py"),
+            packages=packages,
+            bytes_needed=50_000_000,
+            title="Medusa heads (about 1 minute)",
+        ),
+    ]  # fmt: skip
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Let the base model answer questions and customer messages."""
+    from utils.engine import LLM
+    from utils.pipeline.drafts.target_answers import conversations, save_answers, write_answers
+
+    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128)
+    messages = conversations(
+        "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
+    )
+    answers = write_answers(
+        llm, messages, settings["max_tokens"], settings["temperature"], settings["seed"]
+    )
+    save_answers(out, answers)
+    return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}
+
+
+def run_draft(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Train the draft, on the base's answers and on the extraction task's right answers.
+
+    The latter are for a base that was fine-tuned for the task, as the pipeline's merged model is.
+    """
+    from transformers.utils import logging
+
+    from utils.hub import load_tokenizer
+    from utils.pipeline.drafts.draft_model import DraftSettings, train_draft
+    from utils.pipeline.drafts.target_answers import load_answers
+    from utils.pipeline.stages.finetune import encode
+    from utils.pipeline.task.data import generate
+
+    logging.disable_progress_bar()
+    settings = dict(settings)
+    examples = generate("train", settings.pop("num_hard"), settings["seed"])
+    hard = encode(load_tokenizer(inputs[BASE]), examples)
+    answers = load_answers(inputs[DATA])
+    return train_draft(
+        _target(inputs[BASE]), inputs[BASE], answers, hard, out, DraftSettings(**settings)
+    )
+
+
+def run_medusa(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Train the Medusa heads on the hidden states of the base's answers."""
+    from utils.pipeline.drafts.medusa_heads import MedusaSettings, train_medusa
+    from utils.pipeline.drafts.target_answers import load_answers
+
+    lm_head = _target(inputs[BASE]).lm_head.weight
+    return train_medusa(lm_head, load_answers(inputs[DATA]), out, MedusaSettings(**settings))
+
+
+def _target(folder: Path) -> Any:
+    from utils.engine import ModelConfig
+    from utils.engine.models.weights import load_model
+
+    return load_model(folder, ModelConfig.from_pretrained(folder), torch.bfloat16)

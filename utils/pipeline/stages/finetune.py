@@ -1,0 +1,346 @@
+"""QLoRA: the base in 4-bit NF4 and frozen, small LoRA matrices on top, loss on the answer only.
+
+Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023,
+https://arxiv.org/abs/2305.14314
+
+All prompts begin with the same long system prompt. So a batch holds it once (`pack`), and every
+example attends to it: the same gradient for about half the work. Prefix caching uses the same fact
+when serving.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AttentionInterface
+
+from utils.pipeline.stages.perplexity import exp_or_inf
+from utils.pipeline.task.data import Example
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MAX_GRAD_NORM = 1.0
+ATTENTION = "shared_prefix"
+CURVE = "loss.json"
+FIGURE = "loss.png"
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What training depends on, besides the model and the data. `dtype` is that of the compute."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    lora_r: int
+    lora_alpha: int
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One example as token ids. The answer ends with EOS: the model must learn to stop."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Several examples in one row of T tokens, behind their shared prefix; no padding.
+
+    `targets` are the N answer tokens, and `predictors` the positions whose logits predict them.
+    """
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    lengths: list[int]  # tokens of the prefix, then of each example's rest; their sum is T
+    predictors: Tensor  # [N]
+    targets: Tensor  # [N]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, examples: list[Example]) -> list[Tokens]:
+    """Render examples with the chat template and tokenize them."""
+    encoded = []
+    for example in examples:
+        prompt = tokenizer.apply_chat_template(
+            example.messages(), tokenize=False, add_generation_prompt=True
+        )
+        # The template writes the special tokens itself.
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        answer_ids = tokenizer(example.answer_text(), add_special_tokens=False)["input_ids"]
+        encoded.append(Tokens(prompt_ids, [*answer_ids, tokenizer.eos_token_id]))
+    return encoded
+
+
+def pack(examples: list[Tokens]) -> Batch:
+    """Put examples into one row: their common prefix once, then the rest of each.
+
+    An example sees the prefix and itself, never another example; its positions continue the
+    prefix's. So each gets the logits that it would get alone.
+    """
+    if not examples:
+        raise ValueError("A batch needs at least one example.")
+    prefix = _common_prefix([example.prompt[:-1] for example in examples])
+    ids, positions, lengths = list(prefix), list(range(len(prefix))), [len(prefix)]
+    predictors: list[int] = []
+    targets: list[int] = []
+    for example in examples:
+        rest = example.prompt[len(prefix) :] + example.answer[:-1]  # EOS is only predicted
+        last_of_prompt = len(ids) + len(example.prompt) - len(prefix) - 1
+        predictors += range(last_of_prompt, last_of_prompt + len(example.answer))
+        targets += example.answer
+        ids += rest
+        positions += range(len(prefix), len(prefix) + len(rest))
+        lengths.append(len(rest))
+    return Batch(
+        input_ids=torch.tensor([ids]),
+        position_ids=torch.tensor([positions]),
+        lengths=lengths,
+        predictors=torch.tensor(predictors),
+        targets=torch.tensor(targets),
+    )
+
+
+def _common_prefix(sequences: list[list[int]]) -> list[int]:
+    first, last = min(sequences), max(sequences)  # in dictionary order, these differ the most
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+                  min(len(first), len(last)))  # fmt: skip
+    return first[:length]
+
+
+def shared_prefix_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
+    *, scaling: float, lengths: list[int], **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Causal attention for a `Batch`: the prefix sees itself; each rest the prefix and itself.
+
+    Args:
+        query: [1, H, T, D]; key, value: [1, H_kv, T, D], T = sum(lengths).
+
+    Returns:
+        [1, T, H, D], and None for the attention weights (transformers' convention).
+    """
+    queries = query.split(lengths, dim=2)
+    keys, values = key.split(lengths, dim=2), value.split(lengths, dim=2)
+    outputs = []
+    for i, length in enumerate(lengths):
+        k = torch.cat([keys[0], keys[i]], dim=2) if i else keys[0]
+        v = torch.cat([values[0], values[i]], dim=2) if i else values[0]
+        visible = torch.ones(length, k.shape[2], dtype=torch.bool, device=k.device)
+        visible = visible.tril(k.shape[2] - length)  # [T_q, T_k]
+        outputs.append(
+            F.scaled_dot_product_attention(
+                queries[i], k, v, attn_mask=visible, scale=scaling, enable_gqa=True
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, shared_prefix_attention)
+
+
+def answer_loss(model: PreTrainedModel | PeftModel, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the answer tokens of `batch`, a float32 scalar."""
+    device = model.device
+    logits = model(
+        input_ids=batch.input_ids.to(device),
+        position_ids=batch.position_ids.to(device),
+        lengths=batch.lengths,  # reaches `shared_prefix_attention`
+        use_cache=False,
+        logits_to_keep=batch.predictors.to(device),  # no logits for the prompt: nothing to learn
+    ).logits[0]  # [N, vocab]
+    return F.cross_entropy(logits.float(), batch.targets.to(device))
+
+
+def batches(examples: list[Tokens], batch_size: int, seed: int) -> Iterator[Batch]:
+    """Endless batches; each epoch in a new order."""
+    rng = random.Random(seed)
+    while True:
+        order = rng.sample(examples, len(examples))
+        for start in range(0, len(order) - batch_size + 1, batch_size):
+            yield pack(order[start : start + batch_size])
+
+
+@torch.inference_mode()
+def answer_perplexity(model: Any, examples: list[Tokens], batch_size: int = 8) -> float:
+    """exp of the mean loss per answer token: how surprised the model is by the right answers."""
+    total, count = 0.0, 0
+    for start in range(0, len(examples), batch_size):
+        batch = pack(examples[start : start + batch_size])
+        total += answer_loss(model, batch).item() * len(batch.targets)
+        count += len(batch.targets)
+    return exp_or_inf(total / count)
+
+
+def load_nf4(model_dir: Path, settings: TrainSettings) -> PreTrainedModel:
+    """Load the base with its linear layers in NF4, double-quantized, ready for training."""
+    import bitsandbytes as bnb
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = getattr(torch, settings.dtype)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, quantization_config=config, dtype=dtype, device_map={"": settings.device},
+        attn_implementation=ATTENTION,
+    )  # fmt: skip
+    for layer in model.modules():
+        if isinstance(layer, bnb.nn.Linear4bit):
+            # On CPUs with AVX512-BF16 the first forward pass without gradients repacks the weight
+            # for a faster kernel. That kernel has no backward pass: gradients would be wrong from
+            # then on, without a word (cosine to the true gradient 0.16 instead of 1.00).
+            layer.support_avx512bf16_for_cpu = False
+    return model
+
+
+def add_lora(model: PreTrainedModel, settings: TrainSettings) -> PeftModel:
+    """Freeze `model` and add trainable LoRA matrices to all its linear layers.
+
+    They get the model's dtype: CPUs and GPUs multiply bfloat16 several times faster than float32.
+    `finetune` keeps the float32 copies that the optimizer needs.
+
+    Hu et al., "LoRA", 2021, https://arxiv.org/abs/2106.09685: y = W x + (alpha / r) B A x.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    quiet_peft()
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        target_modules="all-linear",
+    )
+    torch.manual_seed(settings.seed)  # A is random, B is zero
+    lora = get_peft_model(model, config, autocast_adapter_dtype=False)
+    for parameter in lora.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(model.dtype)
+    return lora
+
+
+def quiet_peft() -> None:
+    """Keep peft from asking for a package that nothing here needs.
+
+    It asks of every plain layer whether gptqmodel made it. Where gptqmodel is installed, it then
+    insists on the package optimum, only to answer no. None of the layers we adapt is gptqmodel's.
+    """
+    from peft.tuners.lora import awq, gptq
+
+    for module in (awq, gptq):
+        module.is_gptqmodel_available = lambda: False
+
+
+def finetune(
+    model_dir: Path, train: list[Example], out_dir: Path, settings: TrainSettings
+) -> dict[str, Any]:
+    """Train a LoRA adapter on `train` and save it, with its loss curve, into `out_dir`.
+
+    Returns:
+        The measures: first and last loss, trained parameters, tokens seen.
+
+    Raises:
+        ValueError: fewer examples than one batch.
+        RuntimeError: the loss became NaN or infinite.
+    """
+    import bitsandbytes as bnb
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    if len(train) < settings.batch_size:
+        raise ValueError(
+            f"{len(train)} training examples, but one batch needs {settings.batch_size}."
+        )
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = add_lora(load_nf4(model_dir, settings), settings)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # On a GPU the optimizer's state may be paged out to the host, as in QLoRA, section 3.
+    adamw = bnb.optim.PagedAdamW32bit if settings.device == "cuda" else torch.optim.AdamW
+    # Steps are small against the weights: added up in bfloat16, most would be rounded away.
+    masters = [parameter.detach().float() for parameter in trained]
+    optimizer = adamw(masters, lr=settings.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=0.1,
+        cycle_momentum=False,
+    )  # fmt: skip
+    # float16 gradients underflow without it; for other types it does nothing.
+    scaler = torch.amp.GradScaler(settings.device, enabled=settings.dtype == "float16")
+    source = batches(encode(tokenizer, train), settings.batch_size, settings.seed)
+    losses: list[float] = []
+    tokens = 0
+    progress = tqdm(range(settings.steps), desc="finetune", unit="step")
+    for _ in progress:
+        batch = next(source)
+        loss = answer_loss(model, batch)
+        losses.append(loss.item())
+        if not torch.isfinite(loss):
+            raise RuntimeError(
+                f"The loss became {loss.item()} at step {len(losses)}. Lower the learning rate "
+                f"(now {settings.learning_rate:g})."
+            )
+        scaler.scale(loss).backward()
+        for master, parameter in zip(masters, trained, strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(masters, MAX_GRAD_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        for master, parameter in zip(masters, trained, strict=True):
+            parameter.data.copy_(master)
+        tokens += batch.input_ids.shape[1]
+        progress.set_postfix(loss=f"{losses[-1]:.3f}")
+    model.save_pretrained(out_dir)  # adapter_config.json and adapter_model.safetensors
+    (out_dir / CURVE).write_text(json.dumps({"loss": losses}))
+    draw_loss(losses, out_dir / FIGURE)
+    tail = losses[-5:]
+    return {
+        "first_loss": losses[0],
+        "last_loss": sum(tail) / len(tail),
+        "trained_parameters": sum(parameter.numel() for parameter in trained),
+        "tokens": tokens,
+    }
+
+
+def draw_loss(losses: list[float], path: Path) -> None:
+    """Draw the loss curve: each step, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    from utils.viz.style import BLUE
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, color=BLUE)
+    axes.set_yscale("log")
+    axes.set_title(
+        f"Loss on the answers falls from {losses[0]:.2f} to {losses[-1]:.3f} "
+        f"in {len(losses)} steps",
+        loc="left", weight="bold",
+    )  # fmt: skip
+    axes.set_xlabel("training step")
+    axes.set_ylabel("cross-entropy (nats per token)")
+    axes.grid(True, color="#dddddd")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,1 @@
+"""Pictures of the engine at work: steps, batches, waiting, throughput."""

@@ -1,0 +1,74 @@
+"""The committed benchmark of engines, `benchmarks/results/throughput.json`, as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "throughput.json"
+LOOKS = {
+    "ours": (BLUE, ""), "vLLM": (ORANGE, ""), "HF": (GREY, ""), "HF continuous": (GREEN, "////"),
+}  # fmt: skip
+
+
+def read_throughput(path: Path = RESULTS) -> dict[str, Any]:
+    """The report of `benchmarks/throughput.py`.
+
+    Raises:
+        FileNotFoundError: the benchmark has not been run; the message says how.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.name} is missing. Run: python benchmarks/throughput.py")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -> Figure:
+    """Tokens per second of each engine, a panel per number format and a group per workload.
+
+    Args:
+        engines: dtype -> workload -> engine -> `{"tokens_per_s": ...}`, or `{"error": ...}` for an
+            engine that failed, which has no bar.
+        title: the finding.
+    """
+    size = (10.5, 4.3)
+    figure, panels = plt.subplots(1, len(engines), figsize=size, sharey=True, squeeze=False)
+    for axes, (dtype, workloads) in zip(panels[0], engines.items(), strict=True):
+        names = [
+            n for n in LOOKS if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
+        ]
+        width = 0.86 / len(names)
+        order = sorted(workloads, key=in_order)
+        for i, name in enumerate(names):
+            color, hatch = LOOKS[name]
+            for group, workload in enumerate(order):
+                results = workloads[workload]
+                if "tokens_per_s" not in results.get(name, {}):
+                    continue
+                speed = results[name]["tokens_per_s"]
+                place = group + (i - (len(names) - 1) / 2) * width
+                axes.bar(place, speed, 0.94 * width, color=color, hatch=hatch, edgecolor="white")
+                axes.text(place, speed, f"{speed:.0f}", ha="center", va="bottom", fontsize=7)
+        axes.set_xticks(range(len(order)), order, fontsize=9)
+        axes.set_title(dtype, fontsize=11, weight="normal")
+        axes.grid(axis="x", visible=False)
+    panels[0][0].set_ylabel("tokens per second")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", color=INK)
+    patches = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=color, hatch=hatch, edgecolor="white", label=name)
+        for name, (color, hatch) in LOOKS.items()
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
+    return figure
+
+
+def in_order(workload: str) -> tuple[bool, int]:
+    """Sorts workloads: batches first, by size."""
+    size = workload.removeprefix("batch ")
+    return not size.isdigit(), int(size) if size.isdigit() else 0

@@ -1,0 +1,225 @@
+"""Who holds which block of a prefix cache: a picture, and a widget that sends prompts."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Patch
+
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.input_processor import InputProcessor
+from utils.engine.request import Request
+from utils.engine.sampling_params import SamplingParams
+from utils.viz.explore import png
+from utils.viz.style import BLUE, GREY, INK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Dark to light, so that they can be told apart in grey.
+SHARED, USED, CACHED, EMPTY = BLUE, "#a9c4e8", "#dcdcdc", "white"
+COLUMNS = 6
+BOX_WIDTH, BOX_HEIGHT, GAP = 1.0, 0.8, 0.08
+LABEL_WIDTH = 0.75
+
+
+def plot_prefix_blocks(
+    manager: KVCacheManager,
+    running: Mapping[str, Request],
+    tokenizer: PreTrainedTokenizerBase,
+    title: str,
+) -> Figure:
+    """The block tables of the running requests, and below them the pool with all its blocks.
+
+    Each block shows its text. One in use shows how many requests hold it; a free one shows when it
+    will be reused, counted from 1. A block that is not full has a dashed border.
+
+    Args:
+        manager: with a pool small enough to draw.
+        running: name -> request that has blocks, in the order of the rows.
+        tokenizer: turns tokens into text.
+        title: the finding.
+    """
+    pool = manager.block_pool
+    order = {block.block_id: n for n, block in enumerate(pool.free_block_queue, 1)}
+    texts = [
+        tokenizer.decode(block.block_hash.token_ids) if block.block_hash is not None else ""
+        for block in pool.blocks
+    ]
+    tables = {}
+    for name, request in running.items():
+        tables[name] = manager.get_block_ids(request.request_id)
+        for begin, block_id in enumerate(tables[name]):
+            tokens = request.all_token_ids[begin * manager.block_size :][: manager.block_size]
+            texts[block_id] = tokenizer.decode(tokens)
+
+    columns = max([COLUMNS, *map(len, tables.values())])
+    num_pool_rows = -(-len(pool.blocks) // columns)
+    num_rows = len(tables) + num_pool_rows
+    figure, axes = plt.subplots(figsize=(1.35 * (columns + LABEL_WIDTH), 1.02 * num_rows + 1.5))
+    for row, (name, table) in enumerate(tables.items()):
+        num_hits = (running[name].num_cached_tokens or 0) // manager.block_size
+        _label(axes, row, name)
+        for column, block_id in enumerate(table):
+            found, full = column < num_hits, pool.blocks[block_id].block_hash is not None
+            what = "found" if found else "computed" if full else "not full"
+            color = SHARED if found else USED
+            _box(axes, row, column, texts[block_id], f"block {block_id}, {what}", color, full)
+    for block in pool.blocks:
+        row, column = divmod(block.block_id, columns)
+        row += len(tables)
+        if column == 0:
+            _label(axes, row, "the pool" if row == len(tables) else "")
+        if block.ref_cnt:
+            note, color = f"held by {block.ref_cnt}", SHARED if block.ref_cnt > 1 else USED
+        else:
+            note = f"reused as no. {order[block.block_id]}"
+            color = EMPTY if block.block_hash is None else CACHED
+        full = block.block_hash is not None or block.ref_cnt == 0
+        _box(axes, row, column, texts[block.block_id], f"{block.block_id}: {note}", color, full)
+    if tables:
+        y = -(len(tables) - 0.5) * 1.02
+        axes.plot([0, LABEL_WIDTH + columns], [y, y], color=GREY, linewidth=0.8)
+    axes.set_xlim(0, LABEL_WIDTH + columns)
+    axes.set_ylim(-(num_rows - 0.45) * 1.02, 0.55)
+    axes.axis("off")
+    axes.set_title(title)
+    labels = {"found, or shared": SHARED, "in use": USED, "free, can be found": CACHED,
+              "free": EMPTY}  # fmt: skip
+    figure.legend(
+        handles=[Patch(facecolor=c, edgecolor=INK, label=name) for name, c in labels.items()],
+        loc="outside lower center", ncols=4,
+    )  # fmt: skip
+    return figure
+
+
+def _label(axes: Axes, row: int, text: str) -> None:
+    axes.text(0, -1.02 * row, text, va="center", weight="bold")
+
+
+def _box(axes: Axes, row: int, column: int, text: str, note: str, color: str, full: bool) -> None:
+    left, bottom = LABEL_WIDTH + column, -1.02 * row - BOX_HEIGHT / 2
+    ink = "white" if color == SHARED else INK
+    axes.add_patch(
+        FancyBboxPatch(
+            (left + GAP, bottom),
+            BOX_WIDTH - 2 * GAP,
+            BOX_HEIGHT,
+            boxstyle="round,pad=0.03",
+            facecolor=color,
+            edgecolor=INK,
+            linewidth=0.8,
+            linestyle="solid" if full else "dashed",
+        )
+    )
+    lines = textwrap.wrap(text.replace("\n", "⏎").strip(), width=15, break_long_words=True)
+    short = lines if len(lines) <= 3 else [*lines[:2], lines[2][:13] + " …"]
+    middle = left + BOX_WIDTH / 2
+    # A dollar sign in a prompt is no formula.
+    axes.text(middle, bottom + 0.49, "\n".join(short), ha="center", va="center",
+              fontsize=8.5, color=ink, parse_math=False)  # fmt: skip
+    axes.text(middle, bottom + 0.04, note, ha="center", va="center", fontsize=8, color=ink)
+
+
+EXAMPLES = (
+    "A gentle breeze stirred the leaves as children laughed in the distance.",
+    "A gentle breeze stirred the leaves as children slept.",
+    "A gentle breeze stirred the sea.",
+    "A gentle storm stirred the leaves as children laughed in the distance.",
+    "Hello.",
+)
+
+
+class PrefixBlocksWidget(ipywidgets.VBox):
+    """Send prompts to a small prefix cache and watch its blocks. No model runs.
+
+    The decisions are those of the engine's own `KVCacheManager`. An error is shown in words and
+    kept in `error`, for tests to look at.
+
+    Args:
+        inputs: turns texts into requests, as `llm.llm_engine.inputs`.
+        num_blocks: blocks in the pool.
+        block_size: tokens per block.
+        examples: prompts to choose from.
+    """
+
+    def __init__(
+        self,
+        inputs: InputProcessor,
+        num_blocks: int = 12,
+        block_size: int = 4,
+        examples: Sequence[str] = EXAMPLES,
+    ) -> None:
+        self.inputs, self.num_blocks, self.block_size = inputs, num_blocks, block_size
+        self.error: Exception | None = None
+        wide = ipywidgets.Layout(width="70%")
+        self.examples = ipywidgets.Dropdown(options=examples, description="examples", layout=wide)
+        self.prompt = ipywidgets.Text(value=examples[0], description="prompt", layout=wide)
+        self.send = ipywidgets.Button(description="Send")
+        self.finish = ipywidgets.Button(description="Finish the oldest")
+        self.restart = ipywidgets.Button(description="Start again")
+        self._message = ipywidgets.HTML()
+        self._image = ipywidgets.Image(format="png")
+        buttons = ipywidgets.HBox([self.send, self.finish, self.restart])
+        super().__init__([self.examples, self.prompt, buttons, self._message, self._image])
+        self.examples.observe(self._copy_example, names="value")
+        self.send.on_click(lambda _: self._do(self._send))
+        self.finish.on_click(lambda _: self._do(self._finish))
+        self.restart.on_click(lambda _: self._do(self._restart))
+        self._do(self._restart)
+
+    def _copy_example(self, change: object) -> None:
+        self.prompt.value = self.examples.value
+
+    def _do(self, action: Callable[[], str]) -> None:
+        try:
+            words = action()
+            self.error = None
+        except ValueError as error:
+            self.error, words = error, str(error)
+        self._message.value = html.escape(words)
+        title = f"{len(self.running)} running, {self.manager.prefix_cache_stats.hits} tokens found"
+        title += f" of {self.manager.prefix_cache_stats.queries} so far"
+        figure = plot_prefix_blocks(self.manager, self.running, self.inputs.tokenizer, title)
+        self._image.value = png(figure)
+
+    def _restart(self) -> str:
+        hasher = get_request_block_hasher(self.block_size, get_hash_fn_by_name("sha256"))
+        self.manager = KVCacheManager(self.num_blocks, self.block_size, block_hasher=hasher)
+        self.running: dict[str, Request] = {}
+        self._num_sent = 0
+        return f"An empty pool of {self.num_blocks} blocks of {self.block_size} tokens."
+
+    def _send(self) -> str:
+        [request] = self.inputs.from_prompts([self.prompt.value], SamplingParams(max_tokens=1))
+        num_tokens = request.num_tokens
+        if num_tokens > self.num_blocks * self.block_size:
+            raise ValueError(
+                f"This prompt has {num_tokens} tokens, and the whole pool has room for "
+                f"{self.num_blocks * self.block_size}. Send a shorter one."
+            )
+        blocks, num_found = self.manager.get_computed_blocks(request)
+        if self.manager.allocate_slots(request, num_tokens - num_found, blocks) is None:
+            raise ValueError("Too few blocks are free. Finish a request first.")
+        request.num_computed_tokens, request.num_cached_tokens = num_tokens, num_found
+        name = chr(ord("A") + self._num_sent % 26)
+        self._num_sent += 1
+        self.running[name] = request
+        return (
+            f"{name} has {num_tokens} tokens: {num_found} found, {num_tokens - num_found} computed."
+        )
+
+    def _finish(self) -> str:
+        if not self.running:
+            raise ValueError("No request is running. Send one first.")
+        name = next(iter(self.running))
+        self.manager.free(self.running.pop(name))
+        return f"{name} is finished. Its full blocks can still be found until they are reused."

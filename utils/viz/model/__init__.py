@@ -1,0 +1,1 @@
+"""Pictures of one forward pass: tokens, attention, sampling, the roofline."""

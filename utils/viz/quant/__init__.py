@@ -1,0 +1,1 @@
+"""Pictures of 4-bit weights and of what they cost."""

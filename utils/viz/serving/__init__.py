@@ -1,0 +1,1 @@
+"""Pictures of servers under load, and of vLLM's prefix cache."""
