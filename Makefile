@@ -8,6 +8,8 @@ COURSE := .venv/bin/python
 export OMP_WAIT_POLICY ?= PASSIVE
 export KMP_BLOCKTIME ?= 0
 export TOKENIZERS_PARALLELISM ?= false
+# JupyterLab's settings for the course; a learner is not shown what is for instructors.
+LAB_CONFIG := $(CURDIR)/tools/jupyter$(if $(INSTRUCTOR),,:$(CURDIR)/tools/jupyter/learner)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## list the targets
@@ -16,8 +18,9 @@ help: ## list the targets
 setup: ## virtual environment, exact packages, model (repeatable; the others call it)
 	@$(PYTHON) tools/setup.py
 
-lab: setup ## open JupyterLab on the start page
-	@$(COURSE) -m jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab INSTRUCTOR=1
+	@JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+		$(COURSE) -m jupyter lab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_OPTIONS)
 

@@ -18,6 +18,7 @@ from nbformat.validator import iter_validate
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "tools" / "bootstrap_cell.py"
 
+NAME = r"\d\d_[a-z0-9_]+"
 MAX_NOTEBOOK_BYTES = 1_000_000
 MAX_IMAGE_BYTES = 200_000
 MAX_CELL_LINES = 30
@@ -65,7 +66,7 @@ def problems(path: Path) -> list[str]:
 
 
 def _file_rules(path: Path) -> Iterator[str]:
-    if not re.fullmatch(r"\d\d_[a-z0-9_]+", path.stem):
+    if not re.fullmatch(NAME, path.stem):
         yield f"{path.name}: the name has the form NN_name.ipynb, in lower case"
     if path.stat().st_size > MAX_NOTEBOOK_BYTES:
         size = path.stat().st_size / 1e6
