@@ -42,7 +42,7 @@ START_SECONDS = 60.0  # vLLM: loading, profiling, capturing CUDA graphs
 GRAPH_BYTES = 0.5e9  # those graphs
 PROFILED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its `LLM` on cards below 70 GiB
 COLUMN_SECONDS = 2e-4  # GPTQ: a dozen small kernels for each input channel, one after the other
-SCALE_TRIALS = 20  # AWQ: scales that are tried for each group of layers
+SCALE_TRIALS = 20  # AWQ: scales that are tried for each group of layers, on half of the tokens
 ANSWER_STEPS = 1.3  # the longest answer of a batch, in mean answers
 
 
@@ -155,7 +155,7 @@ def _quantize(method: str, shape: TrainShape, lengths: Lengths, card: Card) -> E
         )
         work += COLUMN_SECONDS * sum(inputs) * shape.num_hidden_layers
     else:
-        work = compute_seconds((2 + SCALE_TRIALS) * tokens, shape, card)
+        work = compute_seconds((2 + SCALE_TRIALS / 2) * tokens, shape, card)
     return Estimate(
         card=max(working, check, key=lambda parts: sum(parts.values())),
         host=HOST_LIBRARIES + 2 * HALF * shape.num_parameters(),
