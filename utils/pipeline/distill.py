@@ -105,8 +105,8 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
     from utils.engine import LLM
     from utils.pipeline.distill_data import conversations, save_answers, write_answers
 
-    speed = {} if torch.cuda.is_available() else {"kernels": "cpp"}
-    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128, **speed)
+    kernels = "torch" if torch.cuda.is_available() else "cpp"
+    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128, kernels=kernels)
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
     )
