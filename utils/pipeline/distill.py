@@ -70,7 +70,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             sources=_files(*_DATA_FILES),
             packages=packages,
             bytes_needed=200_000_000,
-            title="answers of the model, to learn from (about 2 minutes)",
+            title="answers of the model, to learn from (about 1 minute)",
         ),
         Stage(
             name=DRAFT,
