@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from utils.pipeline.promises import MAX_LOSS_BY_4_BITS, MIN_EXACT_MATCH, check_promises
+from utils.pipeline.promises import (
+    MAX_BASE_EXACT_MATCH,
+    MAX_LOSS_BY_4_BITS,
+    MIN_EXACT_MATCH,
+    check_promises,
+)
+from utils.pipeline.stages import BASE_MESSAGES
 
 MESSAGES, RUNS = 120, 500
 SERVER = {"is_valid_answer": True, "has_metrics": True}
@@ -23,6 +31,15 @@ def kept(right: int, lost: int, won: int) -> tuple[bool, bool]:
     promises = check_promises(rows, SERVER)
     assert promises[2][1] == promises[3][1]  # the same for both methods
     return promises[1][1], promises[2][1]
+
+
+def base_fails(right: int, messages: int) -> bool:
+    """Is the promise kept that the base model fails the task?"""
+    row = {"label": "x", "exact_match": 0.9, "num_examples": MESSAGES, "lost": 0, "won": 0,
+           "ttft_hit_seconds": 0.1, "ttft_miss_seconds": 0.2}  # fmt: skip
+    rows = [row | {"name": name} for name in ("base", "merge", "gptq", "awq")]
+    rows[0] |= {"exact_match": right / messages, "num_examples": messages}
+    return check_promises(rows, SERVER)[0][1]
 
 
 def runs(correct: float, loss: float, noise: float = 0.03) -> tuple[float, float]:
@@ -64,3 +81,14 @@ def test_a_model_that_did_not_learn_always_fails() -> None:
 @pytest.mark.parametrize(("lost", "won", "expected"), [(0, 0, True), (120, 0, False)])
 def test_the_extremes(lost: int, won: int, expected: bool) -> None:
     assert kept(120, lost, won) == (True, expected)
+
+
+def test_fewer_messages_prove_that_the_base_model_fails() -> None:
+    """A base that is right as often as is allowed, or more, passes at most once in 40 runs."""
+    kept = [right for right in range(BASE_MESSAGES + 1) if base_fails(right, BASE_MESSAGES)]
+    assert kept == list(range(len(kept)))
+    n, p = BASE_MESSAGES, MAX_BASE_EXACT_MATCH
+    passes = sum(math.comb(n, right) * p**right * (1 - p) ** (n - right) for right in kept)
+    assert passes < 0.025
+    assert {0, 1} <= set(kept)  # and one answer that is right by luck does not break it
+    assert not base_fails(0, 20)  # too few to say

@@ -24,11 +24,12 @@ def measures(exact: dict[str, float], hit: float = 0.05) -> tuple[dict[str, Any]
         evaluated[name] = {
             "valid_json": 1.0, "exact_match": share, "field_accuracy": {"date": share},
             "perplexity": {"answer": 1.01, "text": 33.0}, "bytes": 10**8 * (number + 1),
-            "tokens_per_second": 100.0, "ttft_miss_seconds": 0.1, "num_examples": 120,
+            "tokens_per_second": 100.0, "num_examples": 60 if name == "base" else 120,
         }  # fmt: skip
         if name in ("gptq", "awq"):
             evaluated[name] |= counted(exact["merge"], share)
-        served[name] = {"exact_match": share, "tokens_per_second": 150.0, "hit_rate": 0.7,
+        served[name] = {"tokens_per_second_without_prefix_caching": 100.0, "hit_rate": 0.7,
+                        "tokens_per_second": 150.0, "num_examples": 32,
                         "ttft_miss_seconds": 0.1, "ttft_hit_seconds": hit}  # fmt: skip
     served["server"] = {"is_valid_answer": True, "has_metrics": True}
     return evaluated, served
@@ -51,6 +52,7 @@ def test_a_good_run_keeps_all_promises() -> None:
     ("change", "expected"),
     [
         ({"base": 0.5}, "The base model fails"),
+        ({"base": 2 / 60}, "The base model fails the task: 3.3% exact match [1% to 11%]"),
         ({"merge": 0.75, "gptq": 0.75, "awq": 0.75}, "Fine-tuned"),
         ({"gptq": 0.70}, "GPTQ, 4 bit: 70.0% exact match, +25.0 points lost [+1"),
         ({"awq": 0.5}, "AWQ, 4 bit: 50.0% exact match"),
@@ -94,6 +96,7 @@ def test_the_report_is_written_and_printed(
     assert written == {"kept": False}
     text = (out / report.TABLE).read_text()
     assert "| GPTQ, 4 bit | 100.0% | 70.0% |" in text
+    assert "60 by base, 16 bit, 120 by QLoRA" in text and "with 32 of the messages" in text
     assert "FAIL: Fine-tuned, it is right: 70.0%" in text
     assert ("Q4_1" in text) == noted
     assert (out / report.FIGURE).read_bytes().startswith(b"\x89PNG")

@@ -18,10 +18,10 @@ ESTIMATES = {
     "data": "a few seconds",
     "finetune": "about 10 minutes",
     "merge": "about 1 minute",
-    "gptq": "about 3 minutes",
-    "awq": "about 5 minutes",
-    "evaluate": "about 5 minutes",
-    "serve": "about 5 minutes",
+    "gptq": "about 2 minutes",
+    "awq": "about 3 minutes",
+    "evaluate": "about 4 minutes",
+    "serve": "about 3 minutes",
     "report": "a few seconds",
 }
 

@@ -4,6 +4,9 @@ A run answers some hundred messages: a sample, whose shares are known to a few p
 promise about accuracy counts as broken when the measurement rules it out: when all of its 95 %
 confidence interval lies on the wrong side. A sound model does not fail by bad luck then, and a
 broken one still does.
+
+The base model's is the one promise that must be proven, because it is asked fewer messages: all of
+its interval must lie on the right side.
 """
 
 from __future__ import annotations
@@ -40,19 +43,22 @@ def check_promises(rows: list[dict[str, Any]], server: dict[str, Any]) -> list[t
 
 
 def _base_fails(row: dict[str, Any]) -> tuple[str, bool]:
-    text = f"The base model fails the task: {row['exact_match']:.1%} exact match"
-    kept = row["exact_match"] <= MAX_BASE_EXACT_MATCH
-    return f"{text}, at most {MAX_BASE_EXACT_MATCH:.0%}", kept
+    _, high, words = _exact_match(row)
+    text = f"The base model fails the task: {words}, at most {MAX_BASE_EXACT_MATCH:.0%}"
+    return text, high <= MAX_BASE_EXACT_MATCH
 
 
 def _fine_tuned_is_right(row: dict[str, Any]) -> tuple[str, bool]:
+    _, high, words = _exact_match(row)
+    text = f"Fine-tuned, it is right: {words}, at least {MIN_EXACT_MATCH:.0%}"
+    return text, high >= MIN_EXACT_MATCH
+
+
+def _exact_match(row: dict[str, Any]) -> tuple[float, float, str]:
+    """The ends of its interval, and all of it in words."""
     total = row["num_examples"]
     low, high = share_interval(round(row["exact_match"] * total), total)
-    text = (
-        f"Fine-tuned, it is right: {row['exact_match']:.1%} exact match [{low:.0%} to {high:.0%}], "
-        f"at least {MIN_EXACT_MATCH:.0%}"
-    )
-    return text, high >= MIN_EXACT_MATCH
+    return low, high, f"{row['exact_match']:.1%} exact match [{low:.0%} to {high:.0%}]"
 
 
 def _keeps_its_accuracy(row: dict[str, Any]) -> tuple[str, bool]:

@@ -68,17 +68,21 @@ def table_rows(evaluated: dict[str, Any], served: dict[str, Any]) -> list[dict[s
             "num_examples": evaluated[name]["num_examples"],
             "lost": evaluated[name].get("lost"),
             "won": evaluated[name].get("won"),
-            "exact_match_with_prefix_caching": served[name]["exact_match"],
+            "num_examples_served": served[name]["num_examples"],
             "field_accuracy": evaluated[name]["field_accuracy"],
             "answer_perplexity": evaluated[name]["perplexity"]["answer"],
             "text_perplexity": evaluated[name]["perplexity"]["text"],
             "bytes": evaluated[name]["bytes"],
-            "tokens_per_second_without_prefix_caching": evaluated[name]["tokens_per_second"],
-            "tokens_per_second": served[name]["tokens_per_second"],
-            "ttft_without_prefix_caching_seconds": evaluated[name]["ttft_miss_seconds"],
-            "ttft_miss_seconds": served[name]["ttft_miss_seconds"],
-            "ttft_hit_seconds": served[name]["ttft_hit_seconds"],
-            "hit_rate": served[name]["hit_rate"],
+        }
+        | {
+            key: served[name][key]
+            for key in (
+                "tokens_per_second_without_prefix_caching",
+                "tokens_per_second",
+                "ttft_miss_seconds",
+                "ttft_hit_seconds",
+                "hit_rate",
+            )
         }
         for name in LABELS
     ]
@@ -117,8 +121,10 @@ def markdown(results: dict[str, Any]) -> str:
         *("| " + " | ".join(cells(row)) + " |" for row in results["rows"]),
         "",
         "Exact match: every field right, on messages whose templates and values training never "
-        "saw. Perplexity on plain English text, and on the right answers. Tokens per second: "
-        "output of one batch with all messages, without and with Automatic Prefix Caching (APC). "
+        f"saw: {_numbers(results['rows'])}. "
+        "Perplexity on plain English text, and on the right answers. Tokens per second: output of "
+        f"one batch with {results['rows'][0]['num_examples_served']} of the messages, without and "
+        "with Automatic Prefix Caching (APC). "
         "TTFT: time to the first token, median, with an empty cache (miss) and with the system "
         "prompt cached (hit). Hit rate: share of the batch's prompt tokens found in the cache.",
         "",
@@ -136,6 +142,10 @@ def markdown(results: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _numbers(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['num_examples']} by {row['label']}" for row in rows)
 
 
 def print_report(out: Path) -> bool:

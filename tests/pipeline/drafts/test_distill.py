@@ -68,9 +68,13 @@ def test_questions_refuse_what_they_cannot_give() -> None:
         chat_questions("train", 10**6)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
 def test_hidden_states_are_those_that_the_answer_was_sampled_from(
-    llm: LLM, answers: list[Answer], small_model_dir: Path
+    kernels: str, small_model_dir: Path
 ) -> None:
+    llm = LLM(small_model_dir, max_model_len=512, device="cpu", kernels=kernels)
+    messages = distill_data.conversations("train", 3, 1, seed=0)
+    answers = distill_data.write_answers(llm, messages, 10, 0.7, seed=0, use_tqdm=False)
     hf = AutoModelForCausalLM.from_pretrained(small_model_dir, dtype=torch.float32)
     for answer in answers:
         ids = torch.tensor([answer.prompt + answer.answer[:-1]])

@@ -14,12 +14,13 @@ import torch
 from utils.pipeline.__main__ import main
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, USABLE, get_card
 from utils.pipeline.estimates.dry_run import card_for
-from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, estimate_stages
+from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, _answers, estimate_stages
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
 from utils.pipeline.estimates.training_memory import training_memory
 from utils.pipeline.estimates.workload import (
     SHAPE_OF_MODEL,
     EstimateError,
+    compute_seconds,
     int4_bytes,
     kv_bytes_per_token,
     shape_of,
@@ -149,9 +150,13 @@ def test_larger_models_and_slower_cards_take_longer() -> None:
 
 
 def test_prefix_caching_saves_prefill() -> None:
-    estimates = on_its_card(PROFILES["gpu"])
-    # The same four models and messages; `evaluate` measures perplexities too, `serve` a server.
-    assert estimates["serve"].seconds - 60 < estimates["evaluate"].seconds
+    shape, lengths, card = shape_of(PROFILES["gpu"]), task_lengths(), CARDS["L4"]
+    cached, uncached = (
+        _answers(100, shape, lengths, card, int4_bytes(shape, 128), 64, caching)
+        for caching in (True, False)
+    )
+    shared = 100 * (lengths.prompt - lengths.message)  # tokens of the system prompt
+    assert uncached - cached == pytest.approx(compute_seconds(shared, shape, card))
 
 
 # --- which card ---------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from utils.pipeline.process import PeakMemory, WorkerError, run_worker, stop
 from utils.pipeline.vllm import serve
+from utils.pipeline.vllm.session import Answer, Answers, VllmSession
 
 ENV = dict(os.environ)
 
@@ -104,8 +106,68 @@ def test_the_server_is_stopped_when_its_user_fails(
         assert time.monotonic() < deadline, "the server still answers"
 
 
+class FakeSession:
+    """A stand-in for vLLM: one block of 4 tokens can be cached; each token to compute takes 1 s."""
+
+    def __init__(self) -> None:
+        self.caching = False
+        self.cache: set[tuple[int, ...]] = set()
+        self.counted = {"vllm:prefix_cache_queries": 0.0, "vllm:prefix_cache_hits": 0.0}
+        self.computed: list[tuple[tuple[int, ...], int]] = []
+
+    def start(self, model: Path, *, enable_prefix_caching: bool, **engine: Any) -> None:
+        self.caching = enable_prefix_caching
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        self.cache = set()
+
+    def counters(self) -> dict[str, float]:
+        return dict(self.counted)
+
+    def generate(
+        self, prompts: list[list[int]], *, one_by_one: bool = False, max_tokens: int
+    ) -> Answers:
+        answers = []
+        for prompt in prompts:
+            block = tuple(prompt[:4])
+            cached = 4 * (self.caching and block in self.cache)
+            self.cache.add(block)
+            if self.caching:
+                self.counted["vllm:prefix_cache_queries"] += len(prompt)
+                self.counted["vllm:prefix_cache_hits"] += cached
+            if max_tokens == 1:
+                self.computed.append((tuple(prompt), len(prompt) - cached))
+            ttft = float(len(prompt) - cached)
+            answers.append(Answer(f"{max_tokens}", [7] * max_tokens, cached, "length", ttft))
+        return Answers(answers, sum(answer.ttft for answer in answers))
+
+
+def test_prefix_caching_is_measured_cleanly() -> None:
+    prompts = [[1, 2, 3, 4, *range(10, 15 + i)] for i in range(5)]  # 9 to 13 tokens
+    session = FakeSession()
+    result = serve.measure_prefix_caching(
+        cast(VllmSession, session), Path("x"), prompts, max_tokens=2,
+        settings=serve.EngineSettings(), repeats=3,
+    )  # fmt: skip
+    assert result["ttft_miss_seconds"] == 10 and result["ttft_hit_seconds"] == 6
+    # After the two first requests that pay for buffers: each of the three once in either way.
+    pairs = session.computed[2:]
+    assert sorted(pairs) == sorted(
+        (tuple(prompt), len(prompt) - cached) for prompt in prompts[:3] for cached in (0, 4)
+    )
+    assert result["hit_rate_without_prefix_caching"] == 0
+    total = sum(map(len, prompts))
+    assert result["hit_rate"] == 4 * 4 / total  # all but the first, and only this batch
+    assert result["tokens_per_second_without_prefix_caching"] == 10 / total
+    assert result["tokens_per_second"] == 10 / (total - 16)
+    assert result["text"] == result["text_without_prefix_caching"] == ["2"] * 5
+
+
 def test_too_few_prompts_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 prompts; at least 18"):
-        serve.measure(
-            Path("x"), [[1]] * 3, prefix_caching=True, max_tokens=1, settings=serve.EngineSettings()
-        )
+    session, settings = cast(VllmSession, FakeSession()), serve.EngineSettings()
+    for prompts, repeats in (([[1]] * 3, 4), ([[1]] * 3, 1)):
+        with pytest.raises(ValueError, match="with 3 prompts"):
+            serve.measure_prefix_caching(
+                session, Path("x"), prompts, max_tokens=1, settings=settings, repeats=repeats
+            )

@@ -70,7 +70,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             sources=code_files(*_DATA_FILES),
             packages=packages,
             bytes_needed=200_000_000,
-            title="answers of the model, to learn from (about 2 minutes)",
+            title="answers of the model, to learn from (about 1 minute)",
         ),
         Stage(
             name=DRAFT,
@@ -105,7 +105,8 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
     from utils.engine import LLM
     from utils.pipeline.drafts.target_answers import conversations, save_answers, write_answers
 
-    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128)
+    kernels = "torch" if torch.cuda.is_available() else "cpp"
+    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128, kernels=kernels)
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
     )

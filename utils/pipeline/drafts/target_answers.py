@@ -109,9 +109,11 @@ def soft_targets(hidden: Tensor, lm_head: Tensor, k: int = TOP_K) -> SoftTargets
     """
     token_ids, probs = [], []
     for rows in tqdm(hidden.split(512), desc="distributions", unit="batch"):
-        top = (rows @ lm_head.T).float().softmax(dim=-1).topk(k)
+        # The same as the largest of the probabilities, divided by their sum, without a softmax over
+        # the vocabulary.
+        top = (rows @ lm_head.T).topk(k)
         token_ids.append(top.indices)
-        probs.append(top.values / top.values.sum(dim=-1, keepdim=True))
+        probs.append(top.values.float().softmax(dim=-1))
     return SoftTargets(torch.cat(token_ids), torch.cat(probs))
 
 

@@ -25,7 +25,13 @@ from utils.pipeline.estimates.workload import (
     transfer_seconds,
 )
 from utils.pipeline.quantizers.calibration import MIN_BUDGET, WINDOW
-from utils.pipeline.stages.chain import PERPLEXITY_EXAMPLES, TEXT_TOKENS
+from utils.pipeline.stages.chain import (
+    BASE,
+    BASE_MESSAGES,
+    PERPLEXITY_EXAMPLES,
+    SERVE_MESSAGES,
+    TEXT_TOKENS,
+)
 from utils.pipeline.vllm.serve import TTFT_REPEATS, EngineSettings
 from utils.profiles import Profile
 
@@ -36,7 +42,7 @@ START_SECONDS = 60.0  # vLLM: loading, profiling, capturing CUDA graphs
 GRAPH_BYTES = 0.5e9  # those graphs
 PROFILED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its `LLM` on cards below 70 GiB
 COLUMN_SECONDS = 2e-4  # GPTQ: a dozen small kernels for each input channel, one after the other
-SCALE_TRIALS = 20  # AWQ: scales that are tried for each group of layers
+SCALE_TRIALS = 20  # AWQ: scales that are tried for each group of layers, on half of the tokens
 ANSWER_STEPS = 1.3  # the longest answer of a batch, in mean answers
 
 
@@ -72,8 +78,8 @@ def estimate_stages(profile: Profile, card: Card) -> dict[str, Estimate]:
         "merge": _merge(shape, lengths, card),
         "gptq": _quantize("gptq", shape, lengths, card),
         "awq": _quantize("awq", shape, lengths, card),
-        "evaluate": _vllm(profile, shape, lengths, card, prefix_caching=False),
-        "serve": _vllm(profile, shape, lengths, card, prefix_caching=True),
+        "evaluate": _vllm(profile, shape, lengths, card, "evaluate"),
+        "serve": _vllm(profile, shape, lengths, card, "serve"),
         "report": Estimate(seconds=5),
     }
     for name, estimate in estimates.items():
@@ -149,7 +155,7 @@ def _quantize(method: str, shape: TrainShape, lengths: Lengths, card: Card) -> E
         )
         work += COLUMN_SECONDS * sum(inputs) * shape.num_hidden_layers
     else:
-        work = compute_seconds((2 + SCALE_TRIALS) * tokens, shape, card)
+        work = compute_seconds((2 + SCALE_TRIALS / 2) * tokens, shape, card)
     return Estimate(
         card=max(working, check, key=lambda parts: sum(parts.values())),
         host=HOST_LIBRARIES + 2 * HALF * shape.num_parameters(),
@@ -160,7 +166,7 @@ def _quantize(method: str, shape: TrainShape, lengths: Lengths, card: Card) -> E
 
 
 def _vllm(
-    profile: Profile, shape: TrainShape, lengths: Lengths, card: Card, *, prefix_caching: bool
+    profile: Profile, shape: TrainShape, lengths: Lengths, card: Card, stage: str
 ) -> Estimate:
     """vLLM takes its share of the card; what weights and activations leave holds the KV cache.
 
@@ -186,11 +192,16 @@ def _vllm(
         for name, size in weights.items()
     }
     fitting = {name: count * block // profile.max_model_len for name, count in blocks.items()}
-    seconds = sum(
-        START_SECONDS + _answers(profile, shape, lengths, card, size, seqs, prefix_caching)
-        for size in weights.values()
-    )
-    if prefix_caching:
+    seconds = 0.0
+    for name, size in weights.items():
+        # Messages without and with prefix caching; a TTFT is measured on a miss and on a hit.
+        batches = {False: SERVE_MESSAGES + TTFT_REPEATS, True: SERVE_MESSAGES + TTFT_REPEATS}
+        if stage == "evaluate":
+            batches = {True: BASE_MESSAGES if name == BASE else profile.eval_examples}
+        for caching, asked in batches.items():
+            seconds += START_SECONDS
+            seconds += _answers(asked, shape, lengths, card, size, seqs, caching)
+    if stage == "serve":
         seconds += START_SECONDS  # the server
     else:
         seconds += 2 * (load_seconds(shape) + _perplexities(shape, lengths, card))
@@ -235,14 +246,12 @@ def _scored(shape: TrainShape) -> dict[str, float]:
 
 
 def _answers(
-    profile: Profile, shape: TrainShape, lengths: Lengths, card: Card, weights: float, seqs: int,
+    requests: int, shape: TrainShape, lengths: Lengths, card: Card, weights: float, seqs: int,
     prefix_caching: bool,
 ) -> float:  # fmt: skip
-    """All held-out messages at once: prefill by compute, decode by whichever is slower."""
-    requests = profile.eval_examples
+    """All messages at once: prefill by compute, decode by whichever is slower."""
     new = requests * (lengths.message if prefix_caching else lengths.prompt)
-    single = TTFT_REPEATS * (4 if prefix_caching else 1) * lengths.prompt
-    prefill = compute_seconds(new + single, shape, card)
+    prefill = compute_seconds(new, shape, card)
     steps = -(-requests // seqs) * lengths.answer * ANSWER_STEPS
     cached = seqs * (lengths.prompt + lengths.answer / 2) * kv_bytes_per_token(shape)
     return prefill + steps * max(

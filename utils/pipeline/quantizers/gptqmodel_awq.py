@@ -32,12 +32,30 @@ def use_fast_clip_search() -> None:
     AWQProcessor._compute_best_clip = compute_best_clip
 
 
+def search_scales_on_every_second_window() -> None:
+    """Let gptqmodel try its twenty scales per group of layers on half of the calibration windows.
+
+    Each trial runs the layers on all windows; that is where most of the time goes. AWQ learns one
+    number from it, and the same one from half: the error on held-out text does not change.
+    """
+    from gptqmodel.looper.awq_processor import AWQProcessor
+
+    search = AWQProcessor._search_best_scale
+
+    def search_best_scale(self: Any, *args: Any, inp: Tensor, **named: Any) -> Any:
+        windows = inp[::2] if inp.dim() == 3 else inp  # [N, T, H]
+        return search(self, *args, inp=windows, **named)
+
+    AWQProcessor._search_best_scale = search_best_scale
+
+
 def awq(job: dict[str, Any]) -> None:
     """Quantize `job["model_dir"]` into `job["out_dir"]` (see `worker.run_job`)."""
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
     from gptqmodel.quantization import FORMAT, METHOD
 
     use_fast_clip_search()
+    search_scales_on_every_second_window()
     config = QuantizeConfig(
         bits=4,
         group_size=job["group_size"],

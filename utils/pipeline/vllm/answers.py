@@ -1,7 +1,7 @@
 """What vLLM answers to prompts, token by token, to compare other engines with.
 
-Run as a program of its own, `python -m utils.pipeline.vllm.answers JOB.json`, for the reasons that
-`vllm_worker` gives. `vllm_answers` starts it.
+Run as a program of its own, `python -m utils.pipeline.vllm.answers JOB.json`, so that vLLM sets up
+threads and memory as it likes, and gives all of it back. `vllm_answers` starts it.
 """
 
 from __future__ import annotations

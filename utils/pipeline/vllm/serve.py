@@ -1,4 +1,4 @@
-"""vLLM: measured offline in a process of its own, and as an OpenAI-compatible server.
+"""vLLM: measured offline without and with prefix caching, and as an OpenAI-compatible server.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
 2023, https://arxiv.org/abs/2309.06180
@@ -6,16 +6,17 @@ Kwon et al., "Efficient Memory Management for Large Language Model Serving with 
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.process import run_worker
 from utils.pipeline.vllm.local_server import LocalServer, as_options
+
+if TYPE_CHECKING:
+    from utils.pipeline.vllm.session import VllmSession
 
 TTFT_REPEATS = 9
 SERVER_MODULE = ["-m", "utils.pipeline.vllm.server"]
@@ -58,59 +59,71 @@ def vllm_environment() -> dict[str, str]:
     }
 
 
-def measure(
+def measure_prefix_caching(
+    session: VllmSession,
     model_dir: Path,
     prompts: list[list[int]],
     *,
-    prefix_caching: bool,
     max_tokens: int,
     settings: EngineSettings,
     repeats: int = TTFT_REPEATS,
-    use_tqdm: bool = True,
 ) -> dict[str, Any]:
-    """Let vLLM answer all prompts at once, greedily, and measure it.
+    """Let vLLM answer all prompts at once, greedily, without and with Automatic Prefix Caching.
 
     Args:
+        session: the process in which the engines are started, one after the other.
         model_dir: a plain, GPTQ or AWQ checkpoint.
         prompts: token ids of each prompt; all begin with the same system prompt.
-        prefix_caching: Automatic Prefix Caching on or off.
         max_tokens: the longest answer, in tokens.
         settings: how to start vLLM.
-        repeats: how often TTFT is measured, on different prompts; the median counts.
-        use_tqdm: show progress.
+        repeats: on how many prompts TTFT is measured; the median counts.
 
     Returns:
-        `texts`, `cached_tokens` (per prompt), `output_tokens`, `tokens_per_second` (output tokens
-        of the whole batch), `ttft_miss_seconds` (nothing cached), `ttft_hit_seconds` (system
-        prompt cached; None without prefix caching), `hit_rate` (share of the batch's prompt
-        tokens found in the cache, by vLLM's own counters), `start_seconds`.
+        `tokens_per_second` (output tokens of the whole batch; the cache is empty before it),
+        `hit_rate` (share of the batch's prompt tokens found in the cache, by vLLM's own counters)
+        and `text`, a list; each of them also as `..._without_prefix_caching`.
+        `ttft_miss_seconds` (nothing cached) and `ttft_hit_seconds` (the system prompt cached), of
+        the same prompts.
 
     Raises:
         ValueError: too few prompts.
         WorkerError: vLLM failed; the message holds the end of its output.
     """
-    if len(prompts) < 2 * repeats:
-        raise ValueError(f"{len(prompts)} prompts; at least {2 * repeats} are needed.")
-    with tempfile.TemporaryDirectory() as folder:
-        result_file = Path(folder) / "result.json"
-        job = {
-            "prompts": prompts,
-            "prefix_caching": prefix_caching,
-            "max_tokens": max_tokens,
-            "repeats": repeats,
-            "use_tqdm": use_tqdm,
-            "result_file": str(result_file),
-            "engine": {"model": str(model_dir)} | settings.arguments(),
-        }
-        job_file = Path(folder) / "job.json"
-        job_file.write_text(json.dumps(job))
-        run_worker(
-            [str(pipeline_python()), "-m", "utils.pipeline.vllm.worker", str(job_file)],
-            # One process instead of three: it starts sooner, and all cores compute.
-            vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-            f"vLLM on {model_dir}",
+    if not 1 < repeats <= len(prompts):
+        raise ValueError(f"{repeats=} with {len(prompts)} prompts: at least 2, at most all.")
+    measures: dict[str, Any] = {}
+    for caching, suffix in ((False, "_without_prefix_caching"), (True, "")):
+        session.start(model_dir, enable_prefix_caching=caching, **settings.arguments())
+        session.generate(prompts[:1], max_tokens=1)  # pays for buffers that all others find ready
+        if caching:
+            measures |= _measure_ttft(session, prompts[:repeats])
+            session.reset_prefix_cache()
+        before = session.counters()
+        batch = session.generate(prompts, max_tokens=max_tokens)
+        queries, hits = (
+            session.counters().get(name, 0.0) - before.get(name, 0.0)
+            for name in ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")
         )
-        return json.loads(result_file.read_text())
+        measures |= {
+            f"tokens_per_second{suffix}": batch.tokens_per_second,
+            f"hit_rate{suffix}": hits / queries if queries else 0.0,
+            f"text{suffix}": batch.texts,
+        }
+    return measures
+
+
+def _measure_ttft(session: VllmSession, prompts: list[list[int]]) -> dict[str, float]:
+    """Each prompt once with an empty cache and once with another customer's prompt cached."""
+    misses, hits = [], []
+    for prompt, following in zip(prompts, prompts[1:] + prompts[:1], strict=True):
+        session.reset_prefix_cache()
+        miss, hit = session.generate([prompt, following], one_by_one=True, max_tokens=1).ttfts
+        misses.append(miss)
+        hits.append(hit)
+    return {
+        "ttft_miss_seconds": statistics.median(misses),
+        "ttft_hit_seconds": statistics.median(hits),
+    }
 
 
 def vllm_server(

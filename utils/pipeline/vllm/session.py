@@ -1,4 +1,4 @@
-"""vLLM in a process of its own that answers one question after another, for notebooks and labs.
+"""vLLM in a process of its own that answers one question after another.
 
 Importing vLLM takes longer than starting an engine of a small model. So the process stays, and each
 `start` gives it another engine. The worker's side is `session_worker.py`.
