@@ -13,7 +13,7 @@ from utils.pipeline.promises import (
     MIN_EXACT_MATCH,
     check_promises,
 )
-from utils.pipeline.stages import BASE_MESSAGES
+from utils.pipeline.stages.chain import BASE_MESSAGES
 
 MESSAGES, RUNS = 120, 500
 SERVER = {"is_valid_answer": True, "has_metrics": True}

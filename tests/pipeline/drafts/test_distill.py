@@ -73,8 +73,8 @@ def test_hidden_states_are_those_that_the_answer_was_sampled_from(
     kernels: str, small_model_dir: Path
 ) -> None:
     llm = LLM(small_model_dir, max_model_len=512, device="cpu", kernels=kernels)
-    messages = distill_data.conversations("train", 3, 1, seed=0)
-    answers = distill_data.write_answers(llm, messages, 10, 0.7, seed=0, use_tqdm=False)
+    messages = target_answers.conversations("train", 3, 1, seed=0)
+    answers = target_answers.write_answers(llm, messages, 10, 0.7, seed=0, use_tqdm=False)
     hf = AutoModelForCausalLM.from_pretrained(small_model_dir, dtype=torch.float32)
     for answer in answers:
         ids = torch.tensor([answer.prompt + answer.answer[:-1]])

@@ -79,13 +79,15 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
     assert merge.host == HOST_LIBRARIES + 4 * shape.num_parameters()
     peak = manifest(pipeline_run, "merge")["peak_memory_bytes"]
     assert merge.host == pytest.approx(peak, rel=0.3)
-    # Training: tensors by formula. What the CPU's kernels need in passing comes on top.
+    # Training: tensors by formula. What the CPU's kernels need in passing comes on top, and gaps
+    # between the tensors; but not a part that grows with the steps.
     profile, lengths = get_profile("cpu"), task_lengths()
     tensors = training_memory(
         shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
         num_predicted=round(profile.train_batch_size * lengths.answer),
     ).total  # fmt: skip
-    assert tensors + HOST_LIBRARIES < manifest(pipeline_run, "finetune")["peak_memory_bytes"]
+    peak = manifest(pipeline_run, "finetune")["peak_memory_bytes"]
+    assert peak == pytest.approx(tensors + HOST_LIBRARIES, rel=0.6)
 
 
 def test_enough_calibration_text_for_the_widest_model(pipeline_run: Path, model_path: Path) -> None:

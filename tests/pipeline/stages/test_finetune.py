@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from utils.pipeline.estimates.train_shapes import TrainShape
+from utils.pipeline.estimates.training_memory import training_memory
 from utils.pipeline.stages.finetune import (
     ATTENTION,
     TrainSettings,
@@ -22,9 +27,11 @@ from utils.pipeline.stages.finetune import (
     finetune,
     load_nf4,
     pack,
+    pad,
 )
 from utils.pipeline.task.data import generate
 
+ROOT = Path(__file__).parents[3]
 SETTINGS = TrainSettings(steps=3, batch_size=2, learning_rate=2e-3, lora_r=4, lora_alpha=8)
 EXAMPLES = generate("train", 6)
 
@@ -93,6 +100,63 @@ def test_packed_loss_equals_the_plain_loss_of_each_example(
     assert answer_perplexity(packed, tokens, batch_size=1) == pytest.approx(
         answer_perplexity(packed, tokens), rel=1e-5
     )
+
+
+def test_padding_changes_neither_loss_nor_gradients(
+    small_model_dir: Path, tokens: list[Any]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        small_model_dir, dtype=torch.float32, attn_implementation=ATTENTION
+    )
+    batch = pack(tokens[:2])
+    padded = pad(batch)
+    assert padded.input_ids.shape[1] % 64 == len(padded.targets) % 64 == 0
+    assert padded.input_ids.shape[1] - batch.input_ids.shape[1] in range(1, 64)
+    results = []
+    for one in (batch, padded):
+        model.zero_grad()
+        loss = answer_loss(model, one)
+        loss.backward()
+        results.append((loss, model.model.layers[0].self_attn.k_proj.weight.grad.clone()))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
+    again = pad(padded)  # nothing is missing any more
+    assert again.lengths == padded.lengths and torch.equal(again.targets, padded.targets)
+
+
+MEMORY_SCRIPT = """
+import resource, sys
+from pathlib import Path
+from utils.pipeline.task.data import generate
+from utils.pipeline.stages.finetune import TrainSettings, finetune
+
+def run(steps):
+    settings = TrainSettings(steps, batch_size=1, learning_rate=2e-3, lora_r=4, lora_alpha=8)
+    finetune(Path(sys.argv[1]), generate("train", 40), Path(sys.argv[2]), settings)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+run(12)
+run(25)
+"""
+
+
+def test_memory_does_not_grow_with_the_steps(small_model_dir: Path, tmp_path: Path) -> None:
+    """The formula knows no number of steps. A process of its own, or what ran before would count.
+
+    Each batch has another number of tokens, and kernels are compiled for each shape.
+    """
+    command = [sys.executable, "-c", MEMORY_SCRIPT, str(small_model_dir), str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    few_steps, many_steps = map(int, done.stdout.split())
+    shape = TrainShape.from_config(AutoConfig.from_pretrained(small_model_dir))
+    memory = training_memory(shape, "qlora", 384, num_predicted=128, r=4)
+    assert many_steps - few_steps < 0.7 * memory.total
 
 
 def lora_gradient(model: Any, batch: Any) -> torch.Tensor:

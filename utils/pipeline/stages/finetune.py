@@ -34,6 +34,9 @@ MAX_GRAD_NORM = 1.0
 ATTENTION = "shared_prefix"
 CURVE = "loss.json"
 FIGURE = "loss.png"
+# Batches are padded to a multiple of this many tokens, and of targets: few shapes, see `pad`.
+MULTIPLE = 64
+IGNORED = -100  # the target that cross-entropy leaves out
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,27 @@ def pack(examples: list[Tokens]) -> Batch:
     )
 
 
+def pad(batch: Batch, multiple: int = MULTIPLE) -> Batch:
+    """Round the numbers of tokens and of targets up; loss and gradients stay what they are.
+
+    The new tokens come last, so no other token sees them, and the new targets are `IGNORED`.
+
+    On a CPU, oneDNN compiles the matrix products anew for each shape and keeps up to 1,024 of
+    them. They lie between the tensors, and no tensor of the next batch, a little longer, fits into
+    the gaps. With a new length in each batch, a process that needs 2 GB thus grew to 7.
+    """
+    tokens, targets = -batch.input_ids.shape[1] % multiple, -len(batch.targets) % multiple
+    after = batch.position_ids[0, -1] + 1
+    positions = torch.arange(tokens).unsqueeze(0) + after
+    return Batch(
+        input_ids=F.pad(batch.input_ids, (0, tokens)),
+        position_ids=torch.cat([batch.position_ids, positions], dim=1),
+        lengths=[*batch.lengths[:-1], batch.lengths[-1] + tokens],
+        predictors=F.pad(batch.predictors, (0, targets)),
+        targets=F.pad(batch.targets, (0, targets), value=IGNORED),
+    )
+
+
 def _common_prefix(sequences: list[list[int]]) -> list[int]:
     first, last = min(sequences), max(sequences)  # in dictionary order, these differ the most
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
@@ -135,6 +159,11 @@ def shared_prefix_attention(
     Returns:
         [1, T, H, D], and None for the attention weights (transformers' convention).
     """
+    dtype = query.dtype
+    if query.device.type == "cpu":
+        # PyTorch's kernel makes many small products of each example's length. In bfloat16 they go
+        # to oneDNN (see `pad`), and take longer than in float32.
+        query, key, value = query.float(), key.float(), value.float()
     queries = query.split(lengths, dim=2)
     keys, values = key.split(lengths, dim=2), value.split(lengths, dim=2)
     outputs = []
@@ -148,7 +177,7 @@ def shared_prefix_attention(
                 queries[i], k, v, attn_mask=visible, scale=scaling, enable_gqa=True
             )
         )
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    return torch.cat(outputs, dim=2).to(dtype).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
@@ -164,7 +193,7 @@ def answer_loss(model: PreTrainedModel | PeftModel, batch: Batch) -> Tensor:
         use_cache=False,
         logits_to_keep=batch.predictors.to(device),  # no logits for the prompt: nothing to learn
     ).logits[0]  # [N, vocab]
-    return F.cross_entropy(logits.float(), batch.targets.to(device))
+    return F.cross_entropy(logits.float(), batch.targets.to(device), ignore_index=IGNORED)
 
 
 def batches(examples: list[Tokens], batch_size: int, seed: int) -> Iterator[Batch]:
@@ -293,7 +322,7 @@ def finetune(
     progress = tqdm(range(settings.steps), desc="finetune", unit="step")
     for _ in progress:
         batch = next(source)
-        loss = answer_loss(model, batch)
+        loss = answer_loss(model, pad(batch))
         losses.append(loss.item())
         if not torch.isfinite(loss):
             raise RuntimeError(
