@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.pipeline import environment
+from utils.pipeline import environment, virtual_environment
 from utils.pipeline.environment import (
-    MARKER,
     OVERRIDE,
     PipelineEnvironmentError,
     is_isolated,
@@ -66,7 +65,7 @@ def test_on_colab_an_environment_is_built_once_and_sees_nothing_of_this_one(
 def test_inside_that_environment_nothing_more_is_built(
     colab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / MARKER).touch()
+    (tmp_path / virtual_environment.MARKER).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(environment, "_install", lambda *_: pytest.fail("built"))
     assert pipeline_python() == Path(sys.executable)
@@ -83,7 +82,7 @@ def test_a_killed_build_is_not_used_and_is_taken_up(
     monkeypatch.setattr(environment, "_install", killed)
     with pytest.raises(KeyboardInterrupt):
         pipeline_python()
-    assert not list(colab.glob(f"*/{MARKER}"))
+    assert not list(colab.glob(f"*/{virtual_environment.MARKER}"))
     monkeypatch.setattr(environment, "_install", installing([]))
     assert (pipeline_python().parent / "half").exists()
 
@@ -101,7 +100,7 @@ def test_another_lock_makes_another_environment(
 
 def test_a_full_disk_is_explained(colab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000_000)
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(virtual_environment.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(PipelineEnvironmentError, match=r"6 GB .* 1\.0 GB are free.*COURSE_CACHE"):
         pipeline_python()
 

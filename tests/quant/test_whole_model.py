@@ -16,7 +16,7 @@ from torch import nn
 
 from utils.pipeline.quantizers.from_scratch import save_checkpoint
 from utils.pipeline.stages.perplexity import load_model
-from utils.pipeline.vllm.serve import vllm_environment
+from utils.pipeline.vllm.engine_settings import vllm_environment
 from utils.quant import calibrate, quantize_model
 from utils.quant.calibrate import SAME_INPUT
 

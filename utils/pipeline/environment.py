@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from utils.pipeline.virtual_environment import MARKER, build, find_uv, package_sources, run
+
 ROOT = Path(__file__).resolve().parents[2]
-MARKER = "complete"
 PYTHON = "3.11"  # the locks are for this version; uv fetches it where it is missing
 BYTES_NEEDED = {"cpu": 6_000_000_000, "gpu": 14_000_000_000}
 OVERRIDE = "COURSE_PIPELINE_PYTHON"
@@ -31,6 +31,9 @@ ABOUT_COLAB = (
 
 class PipelineEnvironmentError(RuntimeError):
     """Part II's environment cannot be built. The message says what to do."""
+
+
+_run = partial(run, failed=PipelineEnvironmentError, advice="")
 
 
 def pipeline_python() -> Path:
@@ -53,10 +56,18 @@ def pipeline_python() -> Path:
     from utils.hub import cache_dir
 
     target = "gpu" if torch.cuda.is_available() else "cpu"
-    folder = cache_dir() / "pipeline-env" / fingerprint(target)
-    if not (folder / MARKER).is_file():
-        _build(folder, target)
-    return folder / "bin" / "python"
+    lock, needed = lock_file(target), BYTES_NEEDED[target]
+    packages = sum("==" in line for line in lock.read_text().splitlines())
+    return build(
+        cache_dir() / "pipeline-env" / fingerprint(target), lock, needed,
+        lambda python: _install(python, lock, target),
+        f"Part II runs in an environment of its own, so that nothing here is replaced: {packages} "
+        f"packages, about {needed / 3e9:.0f} GB to download. Once; a few minutes.",
+        lambda space: PipelineEnvironmentError(
+            f"Part II's environment needs {space}. Free some, or set COURSE_CACHE to a folder on "
+            "another disk."
+        ),
+    )  # fmt: skip
 
 
 def is_isolated() -> bool:
@@ -97,40 +108,8 @@ def fingerprint(target: str) -> str:
     return f"{target}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _build(folder: Path, target: str) -> None:
-    """Build beside the final place, mark, rename. A killed build is taken up where it stopped."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(folder.parent).free, BYTES_NEEDED[target]
-    if free < needed:
-        raise PipelineEnvironmentError(
-            f"Part II's environment needs {needed / 1e9:.0f} GB in {folder.parent}, and "
-            f"{free / 1e9:.1f} GB are free. Free some, or set COURSE_CACHE to a folder on another "
-            "disk."
-        )
-    from filelock import FileLock
-
-    with FileLock(folder.with_suffix(".lock")):
-        if (folder / MARKER).is_file():
-            return  # another process built it while this one waited
-        lock = lock_file(target)
-        packages = sum("==" in line for line in lock.read_text().splitlines())
-        print(
-            f"Part II runs in an environment of its own, so that nothing here is replaced: "
-            f"{packages} packages, about {needed / 3e9:.0f} GB to download. Once; a few minutes.",
-            flush=True,
-        )
-        started = time.monotonic()
-        work = folder.with_suffix(".building")
-        _install(work / "bin" / "python", lock, target)
-        (work / MARKER).write_text(lock.read_text())
-        os.replace(work, folder)
-        print(f"Built in {time.monotonic() - started:.0f} s.", flush=True)
-
-
 def _install(python: Path, lock: Path, target: str) -> None:
     """Create the virtual environment of `python` if needed, and install what it lacks."""
-    from utils.pipeline.quantizers.classic.environment import package_sources
-
     uv, env = _uv(), os.environ | package_sources()
     for name in ABOUT_COLAB:
         env.pop(name, None)
@@ -152,7 +131,6 @@ def _install(python: Path, lock: Path, target: str) -> None:
 def _uv() -> str:
     """uv: what is here, or the locked version, fetched with pip into the cache folder."""
     from utils.hub import cache_dir
-    from utils.pipeline.quantizers.classic.environment import find_uv
 
     if found := find_uv():
         return found
@@ -165,16 +143,3 @@ def _uv() -> str:
         _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(home), pin],
              dict(os.environ))  # fmt: skip
     return str(uv)
-
-
-def _run(command: list[str], env: dict[str, str]) -> None:
-    result = subprocess.run(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if result.returncode:
-        tail = "\n".join(result.stdout.splitlines()[-15:])
-        raise PipelineEnvironmentError(
-            f"`{Path(command[0]).name} {' '.join(command[1:4])} ...` failed (exit code "
-            f"{result.returncode}). Check the network and the disk, then run it again: it goes on "
-            f"where it stopped. Its last lines:\n{tail}"
-        )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from utils.pipeline import virtual_environment
 from utils.pipeline.quantizers.classic import environment
 from utils.pipeline.quantizers.classic.environment import ClassicEnvironmentError, classic_python
 from utils.pipeline.quantizers.classic.patches import cloned_state_dict
@@ -60,7 +61,9 @@ def test_a_killed_build_is_not_used_and_is_taken_up(
     monkeypatch.setattr(environment, "_install", killed)
     with pytest.raises(KeyboardInterrupt):
         classic_python()
-    assert not [folder for folder in cache.iterdir() if (folder / environment.MARKER).exists()]
+    assert not [
+        folder for folder in cache.iterdir() if (folder / virtual_environment.MARKER).exists()
+    ]
     monkeypatch.setattr(environment, "_install", go_on)
     assert classic_python().exists()
 
@@ -79,7 +82,7 @@ def test_a_missing_lock_and_a_full_disk_are_explained(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000_000)
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(virtual_environment.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ClassicEnvironmentError, match=r"2 GB .* 1\.0 GB are free.*COURSE_CACHE"):
         classic_python()
     monkeypatch.setattr(environment, "LOCK", tmp_path / "none.lock")

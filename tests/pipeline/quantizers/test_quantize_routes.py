@@ -27,7 +27,7 @@ from utils.pipeline.quantizers.packing import dequantized_state_dict, load_tenso
 from utils.pipeline.stages import quantize as quantize_module
 from utils.pipeline.stages.perplexity import BrokenModelError, load_model, load_text, perplexity
 from utils.pipeline.stages.quantize import ROUTES, quantize
-from utils.pipeline.vllm.serve import vllm_environment
+from utils.pipeline.vllm.engine_settings import vllm_environment
 
 pytestmark = pytest.mark.slow
 

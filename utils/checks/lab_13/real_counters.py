@@ -17,7 +17,7 @@ from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
 from utils.hub import BUNDLED, load_tokenizer, resolve_model
 from utils.pipeline.task.data import generate
-from utils.pipeline.vllm.serve import EngineSettings
+from utils.pipeline.vllm.engine_settings import EngineSettings
 from utils.pipeline.vllm.session import VllmSession
 from utils.sim.prompt_cache import find_cached_tokens
 

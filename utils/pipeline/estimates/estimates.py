@@ -32,7 +32,8 @@ from utils.pipeline.stages.chain import (
     SERVE_MESSAGES,
     TEXT_TOKENS,
 )
-from utils.pipeline.vllm.serve import TTFT_REPEATS, EngineSettings
+from utils.pipeline.vllm.engine_settings import EngineSettings
+from utils.pipeline.vllm.serve import TTFT_REPEATS
 from utils.profiles import Profile
 
 FLOAT = 4  # bytes of a float32

@@ -30,15 +30,7 @@ def calibration_windows(
     Raises:
         ValueError: the texts hold fewer tokens than `widest_input`.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    token_ids: list[int] = []
-    for text in texts:
-        # verbose=False: a text may be longer than the model's context, since it is cut below.
-        token_ids += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        token_ids.append(tokenizer.eos_token_id)
-    windows = [token_ids[i : i + WINDOW] for i in range(0, len(token_ids) - WINDOW + 1, WINDOW)]
+    windows = all_windows(model_dir, texts)
     if len(windows) * WINDOW < widest_input:
         raise ValueError(
             f"Too little calibration data: {len(texts)} texts make {len(windows)} windows of "
@@ -50,3 +42,16 @@ def calibration_windows(
     if len(windows) > budget:
         windows = random.Random(seed).sample(windows, budget)
     return windows
+
+
+def all_windows(model_dir: Path, texts: list[str]) -> list[list[int]]:
+    """Join `texts`, each ended by the model's EOS, and cut them into windows of 512 token ids."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    token_ids: list[int] = []
+    for text in texts:
+        # verbose=False: a text may be longer than the model's context, since it is cut below.
+        token_ids += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        token_ids.append(tokenizer.eos_token_id)
+    return [token_ids[i : i + WINDOW] for i in range(0, len(token_ids) - WINDOW + 1, WINDOW)]

@@ -61,7 +61,12 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         "seed": seed,
     }
     torch_stack = ("torch", "transformers")
-    vllm_files = ("vllm/serve.py", "vllm/session.py", "vllm/session_worker.py")
+    vllm_files = (
+        "vllm/serve.py",
+        "vllm/engine_settings.py",
+        "vllm/session.py",
+        "vllm/session_worker.py",
+    )
 
     def quantizer(method: str, tool: str, group_size: int) -> Stage:
         return Stage(
@@ -188,7 +193,7 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Answer the held-out messages with each model, as it is served; score the answers."""
     from utils.pipeline.task.evaluate import compare, score
-    from utils.pipeline.vllm.serve import EngineSettings
+    from utils.pipeline.vllm.engine_settings import EngineSettings
     from utils.pipeline.vllm.session import VllmSession
 
     _quiet()
@@ -223,7 +228,8 @@ def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Some of them without and with prefix caching; one question over HTTP to a real server."""
     from utils.pipeline.task.evaluate import parse_answer, score
-    from utils.pipeline.vllm.serve import EngineSettings, measure_prefix_caching, vllm_server
+    from utils.pipeline.vllm.engine_settings import EngineSettings
+    from utils.pipeline.vllm.serve import measure_prefix_caching, vllm_server
     from utils.pipeline.vllm.session import VllmSession
 
     examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)[: settings["messages"]]

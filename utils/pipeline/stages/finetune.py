@@ -184,17 +184,23 @@ def shared_prefix_attention(
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
 
 
-def answer_loss(model: PreTrainedModel | PeftModel, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the answer tokens of `batch`, a float32 scalar."""
+def answer_logits(model: Any, batch: Batch) -> Tensor:
+    """The logits that predict the answer tokens of a batch, float32 [N, vocab_size]."""
     device = model.device
-    logits = model(
+    logits: Tensor = model(
         input_ids=batch.input_ids.to(device),
         position_ids=batch.position_ids.to(device),
         lengths=batch.lengths,  # reaches `shared_prefix_attention`
         use_cache=False,
         logits_to_keep=batch.predictors.to(device),  # no logits for the prompt: nothing to learn
-    ).logits[0]  # [N, vocab]
-    return F.cross_entropy(logits.float(), batch.targets.to(device), ignore_index=IGNORED)
+    ).logits[0]
+    return logits.float()
+
+
+def answer_loss(model: PreTrainedModel | PeftModel, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the answer tokens of `batch`, a float32 scalar."""
+    logits = answer_logits(model, batch)
+    return F.cross_entropy(logits, batch.targets.to(logits.device), ignore_index=IGNORED)
 
 
 def batches(examples: list[Tokens], batch_size: int, seed: int) -> Iterator[Batch]:

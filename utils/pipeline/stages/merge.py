@@ -33,7 +33,7 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
 
     from utils.pipeline.stages.finetune import quiet_peft
 
-    _check_adapter(adapter_dir)
+    check_adapter(adapter_dir)
     quiet_peft()
     base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
     mismatch = (
@@ -71,7 +71,8 @@ def merge(base_dir: Path, adapter_dir: Path, out_dir: Path) -> dict[str, Any]:
     return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _check_adapter(adapter_dir: Path) -> None:
+def check_adapter(adapter_dir: Path) -> None:
+    """Raise an AdapterError when a file of the adapter is missing."""
     for name in ADAPTER_FILES:
         if not (adapter_dir / name).is_file():
             raise AdapterError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from utils.pipeline.quantizers.calibration import WINDOW, calibration_windows
+from utils.pipeline.quantizers.calibration import WINDOW, all_windows
 from utils.pipeline.stages.chain import calibration_texts
 
 CHOICES = ("customers", "novel", "random tokens", "customers and novel")
@@ -41,14 +41,13 @@ def choice_windows(
         return _random_windows(model_dir, num_windows, seed)
     *chats, novel = calibration_texts(model_dir, data_dir)
     texts = {"customers": chats, "customers and novel": [*chats, novel], "novel": [novel]}[choice]
-    # It takes twice as many tokens as the widest layer has inputs.
-    windows = calibration_windows(model_dir, texts, num_windows * WINDOW // 2, seed)
+    windows = all_windows(model_dir, texts)
     if len(windows) < num_windows:
         raise ValueError(
             f"{choice!r} holds {len(windows)} windows of {WINDOW} tokens, not {num_windows}. Ask "
             "for fewer."
         )
-    return windows[:num_windows]
+    return random.Random(seed).sample(windows, num_windows)
 
 
 def _random_windows(model_dir: Path, num_windows: int, seed: int) -> list[list[int]]:

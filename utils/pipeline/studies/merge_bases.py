@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.engine.models.weights import read_safetensors
-from utils.pipeline.stages.merge import ADAPTER_FILES, TOKENIZER_FILES, AdapterError
+from utils.pipeline.stages.merge import ADAPTER_FILES, TOKENIZER_FILES, AdapterError, check_adapter
 from utils.pipeline.studies.lora import LoRALinear
 from utils.quant import create_normal_map, quantize_nf4
 
@@ -60,9 +60,7 @@ def load_adapter(folder: Path, device: torch.device | str = "cpu") -> Adapter:
     Raises:
         AdapterError: a file is missing, the adapter is no plain LoRA, or an A is without its B.
     """
-    for name in ADAPTER_FILES:
-        if not (folder / name).is_file():
-            raise AdapterError(f"{folder / name} is missing. Run the finetune stage first.")
+    check_adapter(folder)
     config = json.loads((folder / ADAPTER_FILES[0]).read_text())
     special = [key for key in ("use_dora", "use_rslora", "rank_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or special:

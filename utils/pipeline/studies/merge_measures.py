@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from utils.pipeline.stages import finetune
 from utils.pipeline.stages.finetune import ATTENTION, Batch
 from utils.pipeline.stages.perplexity import exp_or_inf, perplexity
 
@@ -39,14 +40,9 @@ class Measures:
 
 @torch.inference_mode()
 def answer_logits(model: Any, batch: Batch) -> Tensor:
-    """The logits that predict the answer tokens of a batch, float32 [N, vocab_size]."""
+    """`finetune.answer_logits`, without gradients, of a model with any attention."""
     model.set_attn_implementation(ATTENTION)
-    device = model.device
-    logits = model(
-        input_ids=batch.input_ids.to(device), position_ids=batch.position_ids.to(device),
-        lengths=batch.lengths, use_cache=False, logits_to_keep=batch.predictors.to(device),
-    ).logits[0]  # fmt: skip
-    return logits.float()
+    return finetune.answer_logits(model, batch)
 
 
 def compare_logits(

@@ -17,7 +17,7 @@ import torch
 
 from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.process import exit_with_parent, run_worker
-from utils.pipeline.vllm.serve import EngineSettings, vllm_environment
+from utils.pipeline.vllm.engine_settings import EngineSettings, vllm_environment
 
 
 def vllm_answers(

@@ -20,7 +20,7 @@ import torch
 
 from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.process import TAIL_LINES, WorkerError, stop
-from utils.pipeline.vllm.serve import vllm_environment
+from utils.pipeline.vllm.engine_settings import vllm_environment
 
 WORKER_MODULE = "utils.pipeline.vllm.session_worker"
 Prompt = Sequence[int] | Mapping[str, Any]
