@@ -1,9 +1,11 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test pipeline notebooks labs bench repo-url clean
+.PHONY: help setup lab test check pipeline notebooks labs bench repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
+# Tests run in this many processes, which share the cores. Each takes up to 5 GB of memory.
+WORKERS ?= 2
 # Waiting threads sleep instead of spinning, so that two programs on two cores don't slow each other.
 export OMP_WAIT_POLICY ?= PASSIVE
 export KMP_BLOCKTIME ?= 0
@@ -25,7 +27,10 @@ lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab
 		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_OPTIONS)
 
 test: setup ## run every test, notebook, lab and the pipeline
-	@$(COURSE) -m pytest
+	@$(COURSE) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+check: setup ## for contributors: style, types, house rules, and the tests of what changed
+	@$(COURSE) tools/check.py
 
 pipeline: setup ## fine-tune, merge, quantize, evaluate and serve; ends in a table and a figure
 	@$(COURSE) -m utils.pipeline

@@ -181,6 +181,7 @@ print(subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, te
 """
 
 
+@pytest.mark.slow
 def test_both_parts_run_and_nothing_preinstalled_is_replaced(colab: Path) -> None:
     before, bootstrap, lesson, part_ii, again, after = run_cells(
         colab, [VERSIONS, BOOTSTRAP, LESSON, PART_II, BOOTSTRAP, VERSIONS]

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ["setup", "lab", "test", "pipeline", "notebooks", "labs", "bench", "repo-url", "clean"]
+TARGETS = [
+    "setup", "lab", "test", "check", "pipeline", "notebooks", "labs", "bench", "repo-url", "clean",
+]  # fmt: skip
 
 
 def make(*arguments: str) -> str:
@@ -54,7 +56,9 @@ def code(markdown: str) -> list[str]:
 
 
 def test_make_test_runs_tests_notebooks_and_labs() -> None:
-    assert re.search(r"-m pytest$", make("--dry-run", "test"), flags=re.MULTILINE)
+    # All of them: no file, mark or keyword is named. Files stay whole, in the order of conftest.py.
+    together = r"-m pytest -n 2 --dist loadgroup --no-loadscope-reorder$"
+    assert re.search(together, make("--dry-run", "test"), flags=re.MULTILINE)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     # The labs are run by tests/labs, with nbgrader.
     assert set(settings["testpaths"]) == {"tests", "notebooks", "solutions"}

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -159,3 +160,12 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StageError, match="Another run"):
             Runner(tmp_path, fake_stages.chain(), {}).run()
+
+
+def test_a_run_can_wait_for_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(0.3, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        Runner(tmp_path, fake_stages.chain(), {}).run(wait=True)
+    assert "waiting for it" in capsys.readouterr().out
+    assert (tmp_path / "two" / "text").read_text() == "ab"

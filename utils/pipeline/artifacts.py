@@ -40,7 +40,7 @@ def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
     """Return the folders of these stages; make those that are absent or out of date.
 
     Raises:
-        StageError: an unknown stage, or another run is writing to the same folder.
+        StageError: an unknown stage, or no disk space.
     """
     runner = pipeline_runner(profile)
     runner.chosen(list(names))  # refuses unknown names
@@ -49,7 +49,7 @@ def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
     if missing:
         times = ", ".join(f"{name} ({ESTIMATES.get(name, 'unknown')})" for name in missing)
         print(f"Not here yet, made now, once: {times}. Times are for two cores.", flush=True)
-        runner.run(wanted)
+        runner.run(wanted, wait=True)  # perhaps `make pipeline` is at it
     return {name: runner.out / name for name in names}
 
 

@@ -87,8 +87,12 @@ class Runner:
         self.sources = sources
         self._source_hashes: dict[str, str] = {}
 
-    def run(self, names: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, names: list[str] | None = None, wait: bool = False) -> dict[str, dict[str, Any]]:
         """Run the named stages (default: all), skipping those complete and unchanged.
+
+        Args:
+            names: which stages.
+            wait: for another run that writes to the same folder; otherwise it is an error.
 
         Returns:
             The manifest of every stage that was run or skipped.
@@ -100,7 +104,7 @@ class Runner:
         chosen = self.chosen(names)
         self.out.mkdir(parents=True, exist_ok=True)
         manifests = {}
-        with self._lock():
+        with self._lock(wait):
             self._remove_leftovers()
             for number, stage in enumerate(chosen, start=1):
                 header = f"[{number}/{len(chosen)}] {stage.name}: {stage.title or stage.name}"
@@ -240,15 +244,18 @@ class Runner:
     # --- the output folder -----------------------------------------------------------------------
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self, wait: bool) -> Iterator[None]:
         """Keep a second run out of the same folder. The lock dies with the process."""
         with (self.out / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StageError(
-                    f"Another run is writing to {self.out}. Wait for it, or use another --out."
-                ) from error
+                if not wait:
+                    raise StageError(
+                        f"Another run is writing to {self.out}. Wait for it, or use another --out."
+                    ) from error
+                print(f"Another run is writing to {self.out.name}/: waiting for it.", flush=True)
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _remove_leftovers(self) -> None:

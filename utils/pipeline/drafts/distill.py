@@ -29,10 +29,10 @@ def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) 
 
     Args:
         profile: None for the one that fits this machine.
-        out: the folder of all stages; None for the pipeline's.
+        out: the folder of these stages; None for `drafts` beside the pipeline's.
 
     Raises:
-        StageError: no disk space, or another run is writing to `out`.
+        StageError: no disk space.
     """
     return _ensure(DRAFT, profile, out)
 
@@ -49,11 +49,11 @@ def _ensure(name: str, profile: Profile | None, out: Path | None) -> Path:
     from utils.pipeline.__main__ import default_out
 
     profile = profile or get_profile()
-    out = out or default_out()
+    out = out or default_out() / "drafts"
     runner = Runner(out, build_stages(profile), {BASE: resolve_model(profile.model)})
     # What is there needs no lock, so several notebooks can use it at a time.
     if not all(current for _, current in runner.plan([DATA, name])):
-        runner.run([DATA, name])
+        runner.run([DATA, name], wait=True)
     return out / name
 
 

@@ -1,0 +1,74 @@
+"""`make check` finds the tests of what changed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import check
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("utils/engine/core/scheduler.py", ["tests/engine/core/test_scheduler.py"]),
+        ("utils/engine/sample/sampler.py", ["tests/engine/sample/test_sampler.py"]),
+        ("utils/pipeline/task/data.py", ["tests/pipeline/task/test_data.py"]),
+        ("utils/pipeline/runner.py", ["tests/pipeline/test_runner.py"]),
+        ("utils/checks/lab_06/token_choices.py", ["tests/checks/test_lab_06.py"]),
+        ("utils/checks/lab_01/__init__.py", ["tests/checks/kit"]),
+        ("utils/hub.py", ["tests/test_hub.py"]),
+        ("tests/sim/test_traces.py", ["tests/sim/test_traces.py"]),
+        ("tests/sim/test_deleted.py", []),
+        ("tests/conftest.py", []),
+        ("README.md", []),
+        ("utils/pipeline/task/texts/emma.txt", []),
+    ],
+)
+def test_a_changed_file_has_these_tests(changed: str, tests: list[str]) -> None:
+    assert check.tests_of(changed) == tests
+
+
+def test_a_file_without_a_test_of_its_name_has_those_of_its_folder() -> None:
+    tests = check.tests_of("utils/engine/core/swap_space.py")
+    assert "tests/engine/core/test_kv_cache_manager.py" in tests
+    assert all(test.startswith("tests/engine/core/") for test in tests)
+
+
+def test_every_file_with_code_has_tests() -> None:
+    files = [file for file in check.git("ls-files", "utils") if file.endswith(".py")]
+    without = [
+        file for file in files
+        if not check.tests_of(file) and not file.endswith("__init__.py")
+    ]  # fmt: skip
+    assert without == []
+
+
+def test_what_is_not_committed_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    check.git("init", "--quiet")
+    for name in ("same", "edited", "deleted"):
+        (tmp_path / name).write_text("before")
+    check.git("add", ".")
+    check.git(*identity, "commit", "--quiet", "-m", "first")
+    (tmp_path / "edited").write_text("after")
+    (tmp_path / "deleted").unlink()
+    (tmp_path / "new").touch()
+    assert check.changed_files() == ["deleted", "edited", "new"]
+
+
+def test_a_failure_is_named_and_the_rest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        ran.append(command[2])
+        return subprocess.CompletedProcess(command, int(command[2] == "mypy"))
+
+    monkeypatch.setattr(check, "changed_files", list)
+    monkeypatch.setattr(check.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="Failed: mypy"):
+        check.main()
+    assert ran == ["ruff", "ruff", "mypy", "pytest"]
