@@ -26,6 +26,7 @@ from utils.engine.core.kv_cache_utils import (
 )
 from utils.engine.core.scheduler import Scheduler
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.draft import Draft
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
@@ -43,7 +44,6 @@ from utils.engine.request import Request, RequestStatus
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.drafter import choose_num_speculative_tokens, expected_tokens
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.engine.spec_decode.ngram_proposer import NgramProposer

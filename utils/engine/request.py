@@ -11,9 +11,9 @@ import torch
 from utils.engine.attention.kv_cache import KVCache
 from utils.engine.core.kv_cache_utils import BlockHash
 from utils.engine.detokenizer import IncrementalDetokenizer
+from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.spec_decode.draft import NO_DRAFT, Draft
 
 
 class RequestStatus(enum.IntEnum):

@@ -26,8 +26,8 @@ from utils.engine import (
     tree_depths,
 )
 from utils.engine.attention.tree_attention import tree_attention
+from utils.engine.draft import Draft
 from utils.engine.sample.sampler import draw
-from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.medusa import tree_of
 
 NUM_SAMPLES = 20_000

@@ -13,8 +13,8 @@ from utils.engine.config.engine import EngineConfig
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import KVCacheBlock
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.draft import NO_DRAFT
 from utils.engine.request import Request, RequestStatus
-from utils.engine.spec_decode.draft import NO_DRAFT
 
 
 class Scheduler:

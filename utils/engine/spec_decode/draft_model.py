@@ -10,10 +10,10 @@ from torch import Tensor
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.draft import Draft
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
 from utils.engine.sample.sampler import Sampler, draw
-from utils.engine.spec_decode.draft import Draft
 
 
 class DraftModelProposer:

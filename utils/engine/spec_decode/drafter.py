@@ -12,12 +12,12 @@ from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
 from utils.engine.models.weights import load_model
 from utils.engine.request import Request
-from utils.engine.spec_decode.draft import NO_DRAFT, Draft
 from utils.engine.spec_decode.draft_model import DraftModelProposer
 from utils.engine.spec_decode.medusa import MedusaHeads, MedusaProposer
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
