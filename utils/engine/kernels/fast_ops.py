@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from utils.engine.attention.batch import Batch, PagedBatch
@@ -103,14 +104,16 @@ def _compiled() -> Path:
     made_from = [*command, *sources, torch.__version__, _processor()]
     name = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     library = cache_dir() / f"kernels-{name}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        print("Compiling the engine's C++ kernels, once ...", file=sys.stderr, flush=True)
-        # Several processes may do this at a time: each writes its own file, the last rename wins.
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            output = Path(folder) / library.name
-            subprocess.run([*command, "-o", output], check=True, capture_output=True, text=True)
-            output.replace(library)
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(library.with_suffix(".lock")):  # of several processes, one compiles
+        if not library.exists():
+            print("Compiling the engine's C++ kernels, once ...", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+                output = Path(folder) / library.name
+                subprocess.run([*command, "-o", output], check=True, capture_output=True, text=True)
+                output.replace(library)
     return library
 
 
