@@ -6,6 +6,7 @@ grades all labs as they are handed out, but of the solved ones only some.
 
 from __future__ import annotations
 
+import ast
 import csv
 import functools
 import importlib
@@ -62,6 +63,16 @@ def test_each_check_has_the_points_of_its_cell(lab):
         cell.metadata.nbgrader.points for cell in grade_cells(notebook("solutions", lab).cells)
     ]
     assert points == [check.max_points for check in checks]
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_no_file_beside_the_checks_has_the_name_of_one(lab):
+    """To import `lab_01/attention.py` would put that file where `lab_01.attention` is the check."""
+    facade = Path(CHECKS[lab].__file__)
+    functions = [n for n in ast.parse(facade.read_text()).body if isinstance(n, ast.FunctionDef)]
+    exercises = {function.name for function in functions if function.decorator_list}
+    assert len(exercises) == len(grade_cells(notebook("solutions", lab).cells))
+    assert exercises.isdisjoint(file.stem for file in facade.parent.iterdir())
 
 
 @pytest.mark.parametrize("lab", LABS)
