@@ -973,7 +973,12 @@ def returns_a_dict():
 
 @wrong("engine", "text differs", "comes from: apply_rotary")
 def interleaved_rotary():
-    return LlamaOps(torch_function, interleaved, torch_kernel, written_out)
+    return LlamaOps(
+        rms_norm=torch_function,
+        apply_rotary=interleaved,
+        attention=torch_kernel,
+        silu_and_mul=written_out,
+    )
 
 
 @wrong("engine", "raised TypeError")
@@ -988,4 +993,9 @@ def exchanged_ops():
 
 @right("engine")
 def other_right_functions():
-    return LlamaOps(torch_function, half_by_half, attention_reference, written_out)
+    return LlamaOps(
+        rms_norm=torch_function,
+        apply_rotary=half_by_half,
+        attention=attention_reference,
+        silu_and_mul=written_out,
+    )
