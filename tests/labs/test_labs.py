@@ -108,7 +108,7 @@ def test_saved_solutions_earn_all_points(lab):
 
 @pytest.fixture(scope="module")
 def course_of(tmp_path_factory):
-    """Makes a folder in which nbgrader has graded a lab: one student did nothing, others solved it."""
+    """Makes a folder in which nbgrader graded a lab: one student did nothing, others solved it."""
 
     @functools.cache
     def course(lab: str) -> Path:
