@@ -6,6 +6,7 @@ grades all labs as they are handed out, but of the solved ones only some.
 
 from __future__ import annotations
 
+import ast
 import csv
 import functools
 import importlib
@@ -65,6 +66,16 @@ def test_each_check_has_the_points_of_its_cell(lab):
 
 
 @pytest.mark.parametrize("lab", LABS)
+def test_no_file_beside_the_checks_has_the_name_of_one(lab):
+    """To import `lab_01/attention.py` would put that file where `lab_01.attention` is the check."""
+    facade = Path(CHECKS[lab].__file__)
+    functions = [n for n in ast.parse(facade.read_text()).body if isinstance(n, ast.FunctionDef)]
+    exercises = {function.name for function in functions if function.decorator_list}
+    assert len(exercises) == len(grade_cells(notebook("solutions", lab).cells))
+    assert exercises.isdisjoint(file.stem for file in facade.parent.iterdir())
+
+
+@pytest.mark.parametrize("lab", LABS)
 def test_each_exercise_has_the_same_form(lab):
     """What to write, the stub, the check, folded hints; always in that order."""
     cells = notebook("labs", lab).cells
@@ -97,7 +108,7 @@ def test_saved_solutions_earn_all_points(lab):
 
 @pytest.fixture(scope="module")
 def course_of(tmp_path_factory):
-    """Makes a folder in which nbgrader has graded a lab: one student did nothing, others solved it."""
+    """Makes a folder in which nbgrader graded a lab: one student did nothing, others solved it."""
 
     @functools.cache
     def course(lab: str) -> Path:

@@ -6,8 +6,8 @@ import math
 
 import torch
 import torch.nn.functional as F
-from tests.labs.bug_zoo.zoo import Zoo
 
+from tests.labs.bug_zoo.zoo import Zoo
 from utils.engine.attention.attention import attention_reference
 from utils.engine.models.llama import LlamaOps
 

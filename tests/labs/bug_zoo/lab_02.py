@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.labs.bug_zoo.zoo import Zoo
 
+from tests.labs.bug_zoo.zoo import Zoo
 from utils.engine.attention.kv_cache import ContiguousKVCache
 
 zoo = Zoo()

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.lab_04.learners_engine import Parts
+from tests.labs.bug_zoo.zoo import Zoo
+from utils.checks.lab_04.learners_parts import Parts
+from utils.engine.attention.paged_attention import paged_attention_reference
 from utils.engine.core.block_pool import BlockPool as EnginePool
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.attention.paged_attention import paged_attention_reference
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

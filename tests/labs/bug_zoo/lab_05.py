@@ -7,7 +7,6 @@ from collections import OrderedDict, deque
 from itertools import takewhile
 
 from tests.labs.bug_zoo.zoo import Zoo
-
 from utils.checks.lab_05.learners_engine import PluggedKVCacheManager
 from utils.engine.core import kv_cache_utils
 from utils.engine.core.block_pool import BlockPool

@@ -8,10 +8,9 @@ from collections import deque
 from itertools import count
 
 from tests.labs.bug_zoo.zoo import Zoo
-
 from utils.checks.lab_06.scheduler_stories import scheduler_output
-from utils.engine.request import RequestStatus
 from utils.engine.core.scheduler import Scheduler
+from utils.engine.request import RequestStatus
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

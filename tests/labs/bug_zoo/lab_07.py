@@ -7,8 +7,8 @@ import random
 
 import torch
 import torch.nn.functional as F
-from tests.labs.bug_zoo.zoo import Zoo
 
+from tests.labs.bug_zoo.zoo import Zoo
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
 from utils.engine.spec_decode.tree import follow_tree as engines_follow_tree

@@ -8,11 +8,11 @@ import statistics
 
 import numpy as np
 import torch
-from tests.labs.bug_zoo.zoo import Zoo
 
-from utils.checks.lab_08.two_engines import Difference
+from tests.labs.bug_zoo.zoo import Zoo
 from utils.checks.lab_08.given_parts import EngineBase, Parts
 from utils.checks.lab_08.request_times import Latencies
+from utils.checks.lab_08.two_engines import Difference
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.request import RequestStatus
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.labs.bug_zoo.zoo import Zoo
 
+from tests.labs.bug_zoo.zoo import Zoo
 from utils import quant
 from utils.quant.nf4 import quantize_blockwise as librarys_blockwise
 from utils.quant.rtn import QuantizedWeight, group_index, to_codes

@@ -7,8 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tests.labs.bug_zoo.zoo import Zoo
 
+from tests.labs.bug_zoo.zoo import Zoo
 from utils.pipeline.studies import lora as course
 
 zoo = Zoo()

@@ -9,7 +9,6 @@ import re
 from collections import OrderedDict, defaultdict, deque
 
 from tests.labs.bug_zoo.zoo import Zoo
-
 from utils.checks.lab_13.real_counters import Parts
 from utils.sim.prompt_cache import find_cached_tokens
 

@@ -1,4 +1,4 @@
-"""Known mistakes of lab 01, as functions with one switch per mistake.
+"""Known mistakes of labs 01 and 04 about the model, as functions with one switch per mistake.
 
 They serve to recognise a mistake by its result. They are never the oracle.
 """

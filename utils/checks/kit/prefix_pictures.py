@@ -1,4 +1,4 @@
-"""The pictures of lab 05: prompts and pools as rows of blocks."""
+"""The pictures of labs 05 and 13: prompts and pools as rows of blocks."""
 
 from __future__ import annotations
 

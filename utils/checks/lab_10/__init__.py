@@ -19,7 +19,7 @@ from utils.checks.lab_10 import (
     layer,
     learners_engine,
     losses,
-    maths,
+    low_rank_update,
     one_step,
     whole_model,
 )
@@ -58,13 +58,13 @@ def init_lora(function: Callable[..., tuple[nn.Parameter, nn.Parameter]]) -> str
 @exercise("Exercise 6: lora_forward", points=3)
 def lora_forward(function: Callable[..., Tensor]) -> str:
     """Check `lora_forward(x, weight, lora_A, lora_B, lora_alpha)`."""
-    return maths.judge_lora_forward(function)
+    return low_rank_update.judge_lora_forward(function)
 
 
 @exercise("Exercise 7: merge_weight", points=2)
 def merge_weight(function: Callable[..., Tensor]) -> str:
     """Check `merge_weight(weight, lora_A, lora_B, lora_alpha)`."""
-    return maths.judge_merge_weight(function)
+    return low_rank_update.judge_merge_weight(function)
 
 
 @exercise("Exercise 8: LoRALinear", points=4)

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.engine.attention.attention import attention
 from utils.engine.attention.batch import Batch, ContiguousBatch
-from utils.engine.attention.ops import AttentionOps
+from utils.engine.attention.ops import Attention, PagedAttention, ReshapeAndCache
 from utils.engine.config.model import ModelConfig
 
 
@@ -68,13 +69,16 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlamaOps(AttentionOps):
+@dataclass(frozen=True)
+class LlamaOps:
     """The functions the model is built from. Pass your own: `LlamaOps(rms_norm=mine)`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = apply_rotary
+    attention: Attention = attention
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
+    paged_attention: PagedAttention | None = None
+    reshape_and_cache: ReshapeAndCache | None = None
     # All layers in one call. Takes the model, hidden states, cos, sin, the batch, the scale of
     # attention and the norm's eps. It may decline a batch with None. None: layer after layer.
     decoder_layers: (
