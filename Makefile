@@ -27,7 +27,7 @@ lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab
 		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_OPTIONS)
 
 test: setup ## run every test, notebook, lab and the pipeline
-	@$(COURSE) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	@$(COURSE) -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 check: setup ## for contributors: style, types, house rules, and the tests of what changed
 	@$(COURSE) tools/check.py

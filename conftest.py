@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,33 +28,41 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker a whole file at a time, or all tests of one lab: a model is loaded once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            lab = re.search(r"\[(lab_\d\d|\d\d_\w+)", test) if "tests/labs" in file else None
+            return f"{file} {lab[1]}" if lab else file
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first, and what shares a kernel, a model or a stage on one worker."""
+    """Put what takes long first, in such an order that no worker waits for the other."""
     _skip_gpu_tests(items)
-    needs_stages = {
-        path: "need_stages" in path.read_text(encoding="utf-8")
-        for path in {item.path for item in items if item.path.suffix == ".ipynb"}
-    }
-    groups = {item: _group(item, needs_stages) for item in items}
-    items.sort(key=lambda item: groups[item])
-    for item, (_, name) in groups.items():
-        item.add_marker(pytest.mark.xdist_group(name))
+    ranks: dict[Path, int] = {}
+    for item in items:
+        ranks[item.path] = max(_rank(item), ranks.get(item.path, 0))
+    items.sort(key=lambda item: ranks[item.path])  # stable: the tests of a file keep their order
 
 
-def _group(item: pytest.Item, needs_stages: dict[Path, bool]) -> tuple[int, str]:
-    """When to run an item, and with which others: those of one file, but for a few.
+def _rank(item: pytest.Item) -> int:
+    """0: the pipeline, which takes longest. 1: what is long and needs no stage of it.
 
-    The pipeline comes first: it takes longest, and while it runs the other worker does what needs
-    no stage of it. Short tests come last, so that both workers end at about the same time.
+    2: what needs its stages, which are there by then. 3: the many short tests, so that both workers
+    end at about the same time.
     """
-    name = "/".join(item.path.parts[-2:])
+    if item.path.name == "test_pipeline_run.py":
+        return 0
+    if item.path.suffix == ".ipynb":
+        return 2 if "need_stages" in item.path.read_text(encoding="utf-8") else 1
     if "pipeline_run" in getattr(item, "fixturenames", ()):
-        return 0, "pipeline"
-    if item.path in needs_stages:
-        return 2 if needs_stages[item.path] else 1, name
-    if lab := getattr(item, "callspec", None) and item.callspec.params.get("lab"):  # type: ignore[attr-defined]
-        return 1, f"{name} {lab}"  # each lab by itself
-    return 3, name
+        return 2
+    return 1 if item.path.parent.name == "labs" else 3
 
 
 def _skip_gpu_tests(items: list[pytest.Item]) -> None:

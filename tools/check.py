@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STYLE = (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"])
 HOUSE = ("tests/house", "tests/notebooks/test_notebook_rules.py")
 MARKS = "not slow and not gpu"
-WORKERS = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+WORKERS = ["-n", "2", "--no-loadscope-reorder"]
 
 
 def git(*arguments: str) -> list[str]:

@@ -57,7 +57,7 @@ def code(markdown: str) -> list[str]:
 
 def test_make_test_runs_tests_notebooks_and_labs() -> None:
     # All of them: no file, mark or keyword is named. Files stay whole, in the order of conftest.py.
-    together = r"-m pytest -n 2 --dist loadgroup --no-loadscope-reorder$"
+    together = r"-m pytest -n 2 --no-loadscope-reorder$"
     assert re.search(together, make("--dry-run", "test"), flags=re.MULTILINE)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     # The labs are run by tests/labs, with nbgrader.
