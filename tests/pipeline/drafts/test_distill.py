@@ -361,7 +361,8 @@ def test_ensure_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
         def plan(self, names: list[str]) -> list[tuple[str, bool]]:
             return [(name, current) for name in names]
 
-        def run(self, names: list[str]) -> None:
+        def run(self, names: list[str], wait: bool) -> None:
+            assert wait  # another notebook may be making them
             assert set(names) <= set(self.names)
             ran.append(names)
 

@@ -19,7 +19,6 @@ import torch
 
 from utils.pipeline.quantizers.classic.environment import (
     LOCK,
-    MARKER,
     classic_python,
     locked_packages,
 )
@@ -27,6 +26,7 @@ from utils.pipeline.quantizers.packing import dequantized_state_dict, load_tenso
 from utils.pipeline.stages import quantize as quantize_module
 from utils.pipeline.stages.perplexity import BrokenModelError, load_model, load_text, perplexity
 from utils.pipeline.stages.quantize import ROUTES, quantize
+from utils.pipeline.virtual_environment import MARKER
 from utils.pipeline.vllm.engine_settings import vllm_environment
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from utils.pipeline.stages.perplexity import (
-    DATA,
+    TEXTS,
     BrokenModelError,
     check_perplexity,
     load_text,
@@ -82,8 +82,8 @@ def test_wrong_arguments(
 
 
 def test_texts_ship_with_their_origin() -> None:
-    readme = (DATA / "README.md").read_text()
-    for file in DATA.glob("*.txt"):
+    readme = (TEXTS / "README.md").read_text()
+    for file in TEXTS.glob("*.txt"):
         assert file.name in readme
         assert file.stat().st_size < 120_000
         assert load_text(file.stem).isascii()

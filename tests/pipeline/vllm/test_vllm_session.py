@@ -23,7 +23,7 @@ from utils.pipeline.vllm.session import VllmRefused, VllmSession
 
 WORKER = """
 import sys, time
-from utils.pipeline import vllm_session_worker as real
+from utils.pipeline.vllm import session_worker as real
 
 class Worker(real.Worker):
     def start(self, engine):

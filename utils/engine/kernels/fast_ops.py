@@ -107,7 +107,7 @@ def _compiled() -> Path:
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(library.with_suffix(".lock")):  # of several processes, one compiles
+    with FileLock(library.with_name("kernels.lock")):  # of several processes, one compiles
         if not library.exists():
             print("Compiling the engine's C++ kernels, once ...", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(dir=library.parent) as folder:
