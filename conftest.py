@@ -44,25 +44,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first, in such an order that no worker waits for the other."""
     _skip_gpu_tests(items)
-    ranks: dict[Path, int] = {}
-    for item in items:
-        ranks[item.path] = max(_rank(item), ranks.get(item.path, 0))
+    ranks = {path: _rank(path) for path in {item.path for item in items}}
     items.sort(key=lambda item: ranks[item.path])  # stable: the tests of a file keep their order
 
 
-def _rank(item: pytest.Item) -> int:
+def _rank(path: Path) -> int:
     """0: the pipeline, which takes longest. 1: what is long and needs no stage of it.
 
-    2: what needs its stages, which are there by then. 3: the many short tests, so that both workers
-    end at about the same time.
+    2: notebooks that need its stages, which are there by then. 3: the many short tests, so that
+    both workers end at about the same time.
     """
-    if item.path.name == "test_pipeline_run.py":
+    if path.name == "test_pipeline_run.py":
         return 0
-    if item.path.suffix == ".ipynb":
-        return 2 if "need_stages" in item.path.read_text(encoding="utf-8") else 1
-    if "pipeline_run" in getattr(item, "fixturenames", ()):
-        return 2
-    return 1 if item.path.parent.name == "labs" else 3
+    if path.suffix == ".ipynb":
+        return 2 if "need_stages" in path.read_text(encoding="utf-8") else 1
+    return 1 if path.parent.name == "labs" else 3
 
 
 def _skip_gpu_tests(items: list[pytest.Item]) -> None:

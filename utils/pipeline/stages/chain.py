@@ -25,7 +25,6 @@ MODEL = "model"
 BASE, QUANTIZED = "base", ("gptq", "awq")
 MODELS = (BASE, "merge", *QUANTIZED)
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
-RESULTS = "results.json"
 TEXT_TOKENS = 4096  # read for the perplexity on plain text
 PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
 MAX_ANSWER_TOKENS = 128  # a right answer has 93 at most
