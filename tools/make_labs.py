@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+ALL = "--assignment=*"  # of the course folder: nbgrader starts once, not once for each lab
 
 
 def lab_names() -> list[str]:
@@ -33,7 +34,7 @@ def generate(names: list[str], target: Path) -> None:
             source = ROOT / "solutions" / name / f"{name}.ipynb"
             (course / "solutions" / name).mkdir(parents=True)
             shutil.copy(source, course / "solutions" / name)
-            nbgrader(course, "generate_assignment", name)
+        nbgrader(course, "generate_assignment", ALL)
         target.mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.rmtree(target / name, ignore_errors=True)

@@ -74,10 +74,17 @@ def resolve_model(model: str | Path = BUNDLED) -> Path:
 
 
 def load_tokenizer(model: str | Path = BUNDLED) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of `model` (see `resolve_model`)."""
+    """Load the tokenizer of `model` (see `resolve_model`); all callers share it, unchanged."""
+    folder = resolve_model(model)
+    file = folder / "tokenizer.json"
+    return _tokenizer(folder, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=4)  # half a second each, and an engine or a check loads it anew
+def _tokenizer(folder: Path, modified: int) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(resolve_model(model))
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def load_hf_model(

@@ -19,10 +19,11 @@ from utils.pipeline.drafts import distill, draft_model, medusa_heads, target_ans
 from utils.pipeline.drafts.chat_questions import chat_questions
 from utils.pipeline.drafts.draft_model import DraftSettings
 from utils.pipeline.drafts.medusa_heads import MedusaSettings
-from utils.pipeline.drafts.soft_loss import minimize, soft_cross_entropy
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets
+from utils.pipeline.drafts.training import minimize
 from utils.pipeline.runner import Runner, Stage
 from utils.pipeline.stage_process import StageFunction
+from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 from utils.pipeline.stages.finetune import Tokens
 from utils.profiles import PROFILES
 
@@ -93,29 +94,7 @@ def test_answers_survive_the_file(answers: list[Answer], tmp_path: Path) -> None
         target_answers.load_answers(tmp_path / "nothing")
 
 
-# --- the loss -----------------------------------------------------------------------------------
-
-
-def test_the_loss_and_its_gradient_are_those_of_plain_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "utils.pipeline.drafts.soft_loss.ROWS", 4
-    )  # several pieces, the last one short
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(10, 6, generator=generator, requires_grad=True)
-    lm_head = torch.randn(20, 6, generator=generator)
-    dense = torch.randn(10, 20, generator=generator).softmax(-1)
-    top = dense.topk(5)
-    targets = SoftTargets(top.indices, top.values / top.values.sum(-1, keepdim=True))
-    loss = soft_cross_entropy(hidden, lm_head, targets)
-    (3 * loss).backward()
-    gradient, hidden.grad = hidden.grad, None
-    full = torch.zeros(10, 20).scatter(1, targets.token_ids, targets.probs)
-    expected = torch.nn.functional.cross_entropy(hidden @ lm_head.T, full)
-    (3 * expected).backward()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradient, hidden.grad)
+# --- training ---------------------------------------------------------------------------------
 
 
 def test_a_loss_that_explodes_is_reported() -> None:
@@ -198,9 +177,11 @@ def test_an_untrained_draft_is_a_bigram_model(
     torch.testing.assert_close(states, unchanged)
     # After each token, what the target says after it, and not what it says after its neighbours.
     lm_head = draft.lm_head.weight
-    right = soft_cross_entropy(states, lm_head, targets)
-    assert right < 0.8 * soft_cross_entropy(states.roll(1, 0), lm_head, targets)
-    assert right < 0.8 * soft_cross_entropy(states.roll(-1, 0), lm_head, targets)
+    right, before, after = (
+        soft_cross_entropy(states.roll(by, 0), lm_head, targets.token_ids, targets.probs)
+        for by in (0, 1, -1)
+    )
+    assert right < 0.8 * before and right < 0.8 * after
 
 
 def test_the_draft_learns(

@@ -26,6 +26,7 @@ from utils.pipeline.stages.finetune import (
     encode,
     finetune,
     load_nf4,
+    one_cycle,
     pack,
     pad,
 )
@@ -78,6 +79,7 @@ def test_packed_loss_equals_the_plain_loss_of_each_example(
     packed = AutoModelForCausalLM.from_pretrained(
         small_model_dir, dtype=torch.float32, attn_implementation=ATTENTION
     )
+    packed.lm_head.requires_grad_(False)
     plain = AutoModelForCausalLM.from_pretrained(small_model_dir, dtype=torch.float32)
     total, count = torch.zeros(()), 0
     tokens = tokens[:3]
@@ -108,10 +110,14 @@ def test_padding_changes_neither_loss_nor_gradients(
     model = AutoModelForCausalLM.from_pretrained(
         small_model_dir, dtype=torch.float32, attn_implementation=ATTENTION
     )
-    batch = pack(tokens[:2])
+    model.lm_head.requires_grad_(False)
+    batch = pack(tokens[:3])
     padded = pad(batch)
     assert padded.input_ids.shape[1] % 64 == len(padded.targets) % 64 == 0
-    assert padded.input_ids.shape[1] - batch.input_ids.shape[1] in range(1, 64)
+    assert padded.input_ids.shape == padded.position_ids.shape == (1, sum(padded.lengths))
+    assert padded.lengths[0] == batch.lengths[0]
+    assert all(length % 16 == 0 for length in padded.lengths[1:-1])
+    assert padded.input_ids.shape[1] - batch.input_ids.shape[1] in range(1, 64 + 3 * 16)
     results = []
     for one in (batch, padded):
         model.zero_grad()
@@ -229,6 +235,24 @@ def test_training_lowers_the_loss_and_repeats_exactly(
     layers, r = 2, SETTINGS.lora_r
     per_layer = (576 + 576) * 2 + (576 + 192) * 2 + (576 + 1536) * 3
     assert measures["trained_parameters"] == layers * r * per_layer
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 20, 130])
+@pytest.mark.parametrize("warmup", [0.05, 0.1])
+def test_the_learning_rate_rises_and_falls(steps: int, warmup: float) -> None:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = one_cycle(optimizer, 1.0, steps, warmup)
+    rates = []
+    for _ in range(steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    peak = rates.index(max(rates))
+    assert peak <= max(2, warmup * steps)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    if steps > 2:
+        assert max(rates) > 0.5 and rates[-1] < 0.01
 
 
 def test_batches_cover_the_data_before_they_repeat(tokens: list[Any]) -> None:

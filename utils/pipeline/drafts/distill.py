@@ -21,7 +21,7 @@ from utils.profiles import Profile, get_profile
 BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
 _TASK_FILES = ("task/data.py", "task/phrases.py")
 _DATA_FILES = ("drafts/target_answers.py", "drafts/chat_questions.py", *_TASK_FILES)
-_TRAINING_FILES = ("drafts/target_answers.py", "drafts/soft_loss.py", "drafts/draft_model.py")
+_TRAINING_FILES = ("drafts/target_answers.py", "drafts/training.py", "drafts/draft_model.py")
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:

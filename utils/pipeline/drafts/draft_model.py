@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from utils.engine import LlamaForCausalLM
-from utils.pipeline.drafts.soft_loss import measures, minimize, soft_cross_entropy
 from utils.pipeline.drafts.target_answers import TOP_K, Answer, SoftTargets, soft_targets
-from utils.pipeline.stages.finetune import ATTENTION, Batch, Tokens, pack
+from utils.pipeline.drafts.training import measures, minimize
+from utils.pipeline.stages.cross_entropy import soft_cross_entropy
+from utils.pipeline.stages.finetune import ATTENTION, Batch, Tokens, pack, pad
 from utils.pipeline.stages.merge import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 HEAD_DIM = 64
 PRIOR_COUNT = 3.0  # a token seen this often has as much say in its row as the other tokens
+FISHER_STATES = 7000  # enough for an average; all of them take half a minute
 MIN_PROB = 0.01  # less probable tokens take part in training only if the answers hold them
 
 
@@ -124,12 +126,13 @@ def project(hidden: Tensor, lm_head: Tensor, targets: SoftTargets, size: int) ->
         [V, size]; such that `hidden @ to_draft @ head.T` is close to `hidden @ lm_head.T`.
     """
     fisher = torch.zeros(hidden.shape[1], hidden.shape[1])
-    for ids, probs in zip(targets.token_ids.split(512), targets.probs.split(512), strict=True):
+    sample = targets[:: max(1, len(hidden) // FISHER_STATES)]
+    for ids, probs in zip(sample.token_ids.split(512), sample.probs.split(512), strict=True):
         rows = lm_head[ids]  # [B, k, H]
         rows = rows - (probs[..., None] * rows).sum(dim=1, keepdim=True)
         rows = (rows * probs[..., None].sqrt()).flatten(0, 1)
         fisher += rows.T @ rows
-    fisher /= len(hidden)
+    fisher /= len(sample.probs)
     root = _power(fisher, 0.5)
     covariance = root @ (hidden.T @ hidden / len(hidden)) @ root
     directions = torch.linalg.eigh(covariance).eigenvectors[:, -size:].flip(1)  # largest first
@@ -260,7 +263,7 @@ def _split(targets: SoftTargets, answers: list[Answer]) -> list[SoftTargets]:
 
 
 def _batches(examples: list[Example], size: int, seed: int) -> Iterator[tuple[Batch, SoftTargets]]:
-    """Endless batches; each epoch in a new order."""
+    """Endless batches, the targets without those that `pad` adds; each epoch in a new order."""
     rng = random.Random(seed)
     while True:
         order = rng.sample(examples, len(examples))
@@ -268,7 +271,7 @@ def _batches(examples: list[Example], size: int, seed: int) -> Iterator[tuple[Ba
             chosen = order[start : start + size]
             ids = torch.cat([example.targets.token_ids for example in chosen])
             probs = torch.cat([example.targets.probs for example in chosen])
-            yield pack([example.tokens for example in chosen]), SoftTargets(ids, probs)
+            yield pad(pack([example.tokens for example in chosen])), SoftTargets(ids, probs)
 
 
 def _train(
@@ -290,7 +293,8 @@ def _train(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, lengths=batch.lengths,
                 use_cache=False,
             ).last_hidden_state[0]  # fmt: skip
-        return soft_cross_entropy(hidden[batch.predictors].float(), lm_head, targets)
+        of_answers = hidden[batch.predictors[: len(targets.probs)]].float()
+        return soft_cross_entropy(of_answers, lm_head, targets.token_ids, targets.probs)
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return minimize(next_loss, trained, settings.steps, settings.learning_rate, "draft model")

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.pipeline.drafts.draft_model import used_tokens, within
-from utils.pipeline.drafts.soft_loss import measures, minimize, soft_cross_entropy
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets, soft_targets
+from utils.pipeline.drafts.training import measures, minimize
+from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def head_loss(
     The goal is what the target itself says, `head + 1` tokens later.
     """
     guess = heads(hidden[rows].float(), head)
-    return soft_cross_entropy(guess, lm_head, targets[rows + head + 1])
+    wanted = targets[rows + head + 1]
+    return soft_cross_entropy(guess, lm_head, wanted.token_ids, wanted.probs)
 
 
 def write_medusa(heads: MedusaHeads, vocab_size: int, out_dir: Path) -> None:

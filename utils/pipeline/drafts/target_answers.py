@@ -47,7 +47,7 @@ class SoftTargets:
     token_ids: Tensor
     probs: Tensor
 
-    def __getitem__(self, rows: Tensor) -> SoftTargets:
+    def __getitem__(self, rows: Tensor | slice) -> SoftTargets:
         return SoftTargets(self.token_ids[rows], self.probs[rows])
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AttentionInterface
 
+from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 from utils.pipeline.stages.perplexity import exp_or_inf
 from utils.pipeline.task.data import Example
 
@@ -35,9 +36,7 @@ MAX_GRAD_NORM = 1.0
 ATTENTION = "shared_prefix"
 CURVE = "loss.json"
 FIGURE = "loss.png"
-# Batches are padded to a multiple of this many tokens, and of targets: few shapes, see `pad`.
-MULTIPLE = 64
-IGNORED = -100  # the target that cross-entropy leaves out
+IGNORED = -100  # a target that the loss leaves out
 
 
 @dataclass(frozen=True)
@@ -120,23 +119,35 @@ def pack(examples: list[Tokens]) -> Batch:
     )
 
 
-def pad(batch: Batch, multiple: int = MULTIPLE) -> Batch:
-    """Round the numbers of tokens and of targets up; loss and gradients stay what they are.
+def pad(batch: Batch, each: int = 16, total: int = 64) -> Batch:
+    """Round up the tokens of each example, and of all, and the targets; the loss stays as it was.
 
-    The new tokens come last, so no other token sees them, and the new targets are `IGNORED`.
+    The tokens added to an example come after its answer, so no other token sees them, and the
+    targets added are `IGNORED`.
 
     On a CPU, oneDNN compiles the matrix products anew for each shape and keeps up to 1,024 of
-    them. They lie between the tensors, and no tensor of the next batch, a little longer, fits into
-    the gaps. With a new length in each batch, a process that needs 2 GB thus grew to 7.
+    them. That takes time, and they lie between the tensors, so that no tensor of the next batch, a
+    little longer, fits into the gaps. With new lengths in each batch, a process that needs 2 GB
+    thus grew to 7.
     """
-    tokens, targets = -batch.input_ids.shape[1] % multiple, -len(batch.targets) % multiple
-    after = batch.position_ids[0, -1] + 1
-    positions = torch.arange(tokens).unsqueeze(0) + after
+    prefix, *rests = batch.lengths
+    added = [-length % each for length in rests[:-1]]
+    added.append(-(batch.input_ids.shape[1] + sum(added)) % total)
+    ids = list(batch.input_ids[0].split(batch.lengths))
+    positions = list(batch.position_ids[0].split(batch.lengths))
+    predictors, end, shift = batch.predictors.clone(), prefix, 0
+    for i, (length, more) in enumerate(zip(rests, added, strict=True), start=1):
+        inside = (batch.predictors >= end) & (batch.predictors < end + length)
+        predictors[inside] += shift
+        ids[i] = F.pad(ids[i], (0, more))
+        positions[i] = torch.arange(length + more) + prefix
+        end, shift = end + length, shift + more
+    targets = -len(batch.targets) % total
     return Batch(
-        input_ids=F.pad(batch.input_ids, (0, tokens)),
-        position_ids=torch.cat([batch.position_ids, positions], dim=1),
-        lengths=[*batch.lengths[:-1], batch.lengths[-1] + tokens],
-        predictors=F.pad(batch.predictors, (0, targets)),
+        input_ids=torch.cat(ids).unsqueeze(0),
+        position_ids=torch.cat(positions).unsqueeze(0),
+        lengths=[prefix, *(length + more for length, more in zip(rests, added, strict=True))],
+        predictors=F.pad(predictors, (0, targets)),
         targets=F.pad(batch.targets, (0, targets), value=IGNORED),
     )
 
@@ -154,53 +165,57 @@ def shared_prefix_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Causal attention for a `Batch`: the prefix sees itself; each rest the prefix and itself.
 
+    Written as products of matrices: with lengths of a few hundred tokens they take half the time of
+    PyTorch's fused kernel on a CPU. The query heads that share a key head are rows of one product.
+
     Args:
         query: [1, H, T, D]; key, value: [1, H_kv, T, D], T = sum(lengths).
 
     Returns:
         [1, T, H, D], and None for the attention weights (transformers' convention).
     """
-    dtype = query.dtype
-    if query.device.type == "cpu":
-        # PyTorch's kernel makes many small products of each example's length. In bfloat16 they go
-        # to oneDNN (see `pad`), and take longer than in float32.
-        query, key, value = query.float(), key.float(), value.float()
-    queries = query.split(lengths, dim=2)
-    keys, values = key.split(lengths, dim=2), value.split(lengths, dim=2)
+    key_heads = key.shape[1]
+    group = query.shape[1] // key_heads
+    queries = (query[0] * scaling).unflatten(0, (key_heads, group)).split(lengths, dim=2)
+    keys, values = key[0].split(lengths, dim=1), value[0].split(lengths, dim=1)
     outputs = []
     for i, length in enumerate(lengths):
-        k = torch.cat([keys[0], keys[i]], dim=2) if i else keys[0]
-        v = torch.cat([values[0], values[i]], dim=2) if i else values[0]
-        visible = torch.ones(length, k.shape[2], dtype=torch.bool, device=k.device)
-        visible = visible.tril(k.shape[2] - length)  # [T_q, T_k]
-        outputs.append(
-            F.scaled_dot_product_attention(
-                queries[i], k, v, attn_mask=visible, scale=scaling, enable_gqa=True
-            )
-        )
-    return torch.cat(outputs, dim=2).to(dtype).transpose(1, 2), None
+        k = torch.cat([keys[0], keys[i]], dim=1) if i else keys[0]  # [H_kv, T_k, D]
+        v = torch.cat([values[0], values[i]], dim=1) if i else values[0]
+        hidden = torch.full((length, k.shape[1]), -torch.inf, dtype=k.dtype, device=k.device)
+        hidden = hidden.triu(k.shape[1] - length + 1).repeat(group, 1)  # [group * T_q, T_k]
+        scores = torch.baddbmm(hidden, queries[i].flatten(1, 2), k.mT)
+        output = scores.softmax(dim=-1) @ v  # [H_kv, group * T_q, D]
+        outputs.append(output.unflatten(1, (group, length)).flatten(0, 1))
+    return torch.cat(outputs, dim=1).transpose(0, 1).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
 
 
-def answer_logits(model: Any, batch: Batch) -> Tensor:
-    """The logits that predict the answer tokens of a batch, float32 [N, vocab_size]."""
+def answer_states(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What the answer tokens of a batch are predicted from: states [N, H], and the head [V, H].
+
+    Their product is the logits. There are none for the prompt, of which nothing is learned.
+    """
     device = model.device
-    logits: Tensor = model(
+    language_model = getattr(model, "get_base_model", lambda: model)()
+    hidden = language_model.model(
         input_ids=batch.input_ids.to(device),
         position_ids=batch.position_ids.to(device),
         lengths=batch.lengths,  # reaches `shared_prefix_attention`
         use_cache=False,
-        logits_to_keep=batch.predictors.to(device),  # no logits for the prompt: nothing to learn
-    ).logits[0]
-    return logits.float()
+    ).last_hidden_state[0]
+    head = language_model.get_output_embeddings().weight
+    return hidden[batch.predictors.to(device)], head
 
 
 def answer_loss(model: PreTrainedModel | PeftModel, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the answer tokens of `batch`, a float32 scalar."""
-    logits = answer_logits(model, batch)
-    return F.cross_entropy(logits, batch.targets.to(logits.device), ignore_index=IGNORED)
+    """Mean cross-entropy of the answer tokens of `batch`, a float32 scalar; the head is frozen."""
+    states, head = answer_states(model, batch)
+    targets = batch.targets.to(states.device).unsqueeze(1)
+    probs = (targets != IGNORED).float()
+    return soft_cross_entropy(states, head, targets.clamp(min=0), probs)
 
 
 def batches(examples: list[Tokens], batch_size: int, seed: int) -> Iterator[Batch]:
@@ -317,10 +332,7 @@ def finetune(
     # Steps are small against the weights: added up in bfloat16, most would be rounded away.
     masters = [parameter.detach().float() for parameter in trained]
     optimizer = adamw(masters, lr=settings.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=0.1,
-        cycle_momentum=False,
-    )  # fmt: skip
+    schedule = one_cycle(optimizer, settings.learning_rate, settings.steps, warmup=0.1)
     # float16 gradients underflow without it; for other types it does nothing.
     scaler = torch.amp.GradScaler(settings.device, enabled=settings.dtype == "float16")
     source = batches(encode(tokenizer, train), settings.batch_size, settings.seed)
@@ -360,6 +372,20 @@ def finetune(
         "trained_parameters": sum(parameter.numel() for parameter in trained),
         "tokens": tokens,
     }
+
+
+def one_cycle(
+    optimizer: torch.optim.Optimizer, learning_rate: float, steps: int, warmup: float
+) -> torch.optim.lr_scheduler.OneCycleLR:
+    """Let the learning rate rise to `learning_rate` in a share of the steps, and then fall.
+
+    Smith and Topin, "Super-Convergence", 2017, https://arxiv.org/abs/1708.07120
+    """
+    # PyTorch divides by zero if the rise takes exactly one step.
+    share = min(0.9, max(warmup, 2 / steps))
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=share, cycle_momentum=False
+    )
 
 
 def _return_free_memory() -> None:

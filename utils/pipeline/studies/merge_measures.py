@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.pipeline.stages import finetune
-from utils.pipeline.stages.finetune import ATTENTION, Batch
+from utils.pipeline.stages.finetune import ATTENTION, Batch, answer_states
 from utils.pipeline.stages.perplexity import exp_or_inf, perplexity
 
 
@@ -40,9 +39,10 @@ class Measures:
 
 @torch.inference_mode()
 def answer_logits(model: Any, batch: Batch) -> Tensor:
-    """`finetune.answer_logits`, without gradients, of a model with any attention."""
+    """The logits that predict the answer tokens of a batch, float32 [N, vocab_size]."""
     model.set_attn_implementation(ATTENTION)
-    return finetune.answer_logits(model, batch)
+    states, head = answer_states(model, batch)
+    return (states @ head.T).float()
 
 
 def compare_logits(
