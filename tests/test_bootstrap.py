@@ -6,6 +6,7 @@ The real thing, in an environment that imitates Colab, is in tests/house/test_co
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,3 +102,18 @@ def test_a_failed_install_shows_why(colab: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(NEEDED, "no_such_module", ("no-such-package", "1 MB"))
     with pytest.raises(RuntimeError, match=r"run this cell again(.|\n)*no route to host"):
         ready()
+
+
+def test_the_first_cell_without_a_network_says_what_to_do(tmp_path: Path) -> None:
+    """Away from the repository it fetches the course, and the address leads nowhere here."""
+    cell = Path(__file__).parents[1] / "tools" / "bootstrap_cell.py"
+    env = os.environ | {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{tmp_path}/nowhere.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/",
+    }
+    command = [sys.executable, "-c", cell.read_text()]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Check the network, and run this cell again." in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []  # nothing that would stop the next try

@@ -7,7 +7,8 @@ here = pathlib.Path.cwd()
 roots = [p for p in (here, *here.parents, here / "course") if (p / "utils/hub.py").is_file()]
 if not roots:
     url = "https://github.com/from-kv-cache-to-vllm/course"
-    subprocess.run(["git", "clone", "--quiet", "--depth=1", url, "course"], check=True)
+    if subprocess.run(["git", "clone", "--quiet", "--depth=1", url, "course"]).returncode:
+        raise RuntimeError(f"Cannot fetch {url}. Check the network, and run this cell again.")
     roots = [here / "course"]
 sys.path.insert(0, str(roots[0]))
 

@@ -72,7 +72,7 @@ def ready() -> None:
     _need(NEEDED)
 
     from utils.hub import BUNDLED, resolve_model
-    from utils.profiles import get_profile, require_device
+    from utils.profiles import get_profile, require_device, unused_card
     from utils.viz.style import use_course_style
 
     profile = get_profile()
@@ -80,6 +80,8 @@ def ready() -> None:
     if profile.model == BUNDLED:
         resolve_model(profile.model)  # convert it now, not in the middle of a lesson
     use_course_style()
+    if problem := unused_card():
+        print(problem)
     model = "SmolLM2-135M-Instruct (bundled)" if profile.model == BUNDLED else profile.model
     print(f"Ready. Profile: {profile.name}. Model: {model}.")
 

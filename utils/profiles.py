@@ -6,6 +6,7 @@ environment variable `COURSE_PROFILE` (cpu, gpu-small or gpu) overrides the choi
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 
@@ -137,6 +138,45 @@ def require_device(profile: Profile) -> None:
             f"The profile {profile.name!r} needs a CUDA GPU and PyTorch sees none here. "
             f"Use {ENV_VAR}=cpu, or install the GPU environment (environment-gpu.yml)."
         )
+
+
+def half_dtype() -> str:
+    """The 16-bit type that this machine multiplies fast: "bfloat16", or "float16" on older cards.
+
+    Cards before Ampere (compute capability 8.0), such as the T4, know no bfloat16.
+    """
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 8:
+        return "float16"
+    return "bfloat16"
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver here supports, such as (12, 4); None: no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def unused_card() -> str | None:
+    """Why PyTorch leaves an NVIDIA card alone that has a driver here, in a sentence; else None."""
+    version = driver_cuda_version()
+    if version is None or torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"There is an NVIDIA driver here, but PyTorch {torch.__version__} is a build for CPUs. "
+            "environment-gpu.yml installs the one for GPUs."
+        )
+    have, need = "{}.{}".format(*version), torch.version.cuda
+    return (
+        f"There is an NVIDIA driver here, but PyTorch {torch.__version__} cannot use the card: the "
+        f"driver supports CUDA {have}, and this build was made for {need}."
+    )
 
 
 def _detect() -> str:

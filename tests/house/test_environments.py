@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tools.distributions import overwritten_files
 from tools.lock import EXTRAS, LEFT_OUT
 from tools.setup import UV_VERSION
 from utils.bootstrap import NEEDED, NEEDED_BY_PART_II
@@ -139,3 +140,21 @@ def test_ci_and_workflow_run_the_readmes_command_alone() -> None:
     steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == ["make test"]
     assert all(step["uses"].startswith("actions/") for step in steps if "uses" in step)
+
+
+def test_no_package_overwrites_anothers_files() -> None:
+    assert overwritten_files(importlib.metadata.distributions()) == {}
+
+
+def test_an_overwritten_file_is_found(tmp_path: Path) -> None:
+    def distribution(name: str, record: str) -> importlib.metadata.Distribution:
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+        (folder / "RECORD").write_text(record)
+        return importlib.metadata.Distribution.at(folder)
+
+    one = distribution("one", "cuda/runtime.py,sha256=aa,1\nshared/__init__.py,sha256=cc,0\n")
+    two = distribution("two", "cuda/runtime.py,sha256=bb,2\nshared/__init__.py,sha256=cc,0\n")
+    stray = distribution("stray", "tests/test_it.py,sha256=dd,1\ncuda/other.py,sha256=ee,1\n")
+    assert overwritten_files([one, two, stray]) == {"cuda/runtime.py": ["one", "two"]}

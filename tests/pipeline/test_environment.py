@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from utils.pipeline import environment, virtual_environment
 from utils.pipeline.environment import (
@@ -116,3 +117,24 @@ def test_another_python_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(OVERRIDE, str(tmp_path / "none"))
     with pytest.raises(PipelineEnvironmentError, match="not a program"):
         pipeline_python()
+
+
+@pytest.mark.parametrize(("driver", "works"), [((12, 4), False), ((13, 0), True), (None, True)])
+def test_a_driver_too_old_is_found_before_anything_is_downloaded(
+    driver: tuple[int, int] | None, works: bool, colab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(environment, "_install", installing(built))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("utils.profiles.driver_cuda_version", lambda: driver)
+    monkeypatch.setenv("COURSE_PROFILE", "gpu-small")
+    if works:
+        pipeline_python()
+        assert [lock.name for lock in built] == ["gpu.lock"]
+        return
+    with pytest.raises(PipelineEnvironmentError, match=r"CUDA 12.4.*need 13.0.*COURSE_PROFILE=cpu"):
+        pipeline_python()
+    assert built == []
+    monkeypatch.setenv("COURSE_PROFILE", "cpu")  # what the message advises
+    pipeline_python()
+    assert [lock.name for lock in built] == ["cpu.lock"]

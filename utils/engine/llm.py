@@ -50,8 +50,8 @@ class LLM:
         block_size: tokens in a block of KV cache.
         enable_prefix_caching: compute the keys and values of equal prefixes once only.
         prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
-        kv_cache_memory_bytes: memory for the KV cache. None: 1 GiB on a CPU, of which only what is
-            used is taken; most of what is free on a GPU.
+        kv_cache_memory_bytes: memory for the KV cache. None: 1 GiB, or more where one request may
+            need more. A GPU takes it at once, a CPU only what is used of it.
         num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
         swap_space: GiB of host memory for blocks that were given up, else they are recomputed.
         scheduling_policy: "fcfs", first come, first served; or "priority" (see `generate`).

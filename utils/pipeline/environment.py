@@ -21,6 +21,7 @@ from utils.pipeline.virtual_environment import MARKER, build, find_uv, package_s
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.11"  # the locks are for this version; uv fetches it where it is missing
 BYTES_NEEDED = {"cpu": 6_000_000_000, "gpu": 14_000_000_000}
+CUDA_OF_LOCK = (13, 0)  # gpu.lock's torch and vLLM are built for it
 OVERRIDE = "COURSE_PIPELINE_PYTHON"
 # Colab sets some of these. They are about its own packages, and name files that are not there.
 ABOUT_COLAB = (
@@ -43,7 +44,8 @@ def pipeline_python() -> Path:
     installed from here: the Python that runs this is the answer.
 
     Raises:
-        PipelineEnvironmentError: no disk space, or a package cannot be installed.
+        PipelineEnvironmentError: no disk space, the card's driver is too old, or a package cannot
+            be installed.
     """
     if named := os.environ.get(OVERRIDE):
         if not os.access(named, os.X_OK):
@@ -54,8 +56,12 @@ def pipeline_python() -> Path:
     import torch  # here, so that a process that only asks starts quickly
 
     from utils.hub import cache_dir
+    from utils.profiles import get_profile
 
-    target = "gpu" if torch.cuda.is_available() else "cpu"
+    wants_card = torch.cuda.is_available() and get_profile().device == "cuda"
+    target = "gpu" if wants_card else "cpu"
+    if target == "gpu":
+        _require_driver()
     lock, needed = lock_file(target), BYTES_NEEDED[target]
     packages = sum("==" in line for line in lock.read_text().splitlines())
     return build(
@@ -68,6 +74,20 @@ def pipeline_python() -> Path:
             "another disk."
         ),
     )  # fmt: skip
+
+
+def _require_driver() -> None:
+    """Raise a PipelineEnvironmentError before gigabytes are downloaded that cannot run."""
+    from utils.profiles import ENV_VAR, driver_cuda_version
+
+    version = driver_cuda_version()
+    if version is not None and version < CUDA_OF_LOCK:
+        have, need = ("{}.{}".format(*v) for v in (version, CUDA_OF_LOCK))
+        raise PipelineEnvironmentError(
+            f"The NVIDIA driver here supports CUDA {have}, and Part II's packages need {need} "
+            f"(driver R580 or newer). Update the driver, or set {ENV_VAR}=cpu before the first "
+            "cell: the bundled model runs all of Part II without the card."
+        )
 
 
 def is_isolated() -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from utils.pipeline.__main__ import main
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, USABLE, get_card
-from utils.pipeline.estimates.dry_run import card_for
+from utils.pipeline.estimates.dry_run import card_for, dry_run
 from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, _answers, estimate_stages
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
 from utils.pipeline.estimates.training_memory import training_memory
@@ -28,7 +28,7 @@ from utils.pipeline.estimates.workload import (
 )
 from utils.pipeline.quantizers.calibration import calibration_windows
 from utils.pipeline.runner import MANIFEST
-from utils.pipeline.stages.chain import MODELS, calibration_texts
+from utils.pipeline.stages.chain import MODELS, build_stages, calibration_texts
 from utils.profiles import PROFILES, Profile, get_profile
 from utils.sim.memory import MODEL_SHAPES
 from utils.sim.memory import kv_bytes_per_token as kv_bytes_of_notebook_02
@@ -193,3 +193,22 @@ def test_tables_are_complete() -> None:
     # get_profile takes "gpu" from 22 GB of card memory on, "gpu-small" below.
     for name, card in CARD_OF_PROFILE.items():
         assert (CARDS[card].memory_mib * 2**20 * USABLE >= 22e9) == (name == "gpu")
+
+
+def test_too_little_host_memory_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Only on a machine that has the card: else the estimate is about another machine."""
+    profile = PROFILES["gpu"]
+    stages = build_stages(profile, "gptqmodel", "gptqmodel")
+    card = types.SimpleNamespace(name="NVIDIA L4", total_memory=23.5e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    for gigabytes, expected in ((12.7, 1), (256, 0)):
+        memory = types.SimpleNamespace(total=gigabytes * 1e9)
+        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert dry_run(profile, stages, tmp_path) == expected
+        said = "GB of host memory; this machine has 12.7." in capsys.readouterr().out
+        assert said == bool(expected)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert dry_run(profile, stages, tmp_path) == 0

@@ -193,3 +193,22 @@ def test_dropout_acts_only_while_training() -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         add_lora(tiny(), **arguments)
+
+
+def test_peft_is_not_stopped_by_another_packages_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colab has a torchao that peft finds too old, and peft asks for it at every layer."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import awq, gptq, torchao
+
+    for module in (awq, gptq):
+        monkeypatch.setattr(module, "is_gptqmodel_available", lambda: False)
+
+    def too_old() -> bool:
+        raise ImportError("Found an incompatible version of torchao.")
+
+    monkeypatch.setattr(torchao, "is_torchao_available", too_old)
+    config = LoraConfig(r=4, target_modules=list(TARGETS))
+    with pytest.raises(ImportError, match="torchao"):
+        inject_adapter_in_model(config, tiny())
+    quiet_peft()
+    inject_adapter_in_model(config, tiny())

@@ -11,6 +11,9 @@ from utils.engine.config.model import DTYPES, ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
 
+# Bytes, or room for one request at its longest. vLLM takes nearly all of a GPU, for it is alone
+# there. A notebook has several engines, and beside them models of Hugging Face.
+DEFAULT_KV_CACHE_MEMORY = 1 << 30
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
@@ -107,7 +110,8 @@ class EngineConfig:
         block_bytes = block_size * model.kv_bytes_per_token(resolved)
         num_gpu_blocks = num_gpu_blocks_override
         if num_gpu_blocks is None:
-            memory = kv_cache_memory_bytes or _default_kv_cache_memory(where)
+            one_request = -(-max_model_len // block_size) * block_bytes
+            memory = kv_cache_memory_bytes or max(DEFAULT_KV_CACHE_MEMORY, one_request)
             num_gpu_blocks = memory // block_bytes
         config = cls(
             max_model_len, resolved, where, block_size=block_size, num_gpu_blocks=num_gpu_blocks,
@@ -118,13 +122,6 @@ class EngineConfig:
         # More than every request at its longest can never be used.
         most = config.max_num_seqs * -(-max_model_len // block_size)
         return replace(config, num_gpu_blocks=min(config.num_gpu_blocks, most))
-
-
-def _default_kv_cache_memory(device: torch.device) -> int:
-    """Bytes. On a GPU most of what is free; on a CPU 1 GiB, of which only what is used is taken."""
-    if device.type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info(device)[0])
-    return 1 << 30
 
 
 def _resolve_dtype(dtype: str, model: ModelConfig) -> torch.dtype:

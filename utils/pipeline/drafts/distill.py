@@ -16,7 +16,7 @@ import torch
 
 from utils.hub import resolve_model
 from utils.pipeline.runner import Runner, Stage, code_files
-from utils.profiles import Profile, get_profile
+from utils.profiles import Profile, get_profile, half_dtype
 
 BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
 _TASK_FILES = ("task/data.py", "task/phrases.py")
@@ -106,7 +106,7 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
     from utils.pipeline.drafts.target_answers import conversations, save_answers, write_answers
 
     kernels = "torch" if torch.cuda.is_available() else "cpp"
-    llm = LLM(inputs[BASE], dtype="bfloat16", max_num_seqs=128, kernels=kernels)
+    llm = LLM(inputs[BASE], dtype=half_dtype(), max_num_seqs=128, kernels=kernels)
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
     )
@@ -153,4 +153,4 @@ def _target(folder: Path) -> Any:
     from utils.engine import ModelConfig
     from utils.engine.models.weights import load_model
 
-    return load_model(folder, ModelConfig.from_pretrained(folder), torch.bfloat16)
+    return load_model(folder, ModelConfig.from_pretrained(folder), getattr(torch, half_dtype()))

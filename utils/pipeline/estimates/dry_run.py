@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import torch
 
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, MIB, USABLE, Card, get_card
@@ -22,7 +23,7 @@ def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | N
     On the `cpu` profile nothing needs to be estimated: what the last run measured is shown.
 
     Returns:
-        The exit code: 0, or 1 when a stage does not fit the card.
+        The exit code: 0, or 1 when a stage does not fit the card, or this machine's memory.
 
     Raises:
         ValueError: unknown card, or one for a profile that uses none.
@@ -41,6 +42,13 @@ def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | N
         return 0
     print(f"\n{_table(profile, card, {stage.name: estimates[stage.name] for stage in stages})}")
     problems = [f"{s.name}: {p}" for s in stages if (p := estimates[s.name].problem)]
+    if torch.cuda.is_available() and not card_name:  # else it is about another machine
+        here = psutil.virtual_memory().total
+        problems += [
+            f"{s.name}: {host / 1e9:.1f} GB of host memory; this machine has {here / 1e9:.1f}."
+            for s in stages
+            if (host := estimates[s.name].host) > here
+        ]
     if problems:
         print(f"\nThe profile {profile.name} does not fit:", *problems, sep="\n    ")
         return 1

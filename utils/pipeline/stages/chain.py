@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from utils.pipeline.runner import MANIFEST, Stage, code_files
 from utils.pipeline.task.data import Example, generate, read_jsonl, write_jsonl
-from utils.profiles import Profile
+from utils.profiles import Profile, half_dtype
 
 MODEL = "model"
 BASE, QUANTIZED = "base", ("gptq", "awq")
@@ -313,11 +313,8 @@ def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
     from utils.pipeline.stages.perplexity import load_model, perplexity
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    # On a GPU in 16 bits: in 32, the larger models would not fit. A T4 has no fast bfloat16.
-    dtype = torch.float32
-    if torch.cuda.is_available():
-        fast = torch.cuda.get_device_capability()[0] >= 8
-        dtype = torch.bfloat16 if fast else torch.float16
+    # On a GPU in 16 bits: in 32, the larger models would not fit.
+    dtype = getattr(torch, half_dtype()) if torch.cuda.is_available() else torch.float32
     model = load_model(model_dir, dtype)
     held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:PERPLEXITY_EXAMPLES])
     # On a CPU, too, products are taken in the type that the model is served in: half the time, and

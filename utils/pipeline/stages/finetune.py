@@ -289,15 +289,17 @@ def add_lora(model: PreTrainedModel, settings: TrainSettings) -> PeftModel:
 
 
 def quiet_peft() -> None:
-    """Keep peft from asking for a package that nothing here needs.
+    """Keep peft from asking for packages that nothing here needs.
 
-    It asks of every plain layer whether gptqmodel made it. Where gptqmodel is installed, it then
-    insists on the package optimum, only to answer no. None of the layers we adapt is gptqmodel's.
+    It asks of every plain layer whether gptqmodel or torchao made it. Where gptqmodel is installed,
+    it then insists on the package optimum, and where torchao is older than peft likes, as on Colab,
+    it raises an ImportError; only to answer no. None of the layers we adapt is theirs.
     """
-    from peft.tuners.lora import awq, gptq
+    from peft.tuners.lora import awq, gptq, torchao
 
     for module in (awq, gptq):
         module.is_gptqmodel_available = lambda: False
+    torchao.is_torchao_available = lambda: False
 
 
 def finetune(

@@ -40,7 +40,7 @@ from utils.pipeline.quantizers.checkpoint import (
 from utils.pipeline.quantizers.classic.environment import classic_python, locked_packages
 from utils.pipeline.quantizers.classic.worker import PROGRESS
 from utils.pipeline.stages.perplexity import check_perplexity, perplexity
-from utils.profiles import PROFILES
+from utils.profiles import PROFILES, half_dtype
 
 # The tool that is right and fast, by profile and method.
 DEFAULT_TOOLS = {
@@ -243,7 +243,7 @@ def _check_out_dir(out_dir: Path) -> None:
 
 def _check_perplexities(*folders: Path) -> tuple[float, ...]:
     # On a GPU in 16 bits: in 32, the larger models would not fit.
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    dtype = getattr(torch, half_dtype()) if torch.cuda.is_available() else torch.float32
     return tuple(
         perplexity(folder, max_tokens=CHECK_TOKENS, dtype=dtype, use_tqdm=False)
         for folder in folders

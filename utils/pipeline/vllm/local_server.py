@@ -12,10 +12,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from utils.pipeline.process import TAIL_LINES, WorkerError, stop
 
 HOST = "127.0.0.1"
-START_PATIENCE = 300  # seconds until a server must be ready
+# Seconds until a server must be ready. On a GPU vLLM first compiles the model.
+START_PATIENCE = 900 if torch.cuda.is_available() else 300
 
 
 class PortInUse(OSError):
@@ -42,7 +45,7 @@ class LocalServer:
 
     Raises:
         PortInUse: the port is taken. Nothing was started then.
-        WorkerError: it ended, or was not ready after five minutes; with the end of its output.
+        WorkerError: it ended, or was not ready in time; with the end of its output.
     """
 
     def __init__(

@@ -1,0 +1,247 @@
+"""What is run on the CPU and on the pretend card: `python -m tests.device.cases`.
+
+Prints one JSON object per case: its name, and what went wrong, or null. A program of its own: the
+card must be there before torch, and cannot be taken out again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.device import pretend_card  # before torch
+
+import torch  # isort: skip
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.engine.tiny_engines import tiny_llama, tiny_medusa
+from utils.engine import (
+    LLM,
+    BeamSearchParams,
+    ContiguousKVCache,
+    LlamaOps,
+    SamplingParams,
+    attention_reference,
+)
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
+from utils.hub import resolve_model
+from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_loss, pack, pad
+from utils.pipeline.studies.lora import add_lora, merge_and_unload
+from utils.quant import quantize_model
+from utils.quant.model import checkpoint_tensors
+
+PROMPTS = ["w3 w4 w5 w6", "w7 w8 w9", "w1 w3 w3 w4 w9 w11 w12", "w3 w4 w5 w6 w8 w3 w4 w5"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+LONG = SamplingParams(temperature=0, max_tokens=24)
+RANDOM = SamplingParams(
+    temperature=0.8, top_p=0.9, top_k=20, min_p=0.02, max_tokens=12, logprobs=3, seed=7
+)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4,
+         "prompt_lookup_min": 1, "prompt_lookup_max": 3}  # fmt: skip
+SMALL = {"num_gpu_blocks_override": 18, "block_size": 4, "max_model_len": 64}
+WINDOWS = [[(7 * i + 3 * j) % 100 for j in range(32)] for i in range(8)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run` gets the device. `same`: its results on both must be equal, numbers nearly so."""
+
+    run: Callable[[str], Any]
+    same: bool = True
+
+
+def engine_cases(folder: Path) -> dict[str, Case]:
+    """Every feature of the engine, on a tiny model."""
+    tiny_llama(folder / "target", 1, vocab_size=40)
+    tiny_llama(folder / "draft", 2, vocab_size=40, layers=1)
+    heads = tiny_medusa(folder / "heads", 3)
+    draft = {"method": "draft_model", "model": folder / "draft", "num_speculative_tokens": 3}
+    medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
+    tree = medusa | {"num_speculative_tokens": 14, "tree_widths": (2, 2, 2)}
+
+    def llm(device: str, **options: Any) -> LLM:
+        usual = {"max_model_len": 128, "num_gpu_blocks_override": 64}
+        return LLM(folder / "target", device=device, **(usual | options))
+
+    def answers(params: SamplingParams = GREEDY, same: bool = True, times: int = 1,
+                prompts: list[str] = PROMPTS, **options: Any) -> Case:  # fmt: skip
+        def run(device: str) -> list[list[str]]:
+            engine = llm(device, **options)
+            for _ in range(times):
+                outputs = engine.generate(prompts, params, use_tqdm=False)
+            return [[answer.text for answer in output.outputs] for output in outputs]
+
+        return Case(run, same)
+
+    def stream(device: str) -> str:
+        return [output.outputs[0].text for output in llm(device).stream(PROMPTS[0], GREEDY)][-1]
+
+    def beams(device: str) -> list[list[str]]:
+        found = llm(device).beam_search(PROMPTS[:2], BeamSearchParams(3, 8))
+        return [[sequence.text for sequence in output.sequences] for output in found]
+
+    repeated = [f"{PROMPTS[2]} " * 6] * 2
+    several = SamplingParams(n=3, temperature=1.0, min_tokens=4, max_tokens=8, logprobs=2)
+    return {
+        "greedy": answers(),
+        "sampled": answers(RANDOM, same=False),
+        "several answers": answers(several, same=False),
+        "streamed": Case(stream),
+        "beam search": Case(beams),
+        "prefix hits": answers(prompts=repeated, times=2),
+        "chunked prefill": answers(
+            prompts=[*repeated, *PROMPTS], max_num_batched_tokens=32, max_num_seqs=8
+        ),
+        "preempted, computed again": answers(LONG, prompts=PROMPTS * 2, **SMALL),
+        "preempted, swapped": answers(LONG, prompts=PROMPTS * 2, swap_space=0.02, **SMALL),
+        "guesses from the text": answers(speculative_config=NGRAM),
+        "guesses from the text, sampled": answers(RANDOM, same=False, speculative_config=NGRAM),
+        "draft model": answers(speculative_config=draft),
+        "draft model, adaptive, sampled": answers(
+            RANDOM, same=False, speculative_config=draft | {"adaptive": True}
+        ),
+        "Medusa": answers(speculative_config=medusa),
+        "Medusa's tree": answers(speculative_config=tree),
+        "Medusa's tree, sampled": answers(RANDOM, same=False, speculative_config=tree),
+        "a cache for each request": answers(kv_cache_class=ContiguousKVCache),
+        "another attention": answers(ops=LlamaOps(attention=attention_reference)),
+        "float16": answers(dtype="float16", same=False),
+        "bfloat16": answers(dtype="bfloat16", same=False),
+    }
+
+
+def model_cases() -> dict[str, Case]:
+    """Quantizers, LoRA and the measures, on a tiny model of Hugging Face's."""
+
+    def model(device: str, dtype: torch.dtype = torch.float32) -> Any:
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).to(dtype).to(device).eval()
+
+    def logits(llama: Any, device: str) -> list[float]:
+        with torch.no_grad():
+            out = llama(torch.tensor(WINDOWS[:1], device=device), use_cache=False).logits
+        return out[0, -1].tolist()
+
+    def quantized(method: str, dtype: torch.dtype, **options: Any) -> Case:
+        def run(device: str) -> list[float]:
+            llama = model(device, dtype)
+            data = {"windows": WINDOWS} if method in ("gptq", "awq") else {}
+            layers = quantize_model(llama, method, use_tqdm=False, **data, **options)
+            if method != "nf4" and options.get("bits", 4) == 4:
+                symmetric = options.get("sym", method == "gptq")
+                checkpoint_tensors(llama, layers, "gptq" if symmetric else "awq")
+            return logits(llama, device)
+
+        return Case(run, same=dtype == torch.float32)
+
+    def lora(device: str) -> list[float]:
+        llama = model(device)
+        add_lora(llama, r=4, lora_alpha=8)
+        merge_and_unload(llama)
+        return logits(llama, device)
+
+    def packed_loss(device: str) -> list[float]:
+        llama = model(device)
+        llama.set_attn_implementation(ATTENTION)
+        texts = [Tokens([*WINDOWS[0][:20], 1], [3, 4, 2]), Tokens([*WINDOWS[0][:20], 5, 6], [7, 2])]
+        with torch.no_grad():
+            return [answer_loss(llama, pad(pack(texts))).item()]
+
+    cases = {
+        "LoRA, merged": Case(lora),
+        "packed loss": Case(packed_loss),
+        "a copied model": Case(lambda device: logits(copy.deepcopy(model(device)), device)),
+    }
+    for dtype in (torch.float32, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        cases |= {
+            f"RTN, {name}": quantized("rtn", dtype, group_size=32, sym=False),
+            f"RTN, 8 bits, {name}": quantized("rtn", dtype, group_size=32, bits=8),
+            f"NF4, {name}": quantized("nf4", dtype),
+            f"NF4, double, {name}": quantized("nf4", dtype, compress_statistics=True),
+            f"GPTQ, {name}": quantized("gptq", dtype, group_size=32),
+            f"GPTQ, act_order, {name}": quantized("gptq", dtype, group_size=32, desc_act=True),
+            f"AWQ, {name}": quantized("awq", dtype, group_size=32),
+        }
+    return cases
+
+
+def alike(result: Any, expected: Any) -> bool:
+    """Two ways of adding up differ in the last digits, and a quantizer may round one up."""
+    if isinstance(expected, list) and isinstance(expected[0], float):
+        return all(abs(a - b) < 0.02 for a, b in zip(result, expected, strict=True))
+    return bool(result == expected)
+
+
+def two_engines_fit() -> str | None:
+    """Two engines of a notebook, with the bundled model, on a card of 15.6 GB."""
+    model = ModelConfig.from_pretrained(resolve_model())
+    config = EngineConfig.create(model, None, "float32", "cuda")
+    tokens = config.num_gpu_blocks * config.block_size
+    one = tokens * model.kv_bytes_per_token(config.dtype) + 540e6  # the weights in float32
+    share = 2 * one / pretend_card.memory.total
+    return None if share < 0.5 else f"two engines need {share:.0%} of the card"
+
+
+def planted_bugs() -> dict[str, tuple[Callable[[], Any], type[Exception]]]:
+    """What CUDA refuses, the pretend card refuses."""
+    on_card = torch.ones(3, device="cuda")
+    return {
+        "two devices": (lambda: on_card + torch.ones(3), RuntimeError),
+        "a CPU index into the card is no bug": (lambda: on_card[torch.tensor([0])], type(None)),
+        "a number of the CPU is no bug": (lambda: on_card * torch.tensor(2.0), type(None)),
+        "numpy": (lambda: on_card.numpy(), TypeError),
+        "a generator of the CPU": (
+            lambda: on_card.exponential_(generator=torch.Generator("cpu")),
+            RuntimeError,
+        ),
+        "a full card": (
+            lambda: torch.ones(int(pretend_card.memory.total // 4), device="cuda"),
+            torch.OutOfMemoryError,
+        ),
+    }  # type: ignore[return-value]
+
+
+def main() -> None:
+    """Run all cases on the CPU, then all on the card, and compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        cases = engine_cases(Path(folder)) | model_cases()
+        expected = {name: case.run("cpu") for name, case in cases.items()}
+        pretend_card.insert()
+        for name, case in cases.items():
+            begin, problem = time.perf_counter(), None
+            try:
+                result = case.run("cuda")
+                if case.same and not alike(result, expected[name]):
+                    problem = f"{result} on the card, {expected[name]} on the CPU"
+            except Exception:
+                problem = traceback.format_exc(limit=-6)
+            report(name, problem, time.perf_counter() - begin)
+    report("two engines on one card", two_engines_fit())
+    for name, (bug, error) in planted_bugs().items():
+        try:
+            bug()
+            found: Any = None
+        except Exception as raised:
+            found = raised
+        report(f"planted: {name}", None if isinstance(found, error) else f"got {found!r}")
+
+
+def report(name: str, problem: str | None, seconds: float = 0.0) -> None:
+    print(json.dumps({"case": name, "problem": problem, "seconds": round(seconds, 2)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
