@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check pipeline notebooks labs bench repo-url clean
+.PHONY: help setup lab test check test-gpu-lock pipeline notebooks labs bench repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -15,7 +15,7 @@ LAB_CONFIG := $(CURDIR)/tools/jupyter$(if $(INSTRUCTOR),,:$(CURDIR)/tools/jupyte
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## virtual environment, exact packages, model (repeatable; the others call it)
 	@$(PYTHON) tools/setup.py
@@ -31,6 +31,9 @@ test: setup ## run every test, notebook, lab and the pipeline
 
 check: setup ## for contributors: style, types, house rules, and the tests of what changed
 	@$(COURSE) tools/check.py
+
+test-gpu-lock: setup ## install the GPU lock beside everything, and import it all (9 GB; no GPU needed)
+	@$(COURSE) tools/gpu_lock.py
 
 pipeline: setup ## fine-tune, merge, quantize, evaluate and serve; ends in a table and a figure
 	@$(COURSE) -m utils.pipeline

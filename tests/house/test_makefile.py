@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
-    "setup", "lab", "test", "check", "pipeline", "notebooks", "labs", "bench", "repo-url", "clean",
+    "setup", "lab", "test", "check", "test-gpu-lock", "pipeline", "notebooks", "labs", "bench",
+    "repo-url", "clean",
 ]  # fmt: skip
 
 
