@@ -1,7 +1,8 @@
 """What is run on the CPU and on the pretend card: `python -m tests.device.cases`.
 
 Prints one JSON object per case: its name, and what went wrong, or null. A program of its own: the
-card must be there before torch, and cannot be taken out again.
+card must be there before torch, and cannot be taken out again. `test_on_cuda.py` runs the same
+cases on a real one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.device import pretend_card  # before torch
+if __name__ == "__main__":
+    from tests.device import pretend_card  # it must be there before torch is
 
-import torch  # isort: skip
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.engine.tiny_engines import tiny_llama, tiny_medusa

@@ -1,0 +1,108 @@
+"""On a real card: the tokens of Hugging Face and of vLLM, every feature, and the memory foretold.
+
+Skipped where there is none. `python -m pytest -m gpu tests/device` runs these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.device.cases import alike, engine_cases, model_cases
+from utils.engine import LLM, SamplingParams
+from utils.hub import load_hf_model, load_tokenizer, resolve_model
+
+pytestmark = pytest.mark.gpu
+TEXTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time there was a little girl who",
+    "The capital of Italy is Rome. The capital of Spain is Madrid. The capital of Poland is",
+    '{"name": "Ada", "age":',
+    "One, two, three, four, five, six, seven, eight, nine, ten, eleven,",
+]
+MAX_TOKENS = 48
+NEAR_TIE = 1e-3  # float32 on a card adds in another order than the oracle
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer()
+    return [tokenizer.encode(text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    torch.backends.cuda.matmul.allow_tf32 = False  # float32 means float32
+    return load_hf_model(dtype=torch.float32, device="cuda")
+
+
+@torch.inference_mode()
+def unexplained(hf: Any, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[str]:
+    """Tokens that are not Hugging Face's choice after the same text, ties left aside."""
+    found = []
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        ids = torch.tensor([prompt + answer], device="cuda")
+        logits = hf(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        gaps = logits.max(dim=1).values - logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        found += [
+            f"prompt {number}, token {place}: {gap:.4f} below the best"
+            for place, gap in enumerate(gaps.tolist())
+            if gap > NEAR_TIE
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 4},
+        {"num_gpu_blocks_override": 12, "block_size": 8, "max_model_len": 96},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4,
+                                "prompt_lookup_min": 1, "prompt_lookup_max": 3}},
+    ],
+    ids=["plain", "in chunks", "little memory", "with guesses"],
+)  # fmt: skip
+def test_tokens_are_hugging_faces(
+    options: dict[str, Any], hf: Any, prompts: list[list[int]]
+) -> None:
+    llm = LLM(device="cuda", **({"max_model_len": 512} | options))
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    for _ in range(2):  # the second time from the prefix cache
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        answers = [output.outputs[0].token_ids for output in outputs]
+        assert all(answers)
+        assert unexplained(hf, prompts, answers) == []
+
+
+def test_tokens_are_vllms(hf: Any, prompts: list[list[int]]) -> None:
+    from utils.pipeline.vllm.answers import vllm_answers
+
+    theirs = vllm_answers(resolve_model(), prompts, ["float32"], MAX_TOKENS)["float32"]
+    assert unexplained(hf, prompts, theirs) == []
+
+
+def test_every_case_gives_the_same_on_the_card(tmp_path: Path) -> None:
+    problems = {}
+    for name, case in (engine_cases(tmp_path) | model_cases()).items():
+        result = case.run("cuda")
+        if case.same and not alike(result, case.run("cpu")):
+            problems[name] = result
+    assert problems == {}
+
+
+def test_the_kv_cache_takes_what_the_formula_says() -> None:
+    torch.cuda.empty_cache()
+    before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    llm = LLM(device="cuda", dtype="float16", max_model_len=512)
+    taken = torch.cuda.memory_allocated() - before
+    weights = sum(parameter.nbytes for parameter in llm.model.parameters())
+    tokens = llm.config.num_gpu_blocks * llm.config.block_size
+    cache = tokens * llm.model_config.kv_bytes_per_token(torch.float16)
+    assert taken == pytest.approx(weights + cache, rel=0.02)
+    assert free - torch.cuda.mem_get_info()[0] < 1.2 * taken + 5e8  # CUDA's own beside it
