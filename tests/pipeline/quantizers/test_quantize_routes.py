@@ -124,6 +124,19 @@ def checkpoints(
     yield made
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_on_a_card_without_bfloat16(
+    method: str, small_trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A T4 multiplies float16, whose largest number is 65,504."""
+    monkeypatch.setattr(quantize_module, "half_dtype", lambda: "float16")
+    measures = quantize(
+        method, "gptqmodel", small_trained_model, tmp_path / "out", [load_text("emma")],
+        group_size=GROUP_SIZE,
+    )  # fmt: skip
+    assert 0.97 < measures["perplexity"] / measures["perplexity_before"] < 1.3
+
+
 @pytest.mark.parametrize("route", ROUTES, ids="-".join)
 def test_route(route: tuple[str, str], checkpoints: Any, small_trained_model: Path) -> None:
     folder, measures = checkpoints[route]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from utils.pipeline.quantizers.classic.clip_search import best_clip
 from utils.pipeline.quantizers.classic.worker import report_layers, run_job
-from utils.profiles import half_dtype
 
 
 def use_fast_clip_search() -> None:
@@ -67,7 +66,7 @@ def awq(job: dict[str, Any]) -> None:
     )
     # The weights must stay 16-bit: from float32 on a CPU, the copy that the scale search restores
     # from would be an alias of the weights it changes.
-    model = GPTQModel.load(job["model_dir"], config, dtype=getattr(torch, half_dtype()))
+    model = GPTQModel.load(job["model_dir"], config, dtype=getattr(torch, job["dtype"]))
     report_layers(model.model)
     # The default backend for AWQ needs CUDA even where none is used.
     backend = BACKEND.AUTO if torch.cuda.is_available() else BACKEND.AWQ_TORCH

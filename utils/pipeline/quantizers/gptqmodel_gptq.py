@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from utils.pipeline.quantizers.classic.worker import report_layers, run_job
 
 
@@ -22,7 +24,7 @@ def gptq(job: dict[str, Any]) -> None:
         desc_act=False,  # vLLM's CPU kernels need the columns in their natural order
         offload_to_disk=False,
     )
-    model = GPTQModel.load(job["model_dir"], config)
+    model = GPTQModel.load(job["model_dir"], config, dtype=getattr(torch, job["dtype"]))
     report_layers(model.model)
     model.quantize(job["calibration"], batch_size=1)
     model.save(job["out_dir"])

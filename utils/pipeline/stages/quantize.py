@@ -159,6 +159,7 @@ def quantize(
             "calibration": windows,
             "group_size": group_size,
             "seed": seed,
+            "dtype": half_dtype(),
             "report": str(work / "report.json"),
         }
         (work / "job.json").write_text(json.dumps(job))
