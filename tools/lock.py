@@ -42,8 +42,8 @@ HEADER = {
     "gpu": """\
 # Exact versions of every package, for Linux x86-64, Python 3.11, one NVIDIA GPU (CUDA 13).
 # RESOLVED, NOT RUN: the versions fit together, and `make test-gpu-lock` installs and imports all of
-# them. Nobody has run the course's tests on this set yet. Every package that the CPU lock also has is at the same version where vLLM's CUDA
-# build permits it.
+# them. Nobody has run the course's tests on this set yet. Every package that the CPU lock also has
+# is at the same version where vLLM's CUDA build permits it.
 # Install:  uv pip install --no-deps -r requirements/gpu.lock
 # Resolved by:  python tools/lock.py gpu   (how to upgrade a pin: CONTRIBUTING.md)
 """
