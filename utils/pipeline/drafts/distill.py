@@ -21,7 +21,10 @@ from utils.profiles import Profile, get_profile, half_dtype
 BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
 _TASK_FILES = ("task/data.py", "task/phrases.py")
 _DATA_FILES = ("drafts/target_answers.py", "drafts/chat_questions.py", *_TASK_FILES)
-_TRAINING_FILES = ("drafts/target_answers.py", "drafts/training.py", "drafts/draft_model.py")
+_TRAINING_FILES = (
+    "drafts/target_answers.py", "drafts/training.py", "drafts/draft_model.py",
+    "stages/cross_entropy.py", "stages/finetune.py",
+)  # fmt: skip
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -78,7 +81,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             needs=(BASE, DATA),
             settings={"hidden_size": 192, "num_layers": 2, "steps": 400, "batch_size": 12,
                       "learning_rate": 2e-3, "num_hard": 600, "seed": seed},
-            sources=code_files(*_TRAINING_FILES, "stages/finetune.py", *_TASK_FILES),
+            sources=code_files(*_TRAINING_FILES, *_TASK_FILES),
             packages=packages,
             bytes_needed=300_000_000,
             title="a draft model (about 2 minutes)",
