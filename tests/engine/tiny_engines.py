@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -73,6 +74,19 @@ class Oracle:
         )  # the first difference
         best = self.logits((*prompt, *right[:same])).topk(2).values
         return float(best[0] - best[1]) < NEAR_TIE
+
+
+@torch.inference_mode()
+def gaps_below_best(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """How far each token of `answer` lies below the most probable one there, in logits: [N].
+
+    Args:
+        model: of Hugging Face; it reads the prompt and the answer in one pass, without a cache.
+    """
+    ids = torch.tensor([prompt + answer], device=model.device)
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return logits.max(dim=1).values - chosen
 
 
 def nothing_is_held(llm: LLM) -> bool:

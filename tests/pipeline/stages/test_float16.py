@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from tests.engine.tiny_engines import gaps_below_best
 from utils.engine import LLM, SamplingParams
 from utils.pipeline.stages.finetune import TrainSettings, encode, finetune
 from utils.pipeline.stages.merge import TOKENIZER_FILES, merge
@@ -89,7 +90,6 @@ def test_it_learns_as_in_bfloat16(base: Path, trained: Path, tmp_path: Path) -> 
     assert half == pytest.approx(brain, rel=0.05)
 
 
-@torch.inference_mode()
 def assert_explained(
     folder: Path, prompts: Sequence[list[int]], answers: Sequence[list[int]]
 ) -> None:
@@ -97,10 +97,7 @@ def assert_explained(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer
-        ids = torch.tensor([prompt + answer])
-        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        gaps = logits.max(dim=1).values - logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        assert gaps.max() < NEAR_TIE
+        assert gaps_below_best(model, prompt, answer).max() < NEAR_TIE
 
 
 def test_the_engine_serves_it(merged: Path, prompts: list[list[int]]) -> None:
