@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock pipeline notebooks labs bench repo-url clean
+.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -33,7 +33,13 @@ check: setup ## for contributors: style, types, house rules, and the tests of wh
 	@$(COURSE) tools/check.py
 
 test-gpu-lock: setup ## install the GPU lock beside everything, and import it all (9 GB; no GPU needed)
-	@$(COURSE) tools/gpu_lock.py
+	@$(COURSE) tools/gpu/check_lock.py
+
+test-hosted: setup ## run Part I on imitations of Colab and Kaggle, with their Python and packages (3 GB)
+	@$(COURSE) tools/hosted/check.py $(HOST)
+
+gpu-check: setup ## on a machine with a card: tests, pipeline, benchmark, and a report to commit
+	@$(COURSE) tools/gpu/check.py $(if $(PRETEND),--pretend)
 
 pipeline: setup ## fine-tune, merge, quantize, evaluate and serve; ends in a table and a figure
 	@$(COURSE) -m utils.pipeline
@@ -43,6 +49,9 @@ notebooks: setup ## re-execute the notebooks and solutions, and save their outpu
 
 labs: setup ## generate labs/ from solutions/
 	@$(COURSE) tools/make_labs.py
+
+grade: setup ## grade what came back of a lab, student by student: make grade LAB=02_kv_cache
+	@$(COURSE) -m tools.grade $(LAB)
 
 bench: setup ## run the benchmarks, and save their JSON
 	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done

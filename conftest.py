@@ -28,6 +28,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+# What starts several vLLM servers, and takes 10 GB or more.
+SERVERS = re.compile(r"notebooks/1[567]_|tests/\w+/test_vllm_")
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a worker a whole file at a time, or all tests of one lab: a model is loaded once."""
     from xdist.scheduler import LoadScopeScheduling
@@ -35,6 +39,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
+            if SERVERS.search(file):
+                return "several vLLM servers"  # one worker, one after the other
             lab = re.search(r"\[(lab_\d\d)", test)
             return f"{file} {lab[1]}" if lab else file
 
@@ -52,16 +58,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(path: Path) -> int:
-    """0: the pipeline, which takes longest. 1: what is long and needs no stage of it.
+    """0: the pipeline, which takes longest. 1: what needs most memory, while workers are small.
 
-    2: notebooks that need its stages, which are there by then. 3: the many short tests, so that
-    both workers end at about the same time.
+    2: what is long and needs no stage of the pipeline. 3: notebooks that need its stages, which are
+    there by then. 4: the many short tests, so that both workers end at about the same time.
     """
     if path.name == "test_pipeline_run.py":
         return 0
+    if SERVERS.search(path.as_posix()):
+        return 1
     if path.suffix == ".ipynb":
-        return 2 if "need_stages" in path.read_text(encoding="utf-8") else 1
-    return 1 if path.parent.name == "labs" else 3
+        return 3 if "need_stages" in path.read_text(encoding="utf-8") else 2
+    return 2 if path.parent.name == "labs" else 4
 
 
 def _skip_gpu_tests(items: list[pytest.Item]) -> None:

@@ -11,4 +11,7 @@ c.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
 
 # A check may load the model: allow for slow machines.
 c.Execute.timeout = 300
+# On a busy machine, outputs may come late. After its default of 4 s nbgrader takes a cell that is
+# right for one that says nothing, and gives no points.
+c.Execute.iopub_timeout = 120
 c.Execute.kernel_name = "python3"

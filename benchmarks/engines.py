@@ -1,6 +1,6 @@
 """The engines that `throughput.py` compares, each in a process of its own.
 
-    python benchmarks/engines.py ENGINE DTYPE
+    python benchmarks/engines.py ENGINE DTYPE DEVICE
 
 reads jobs from its input, a JSON object per line, and answers each with a line of JSON. So all
 engines stay loaded and can run by turns, on the same cores, without knowing of each other.
@@ -23,15 +23,17 @@ sys.path.insert(0, str(ROOT))
 
 MAX_MODEL_LEN = 1536
 MAX_NUM_SEQS = 64
+CARD_SHARE = 0.3  # of its memory, for vLLM: the other engines are on it too
 Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
 
 
-def load_ours(dtype: str, fast: bool) -> tuple[Run, Callable[[], object]]:
+def load_ours(dtype: str, device: str, fast: bool) -> tuple[Run, Callable[[], object]]:
     from utils.engine import LLM, SamplingParams
 
+    fast_kernels = "cpp" if device == "cpu" else "cuda_graph"
     llm = LLM(
-        dtype=dtype, device="cpu", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
-        kernels="cpp" if fast else "torch",
+        dtype=dtype, device=device, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
+        kernels=fast_kernels if fast else "torch",
     )  # fmt: skip
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
@@ -42,8 +44,8 @@ def load_ours(dtype: str, fast: bool) -> tuple[Run, Callable[[], object]]:
     return run, llm.reset_prefix_cache
 
 
-def load_vllm(dtype: str) -> tuple[Run, Callable[[], object]]:
-    """In this process, compiled, with its threads bound to this process's cores."""
+def load_vllm(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
+    """In this process, compiled: with CUDA graphs on a card; on a CPU, bound to these cores."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -52,13 +54,14 @@ def load_vllm(dtype: str) -> tuple[Run, Callable[[], object]]:
         VLLM_LOGGING_LEVEL="ERROR",
         VLLM_NO_USAGE_STATS="1",
     )
+    for_device = {"block_size": 32} if device == "cpu" else {"gpu_memory_utilization": CARD_SHARE}
     from vllm import LLM, SamplingParams
 
     from utils.hub import resolve_model
 
     llm = LLM(
         str(resolve_model("bundled")), dtype=dtype, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True, block_size=32,
+        max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True, **for_device,
     )  # fmt: skip
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
@@ -70,13 +73,13 @@ def load_vllm(dtype: str) -> tuple[Run, Callable[[], object]]:
     return run, llm.reset_prefix_cache
 
 
-def load_hf(dtype: str) -> tuple[Run, Callable[[], object]]:
+def load_hf(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     """`generate` with a batch padded on the left. It runs until the longest answer is done."""
     import torch
 
     from utils.hub import load_hf_model
 
-    model = load_hf_model(dtype=getattr(torch, dtype), device="cpu")
+    model = load_hf_model(dtype=getattr(torch, dtype), device=device)
     model.generation_config.eos_token_id = None  # as ignore_eos
 
     @torch.inference_mode()
@@ -85,8 +88,8 @@ def load_hf(dtype: str) -> tuple[Run, Callable[[], object]]:
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=max(max_tokens), do_sample=False,
-            pad_token_id=0,
+            ids.to(device), attention_mask=mask.to(device), max_new_tokens=max(max_tokens),
+            do_sample=False, pad_token_id=0,
         )  # fmt: skip
         answers = out[:, longest:].tolist()
         return [answer[:n] for answer, n in zip(answers, max_tokens, strict=True)]
@@ -94,7 +97,7 @@ def load_hf(dtype: str) -> tuple[Run, Callable[[], object]]:
     return run, lambda: None
 
 
-def load_hf_continuous(dtype: str) -> tuple[Run, Callable[[], object]]:
+def load_hf_continuous(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     """`generate_batch`, Hugging Face's own paged continuous batching.
 
     Left to itself it takes all memory of the machine on a CPU, so it gets as much as the others.
@@ -105,7 +108,7 @@ def load_hf_continuous(dtype: str) -> tuple[Run, Callable[[], object]]:
     from utils.hub import load_hf_model
 
     resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
-    model = load_hf_model(dtype=getattr(torch, dtype), device="cpu")
+    model = load_hf_model(dtype=getattr(torch, dtype), device=device)
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         config = GenerationConfig(
@@ -126,9 +129,9 @@ def load_hf_continuous(dtype: str) -> tuple[Run, Callable[[], object]]:
     return run, lambda: None
 
 
-LOADERS: dict[str, Callable[[str], tuple[Run, Callable[[], object]]]] = {
-    "ours": lambda dtype: load_ours(dtype, fast=True),
-    "ours, PyTorch": lambda dtype: load_ours(dtype, fast=False),
+LOADERS: dict[str, Callable[[str, str], tuple[Run, Callable[[], object]]]] = {
+    "ours": lambda dtype, device: load_ours(dtype, device, fast=True),
+    "ours, PyTorch": lambda dtype, device: load_ours(dtype, device, fast=False),
     "vLLM": load_vllm,
     "HF": load_hf,
     "HF continuous": load_hf_continuous,
@@ -138,10 +141,10 @@ LOADERS: dict[str, Callable[[str], tuple[Run, Callable[[], object]]]] = {
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, dtype: str, device: str = "cpu") -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, __file__, name, dtype],
+            [sys.executable, __file__, name, dtype, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.error: str | None = self._answer().get("error")
@@ -163,7 +166,7 @@ class Engine:
         return json.loads(line) if line else {"error": "The process ended without an answer."}
 
 
-def serve(name: str, dtype: str) -> None:
+def serve(name: str, dtype: str, device: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get in between
 
@@ -172,7 +175,7 @@ def serve(name: str, dtype: str) -> None:
         answers.flush()
 
     try:
-        run, forget = LOADERS[name](dtype)
+        run, forget = LOADERS[name](dtype, device)
         answer({})
         for line in sys.stdin:
             job = json.loads(line)
@@ -185,5 +188,5 @@ def serve(name: str, dtype: str) -> None:
         raise
 
 
-if __name__ == "__main__" and len(sys.argv) == 3:
-    serve(sys.argv[1], sys.argv[2])
+if __name__ == "__main__" and len(sys.argv) == 4:
+    serve(*sys.argv[1:])

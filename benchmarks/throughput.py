@@ -6,12 +6,13 @@ a ratio is taken within a round, so that a machine that slows down for a while s
     python benchmarks/throughput.py [--quick]
 
 writes `results/throughput.json` and `results/throughput.png`. Takes about 15 minutes; --quick,
-a minute or two, only prints.
+a minute or two, only prints. `make gpu-check` runs it on a card, with --card FILE.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import sys
@@ -81,7 +82,7 @@ def sharegpt(num_requests: int, shorter: int, engines: tuple[str, ...]) -> Workl
 
 
 def compare(
-    dtype: str, workloads: list[Workload], rounds: int, bar: tqdm
+    dtype: str, workloads: list[Workload], rounds: int, bar: tqdm, device: str = "cpu"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """All engines on all workloads. Yields each workload's name and `summary`."""
     names = [n for n in ENGINES if any(n in workload.engines for workload in workloads)]
@@ -89,7 +90,7 @@ def compare(
     try:
         for name in names:
             bar.set_description(f"{dtype}: loading {name}")
-            engines[name] = Engine(name, dtype)
+            engines[name] = Engine(name, dtype, device)
         for workload in workloads:
             runs: list[dict[str, dict[str, Any]]] = []
             for i in range(rounds):
@@ -256,9 +257,13 @@ def finding(dtype: str, workloads: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="batch 8, once, and nothing is saved")
+    parser.add_argument("--card", type=Path, metavar="FILE", help="on CUDA; write this file only")
     args = parser.parse_args()
     torch.manual_seed(SEED)
     three = ("ours", "vLLM", "HF")
+    if args.card:
+        on_card(args.card, (*three, READABLE))
+        return
     workloads = {
         "bfloat16": [
             shared_prefix(64, (*three, READABLE)), shared_prefix(1, (*three, READABLE)),
@@ -293,6 +298,15 @@ def main() -> None:
             )
     results["scheduler_us_per_step"] = scheduler_cost(prompts, (8, 64, 512))
     save(results)
+
+
+def on_card(file: Path, engines: tuple[str, ...], rounds: int = 3) -> None:
+    """The engines on a card, in float16, which every card has; vLLM with its CUDA graphs."""
+    workloads = [shared_prefix(batch, engines) for batch in (64, 8, 1)]
+    workloads.append(sharegpt(32, 8, ("ours", "vLLM")))
+    with tqdm(total=rounds * sum(len(w.engines) for w in workloads), unit="run") as bar:
+        found = dict(compare("float16", workloads, rounds, bar, device="cuda"))
+    file.write_text(json.dumps({"seed": SEED, "engines": {"float16": found}}))
 
 
 def save(results: dict[str, Any]) -> None:

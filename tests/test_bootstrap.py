@@ -1,6 +1,6 @@
 """The first cell: complete here, refused with a reason elsewhere, completed on Colab.
 
-The real thing, in an environment that imitates Colab, is in tests/house/test_colab.py.
+The real thing, in an environment that imitates Colab, is in tests/house/test_hosted.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from utils import bootstrap
-from utils.bootstrap import NEEDED, NEEDED_BY_PART_II, need, ready, side_folder
+from utils.bootstrap import NEEDED, NEEDED_LATER, need, ready, side_folder
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def fake_package(folder: Path, name: str, version: str, requires: tuple[str, ...
 
 def test_everything_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     ready()
-    need(*NEEDED_BY_PART_II)
+    need(*NEEDED_LATER)
     assert capsys.readouterr().out.splitlines()[-1].startswith("Ready. Profile: ")
 
 
@@ -71,7 +71,7 @@ def test_on_colab_what_is_missing_comes_with_what_it_requires(
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", install)
-    monkeypatch.setitem(NEEDED_BY_PART_II, "new_one", ("new_one", "1 MB"))
+    monkeypatch.setitem(NEEDED_LATER, "new_one", ("new_one", "1 MB"))
     need("new_one")
     assert [command[-1] for command in commands] == ["new_one", "helper_one>=2"]
     assert all("--no-deps" in command and "--target" in command for command in commands)
@@ -92,7 +92,9 @@ def test_a_newer_copy_beside_hides_the_old_one(colab: Path) -> None:
 def test_torch_is_never_installed(colab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
     monkeypatch.setitem(NEEDED, "torch", ("torch>=99", "large"))
-    with pytest.raises(RuntimeError, match=r"needs torch>=99.*newer runtime"):
+    with pytest.raises(
+        RuntimeError, match=r"needs torch>=99, and Colab has another(.|\n)*Choose its newest"
+    ):
         ready()
 
 
@@ -115,5 +117,5 @@ def test_the_first_cell_without_a_network_says_what_to_do(tmp_path: Path) -> Non
     command = [sys.executable, "-c", cell.read_text()]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "Check the network, and run this cell again." in done.stderr.splitlines()[-1]
+    assert "and run this cell again." in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []  # nothing that would stop the next try

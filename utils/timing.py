@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -33,3 +34,17 @@ def _finish() -> None:
     # A GPU works on while Python goes ahead; without this we would time only the queueing.
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, as each of several processes does.
+
+    Small tensors gain nothing from more: threads then wait for each other, and spin meanwhile.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,82 +1,140 @@
-"""The checks of lab 06 beyond the bug zoo: half-written answers, the oracles, the pictures."""
+"""What lab 06 calls right, its known mistakes, and what its stories reach."""
 
 from __future__ import annotations
 
-import signal
+import random
 
 import pytest
 
 from utils.checks import lab_06
+from utils.checks.kit.contracts import Choices, Stage
+from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.runner import Mismatch
-from utils.checks.lab_06 import pictures, scheduler_stories
-from utils.checks.lab_06.pictures import Mark
-from utils.checks.lab_06.plain_scheduler import PlainScheduler
-from utils.checks.lab_06.recovery import _CASES, _seconds
-from utils.checks.lab_06.scheduler_stories import (
-    METHODS,
-    STORIES,
-    Story,
-    engine_methods_refuse,
-    random_story,
+from utils.checks.lab_06 import (
+    bare_requests,
+    chunks,
+    learners_engine,
+    learners_parts,
+    pictures,
+    preemption,
+    recovery,
+    scheduler_mistakes,
+    static_batches,
+    token_choices,
 )
+from utils.checks.lab_06.learners_parts import METHODS, engine_methods_refuse
+from utils.checks.lab_06.pictures import Mark
+from utils.checks.lab_06.scheduler_mistakes import RightScheduler
+from utils.checks.lab_06.scheduler_stories import Teller
 from utils.engine.core.scheduler import Scheduler
 
-
-@pytest.mark.parametrize("story", STORIES)
-def test_the_engines_own_scheduler_passes_each_story(story):
-    """The plain scheduler, the judge of all answers, agrees with the engine's in each step."""
-    story(Scheduler)
+# The oracles, held against something independent.
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
-def test_both_schedulers_agree_in_more_random_stories(seed):
-    random_story(Scheduler, seed)
+def test_waste_is_what_one_counts_place_by_place():
+    for given in sample(static_batches.draw, 60):
+        *lists, size = given.args
+        if sum(map(sum, lists)) > 50_000:
+            continue
+        counts = []
+        for lens in lists:
+            batches = [lens[i : i + size] for i in range(0, len(lens), size)]
+            counts.append(sum(p >= n for b in batches for n in b for p in range(max(b))))
+        assert static_batches.waste(*given.args) == tuple(counts)
 
 
-def test_the_random_stories_reach_every_corner():
-    """Otherwise agreement in them would say little."""
-    seen = {
-        "preempted": 0,
-        "two at once": 0,
-        "computed again": 0,
-        "in chunks": 0,
-        "full": 0,
-        "long beside others": 0,
-    }
+def test_the_engine_chooses_the_same_tokens():
+    """With whole prompts only: where the engine would cut one, nobody behind it is let in."""
+    for case in sample(token_choices.draw, 200):
+        want, (_, waiting) = token_choices.chosen(case), case.names
+        left = case.budget - sum(want.values())
+        behind = [name for name in waiting if name not in want]
+        assert left >= 0
+        assert len(want) == case.max_num_seqs or not behind or case.lacking[behind[0]] > left
+        assert list(want) == [*case.names[0], *waiting][: len(want)]
 
-    class Observed(Scheduler):
+
+def test_a_chunk_is_what_one_takes_token_by_token():
+    for turn in sample(chunks.draw, 200):
+        left, computed = turn.budget, turn.request.computed
+        while left > turn.num_running_after and computed < turn.request.num_tokens:
+            left, computed = left - 1, computed + 1
+        complete = computed == turn.request.num_tokens
+        assert chunks.chunk(turn) == (computed - turn.request.computed, complete)
+
+
+def test_victims_are_those_that_plain_numbers_tell():
+    for case in sample(preemption.draw, 300):
+        if any(case.shares):
+            continue
+        held = [-(-r.computed // case.block_size) for r in case.running]
+        asking = case.running[case.asks]
+        needed = -(-(asking.computed + case.num_new_tokens) // case.block_size) - held[case.asks]
+        free, left = case.num_free, len(held)
+        while needed > free and left > case.asks:
+            left -= 1
+            free += held[left]
+        scene = preemption.Scene(case)
+        assert len(scene.ask(preemption.make_room)) == len(held) - left
+
+
+def test_brute_force_costs_equal_the_formulas():
+    for given in sample(recovery.draw, 100):
+        n, c = given.args
+        recompute = (2 * n * c.num_weights + n * (n + 1) / 2 * c.flops_per_pair) / c.flops
+        swap = 2 * -(-n // c.block_size) * (c.seconds_per_copy + c.block_bytes / c.bandwidth)
+        assert recovery.seconds(n, c) == pytest.approx((recompute, swap))
+
+
+def steps_of(scheduler_class, story):
+    stage = Stage()
+    Teller(stage, scheduler_class, story).tell()
+    return stage.seen
+
+
+def test_the_engines_own_scheduler_does_the_same_step_by_step():
+    for story in sample(bare_requests.draw_story, 250):
+        if list(story.times) == sorted(story.times):  # the engine's counts requests as they come
+            assert steps_of(Scheduler, story) == steps_of(RightScheduler, story), str(story)
+
+
+def test_the_stories_reach_every_corner():
+    seen = dict.fromkeys(
+        ("two victims of one", "computed again", "in chunks", "full", "two aborted",
+         "a victim aborted", "large", "many", "a twin", "another order"), 0)  # fmt: skip
+
+    class Observed(RightScheduler):
+        def make_room(self, request, count, **switches):
+            victims = super().make_room(request, count, **switches)
+            seen["two victims of one"] += len(victims) > 1 and request not in victims
+            return victims
+
         def schedule(self):
             output = super().schedule()
-            seen["preempted"] += len(output.preempted_req_ids)
-            seen["two at once"] += len(output.preempted_req_ids) > 1
-            seen["full"] += len(self.running) == self.config.max_num_seqs and bool(self.waiting)
+            seen["full"] += self.is_full() and bool(self.waiting)
             for request in output.scheduled_requests:
                 count = output.num_scheduled_tokens[request.request_id]
-                end = request.num_computed_tokens + count
-                seen["in chunks"] += end < request.num_tokens
+                seen["in chunks"] += request.num_computed_tokens + count < request.num_tokens
                 seen["computed again"] += bool(request.output_token_ids) and count > 1
-                others = len(output.scheduled_requests) > 1
-                seen["long beside others"] += others and request.num_computed_tokens > 0 < count - 1
             return output
 
-    for seed in range(60):
-        random_story(Observed, seed)
-    assert seen.pop("two at once") > 1  # rare, and a story of its own
-    assert min(seen.values()) > 20, seen
+        def abort_requests(self, requests):
+            seen["two aborted"] += sum(not request.is_finished for request in requests) > 1
+            seen["a victim aborted"] += any(r.status.name == "PREEMPTED" for r in requests)
+            super().abort_requests(requests)
+
+    for number in range(scheduler_mistakes.SCHEDULER.examples):
+        story = bare_requests.draw_story(Choices(random.Random(number)))
+        seen["large"] += max(a.num_prompt for a in story.arrivals) > 1024
+        seen["many"] += len(story.arrivals) > 32
+        seen["a twin"] += story.has_twin
+        seen["another order"] += list(story.times) != sorted(story.times)
+        steps_of(Observed, story)
+    assert min(seen.values()) > 1, seen
+    assert min(seen[name] for name in ("computed again", "in chunks", "full")) > 50, seen
 
 
-def test_the_plain_scheduler_finishes_everybody_and_keeps_all_blocks():
-    plain = PlainScheduler(3, 5, 6, 4)
-    for number in range(9):
-        plain.add(str(number), 1 + number * 2, 1 + number % 4, number % 3)
-    for _ in range(300):
-        plan = plain.schedule()
-        assert sum(plan.tokens.values()) <= 5
-        assert len(plain.running()) <= 3
-        assert 0 <= plain.free_blocks <= 6
-        plain.finish(plan)
-    assert all(job.done and job.answered == job.num_answer for job in plain.jobs.values())
-    assert plain.free_blocks == 6
+# Half-written answers, and answers that let others do the work.
 
 
 def stub(*_):
@@ -84,17 +142,16 @@ def stub(*_):
 
 
 @pytest.mark.parametrize("missing", METHODS)
-def test_a_half_written_scheduler_is_told_so_not_that_it_is_wrong(missing, monkeypatch):
-    monkeypatch.setattr(scheduler_stories, "METHODS", ())  # the others are inherited
-    half = type("Half", (Scheduler,), {missing: stub})
+def test_a_half_written_scheduler_is_told_so_not_that_it_is_wrong(missing):
+    half = type("Half", (RightScheduler,), {missing: stub})
     feedback = lab_06.scheduler(half)
     assert feedback.status == "not written yet"
     assert "stub" in feedback.headline
 
 
 def test_the_last_check_names_what_is_missing_before_it_loads_the_model(monkeypatch):
-    monkeypatch.setattr("utils.checks.lab_06.learners_engine.model", None)
-    half = type("Half", (Scheduler,), {"update_from_output": stub})
+    monkeypatch.setattr(learners_engine, "model", None)
+    half = type("Half", (RightScheduler,), {"update_from_output": stub})
     assert lab_06.engine(half).status == "not written yet"
 
 
@@ -111,24 +168,42 @@ def test_the_scheduler_is_passed_as_a_class():
     assert "the class itself" in feedback.headline
 
 
-def test_a_loop_without_end_leaves_no_alarm_behind():
-    class Endless(Scheduler):
-        def schedule(self):
-            while True:
-                pass
-
-    before = signal.getsignal(signal.SIGVTALRM)
-    with pytest.raises(Mismatch, match="does not come to an end"):
-        STORIES[0](Endless)
-    assert signal.getsignal(signal.SIGVTALRM) == before
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+def next_chunk(request, budget, after):  # a learner's exercise 3, found by the class below
+    count = min(request.num_tokens, budget - after)
+    return count, count == request.num_tokens - request.num_computed_tokens
 
 
-def test_brute_force_costs_equal_the_formulas():
-    for n, c in _CASES:
-        recompute = (2 * n * c.num_weights + n * (n + 1) / 2 * c.flops_per_pair) / c.flops
-        swap = 2 * -(-n // c.block_size) * (c.seconds_per_copy + c.block_bytes / c.bandwidth)
-        assert _seconds(n, c) == pytest.approx((recompute, swap))
+class UsesItsParts(RightScheduler):
+    def chunk(self, request, after):
+        return next_chunk(request, self.budget, after)[0]
+
+
+@pytest.mark.parametrize(("check", "first"), [(lab_06.scheduler, "Your"), (lab_06.engine, "Exer")])
+def test_a_faulty_part_is_named(check, first):
+    feedback = check(UsesItsParts)
+    assert feedback.headline.startswith(first)
+    assert "`next_chunk`, and that is not right yet (exercise 3). What is" in feedback.headline
+    assert learners_parts.faulty_part(RightScheduler) is None
+
+
+class ShyWithHundreds(RightScheduler):
+    """Wrong only where no story goes: the engine alone shows it."""
+
+    def is_full(self):
+        many = self.kv_cache_manager.block_pool.num_gpu_blocks == 80
+        return super().is_full() or (many and len(self.running) == 2)
+
+
+def test_a_fault_that_only_the_engine_shows_comes_with_few_questions(monkeypatch):
+    monkeypatch.setattr(learners_engine, "SCENES", learners_engine.SCENES[:1])
+    feedback = lab_06.engine(ShyWithHundreds)
+    assert "steps are not those of the engine's own" in feedback.headline
+    told = dict(feedback.details)
+    assert "What is here that none of its stories has?" in told["Where to look"]
+    assert "the sea" in told["Input"] and "prime number" not in told["Input"]  # three questions
+
+
+# The pictures.
 
 
 def texts(figure):
@@ -155,19 +230,3 @@ def test_the_gantt_chart_marks_what_differs():
     assert legend(figure) == ["tokens of a prompt", "loses its blocks", "not as expected"]
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["expected: A", "expected: B", "yours: A", "yours: B"]
-
-
-def test_a_mismatch_shows_the_steps_so_far():
-    class Idle(Scheduler):
-        def schedule(self):
-            output = super().schedule()
-            if self.running and self.running[0].output_token_ids:
-                output.num_scheduled_tokens.clear()
-            return output
-
-    with pytest.raises(Mismatch, match="would stand still") as caught:
-        story = Story(Idle)
-        story.add("A", 3, 3)
-        story.run()
-    assert texts(caught.value.figure) == ["3", "1", "3", ""]
-    assert caught.value.alt

@@ -8,6 +8,7 @@ cases on a real one.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import tempfile
 import time
@@ -83,6 +84,20 @@ def engine_cases(folder: Path) -> dict[str, Case]:
 
         return Case(run, same)
 
+    def graphs(times: int = 1, prompts: list[str] = PROMPTS, **options: Any) -> Case:
+        """Steps on CUDA graphs. On the CPU, which has none, the same steps without."""
+
+        def run(device: str) -> list[str]:
+            kernels = "cuda_graph" if device == "cuda" else "torch"
+            engine = llm(device, kernels=kernels, **options)
+            for _ in range(times):
+                outputs = engine.generate(prompts, LONG, use_tqdm=False)
+            layers = engine.model.ops.decoder_layers
+            assert device == "cpu" or layers.replays > 10, "no step ran on a graph"
+            return [output.outputs[0].text for output in outputs]
+
+        return Case(run)
+
     def stream(device: str) -> str:
         return [output.outputs[0].text for output in llm(device).stream(PROMPTS[0], GREEDY)][-1]
 
@@ -115,6 +130,12 @@ def engine_cases(folder: Path) -> dict[str, Case]:
         "Medusa's tree, sampled": answers(RANDOM, same=False, speculative_config=tree),
         "a cache for each request": answers(kv_cache_class=ContiguousKVCache),
         "another attention": answers(ops=LlamaOps(attention=attention_reference)),
+        "graphs": graphs(),
+        "graphs, with hits": graphs(prompts=repeated, times=2),
+        "graphs, in chunks": graphs(
+            prompts=[*repeated, *PROMPTS], max_num_batched_tokens=32, max_num_seqs=8
+        ),
+        "graphs, preempted": graphs(prompts=PROMPTS * 2, swap_space=0.02, **SMALL),
         "float16": answers(dtype="float16", same=False),
         "bfloat16": answers(dtype="bfloat16", same=False),
     }
@@ -197,6 +218,29 @@ def two_engines_fit() -> str | None:
     return None if share < 0.5 else f"two engines need {share:.0%} of the card"
 
 
+def waits_in_a_step() -> str | None:
+    """A decode step waits for the card once: for its tokens. What it sends goes in few copies."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_llama(Path(folder), 1, vocab_size=40)
+        engine = LLM(
+            folder, device="cuda", max_model_len=128, num_gpu_blocks_override=64
+        ).llm_engine
+        params = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.05, max_tokens=12)
+        found = {}
+        for name, sampled in (("greedy", GREEDY), ("sampled", params)):
+            for number, prompt in enumerate(PROMPTS):
+                engine.add_request(f"{name} {number}", prompt, sampled)
+            engine.step()  # the prompts
+            before = dataclasses.replace(pretend_card.copies)
+            engine.step()
+            now = pretend_card.copies
+            found[name] = (now.to_cpu - before.to_cpu, now.to_card - before.to_card)
+            while engine.has_unfinished_requests():
+                engine.step()
+    good = found["greedy"][0] == found["sampled"][0] == 1 and found["greedy"][1] <= 5
+    return None if good else f"(to the CPU, to the card): {found}"
+
+
 def planted_bugs() -> dict[str, tuple[Callable[[], Any], type[Exception]]]:
     """What CUDA refuses, the pretend card refuses."""
     on_card = torch.ones(3, device="cuda")
@@ -205,15 +249,47 @@ def planted_bugs() -> dict[str, tuple[Callable[[], Any], type[Exception]]]:
         "a CPU index into the card is no bug": (lambda: on_card[torch.tensor([0])], type(None)),
         "a number of the CPU is no bug": (lambda: on_card * torch.tensor(2.0), type(None)),
         "numpy": (lambda: on_card.numpy(), TypeError),
+        "waiting while a graph is recorded": (
+            lambda: recorded(lambda: on_card.sum().item()),
+            RuntimeError,
+        ),
+        "sending while a graph is recorded": (
+            lambda: recorded(lambda: torch.tensor([1, 2], device="cuda")),
+            RuntimeError,
+        ),
+        "a graph sees what its buffer holds": (graph_repeats, type(None)),
         "a generator of the CPU": (
             lambda: on_card.exponential_(generator=torch.Generator("cpu")),
             RuntimeError,
         ),
-        "a full card": (
-            lambda: torch.ones(int(pretend_card.memory.total // 4), device="cuda"),
-            torch.OutOfMemoryError,
-        ),
+        "a full card": (overfilled, torch.OutOfMemoryError),
     }  # type: ignore[return-value]
+
+
+def overfilled() -> None:
+    """A tensor larger than the card; small ones, which any host has room for."""
+    whole = pretend_card.memory.total
+    pretend_card.memory.total = pretend_card.memory.used + 1000
+    try:
+        torch.ones(1001, dtype=torch.uint8, device="cuda")
+    finally:
+        pretend_card.memory.total = whole
+
+
+def recorded(work: Callable[[], Any]) -> None:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        work()
+
+
+def graph_repeats() -> None:
+    """The same kernels on the same memory: what is put into a buffer comes out computed."""
+    graph, buffer = torch.cuda.CUDAGraph(), torch.ones(3, device="cuda")
+    with torch.cuda.graph(graph):
+        doubled = (buffer * 2).view(3, 1)
+        doubled[0] += 1
+    buffer.fill_(5)
+    graph.replay()
+    assert doubled.flatten().tolist() == [11.0, 10.0, 10.0]
 
 
 def main() -> None:
@@ -232,6 +308,7 @@ def main() -> None:
                 problem = traceback.format_exc(limit=-6)
             report(name, problem, time.perf_counter() - begin)
     report("two engines on one card", two_engines_fit())
+    report("one wait in a step", waits_in_a_step())
     for name, (bug, error) in planted_bugs().items():
         try:
             bug()

@@ -4,7 +4,8 @@ Import this before torch and before the course, then call `insert()`. From then 
 works, slowly. A `Card` tensor says that it is on cuda:0, and holds its numbers in an ordinary
 tensor. Every operation passes through one dispatch mode. It computes on the CPU, and raises what
 CUDA would raise: for tensors on two devices, a generator of the wrong device, `.numpy()` on the
-card, and a card that is full.
+card, and a card that is full. A CUDA graph records operations and repeats them on the same memory;
+whatever waits for the card cannot be recorded. Copies between the card and the CPU are counted.
 
 There are no CUDA kernels in it, no float rounding of a GPU, and no `backward()`: the autograd
 engine of a CPU build asks for an accelerator, and takes none that is declared here.
@@ -12,6 +13,7 @@ engine of a CPU build asks for an accelerator, and takes none that is declared h
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import subprocess
@@ -106,6 +108,56 @@ memory = Memory()
 generators: set[int] = set()  # those of the card
 
 
+@dataclass
+class Copies:
+    """How often numbers went to the card, and came from it: there the CPU waits."""
+
+    to_card: int = 0
+    to_cpu: int = 0
+
+
+copies = Copies()
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`: what was recorded, as (function, arguments, results)."""
+
+    recording: Graph | None = None
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, dict[str, Any], Any]] = []
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            again = func(*tree_map(bare, args), **tree_map(bare, kwargs))
+            results = zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True)
+            for old, new in results if not func._schema.is_mutable else ():
+                old._data_.copy_(new)
+
+
+class Stream:
+    """`torch.cuda.Stream`: there is one only, and it is always in order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Stream) -> None:
+        pass
+
+
+class Recording:
+    """`torch.cuda.graph`: what happens inside goes into the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __enter__(self) -> None:
+        Graph.recording = self.graph
+
+    def __exit__(self, *_: Any) -> None:
+        Graph.recording = None
+
+
 class _Life:
     """Gives memory back when its tensor goes. A tensor itself may bear no weak reference."""
 
@@ -173,6 +225,22 @@ def refused(func: Any, args: Any, kwargs: Any, plain: list[torch.Tensor]) -> boo
     return changes_cpu or not (takes_numbers and all(tensor.dim() == 0 for tensor in plain))
 
 
+def crossing(
+    func: Any, args: Any, cards: list[Card], plain: list[torch.Tensor], on_card: bool
+) -> str | None:
+    """Do numbers go "to_card" or "to_cpu" in this operation?"""
+    name = func._schema.name
+    if cards and (not on_card or name == "aten::_local_scalar_dense"):
+        return "to_cpu"
+    if name in COPIES | INDEXED and any(tensor.dim() for tensor in plain):
+        return "to_card" if not cards or isinstance(args[0], Card) else "to_cpu"
+    return None
+
+
+def bare(x: Any) -> Any:
+    return x._data_ if isinstance(x, Card) else x
+
+
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operation, where its tensors are, or where `device` asks for."""
     flat = tree_flatten((args, kwargs))[0]
@@ -182,6 +250,12 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     on_card = bool(cards) if device is None else torch.device(device).type == "cuda"
     if not cards and not on_card:
         return func(*args, **kwargs)
+    if where := crossing(func, args, cards, plain, on_card):
+        if Graph.recording:
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing ({func})"
+            )
+        setattr(copies, where, getattr(copies, where) + 1)
     if cards and plain and refused(func, args, kwargs, plain):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
@@ -199,20 +273,22 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         size = int(np.prod(args[0])) * dtype.itemsize
         out = torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(args[0])
     else:
-
-        def bare(x: Any) -> Any:
-            return x._data_ if isinstance(x, Card) else x
-
         out = func(*tree_map(bare, args), **tree_map(bare, kwargs))
-    if func._schema.is_mutable:  # in place: the very tensor that came in
+    result = on_the_card(func, args, kwargs, out) if on_card else out
+    if Graph.recording:
+        Graph.recording.calls.append((func, args, kwargs, result))
+    return result
+
+
+def on_the_card(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
+    """What an operation returns there: new tensors, or, in place, the very one that came in."""
+    if func._schema.is_mutable:
         if "out" in kwargs:
             return kwargs["out"]
         if isinstance(args[0], Card) and isinstance(out, torch.Tensor):
             if (args[0].shape, args[0].stride()) == (out.shape, out.stride()):
                 return args[0]
             raise NotImplementedError(f"{func} changes a tensor's shape in place")
-    if not on_card:
-        return out
     return tree_map(lambda x: Card(x) if isinstance(x, torch.Tensor) else x, out)
 
 
@@ -271,6 +347,10 @@ def insert(
     cuda.get_device_name = lambda device=None: name
     cuda.get_device_capability = lambda device=None: capability
     cuda.get_device_properties = lambda device=None: about
+    cuda.CUDAGraph, cuda.graph = Graph, Recording
+    cuda.Stream, cuda.current_stream = Stream, lambda *_: Stream()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign, assignment]
     torch.Generator = Generator  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)  # a Parameter becomes a Card
     torch._C._set_only_lift_cpu_tensors(True)

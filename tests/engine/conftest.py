@@ -103,6 +103,17 @@ def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return ids
 
 
+def alike_in_length(prompts: list[list[int]]) -> list[list[int]]:
+    """Places of the prompts in groups of up to 16, none much longer than another: padding costs."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
+        shortest = len(prompts[groups[-1][0]]) if groups else 0
+        if not groups or len(groups[-1]) == 16 or len(prompts[i]) > 2 * shortest + 16:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
 @pytest.fixture(scope="session")
 def hf_greedy(hf_model: PreTrainedModel) -> Callable[[list[list[int]], int], list[list[int]]]:
     """Greedy answers by Hugging Face `generate`, end-of-sequence token included.
@@ -112,8 +123,7 @@ def hf_greedy(hf_model: PreTrainedModel) -> Callable[[list[list[int]], int], lis
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         answers: dict[int, list[int]] = {}
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for group in (order[i : i + 16] for i in range(0, len(order), 16)):
+        for group in alike_in_length(prompts):
             longest = max(len(prompts[i]) for i in group)
             pad = [longest - len(prompts[i]) for i in group]
             ids = torch.tensor([[2] * p + prompts[i] for i, p in zip(group, pad, strict=True)])

@@ -13,18 +13,18 @@ from tests.engine.tiny_engines import NEAR_TIE, nothing_is_held
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
 from utils.pipeline.vllm.answers import vllm_answers
 
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 NGRAM = SpeculativeConfig("ngram", 4, prompt_lookup_min=1)
 
 
 @pytest.fixture(scope="module")
 def chosen(prompts: list[list[int]]) -> list[list[int]]:
-    """32 prompts, from a single token to 300, many of which have a beginning in common."""
+    """20 prompts, from a single token to 200, many of which have a beginning in common."""
     long = max(prompts, key=len)
-    some = prompts[::3][:22] + [long[: 30 * i] + prompts[i] for i in range(1, 11)]
-    assert len(some) == 32
-    return [prompt[:300] for prompt in some]
+    some = prompts[::5][:13] + [long[: 30 * i] + prompts[i] for i in range(1, 8)]
+    assert len(some) == 20
+    return [prompt[:200] for prompt in some]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def engine_of(llm: LLM) -> Iterator[Callable[..., None]]:
 
     def change(**changes) -> None:
         llm.llm_engine = llm.new_engine(
-            changes={"max_model_len": 512, "num_gpu_blocks": 512, **changes}
+            changes={"max_model_len": 256, "num_gpu_blocks": 256, **changes}
         )
 
     yield change
@@ -64,11 +64,11 @@ def near_ties(hf_model: PreTrainedModel, prompts, ours, theirs) -> int:
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(max_num_seqs=32, max_num_batched_tokens=33),
-        dict(max_num_seqs=12, max_num_batched_tokens=50, num_gpu_blocks=32, num_cpu_blocks=30),
-        dict(speculative_config=NGRAM, max_num_seqs=24, max_num_batched_tokens=90,
-             num_gpu_blocks=32, num_cpu_blocks=20, scheduling_policy="priority"),
-        dict(speculative_config=NGRAM, block_size=5, num_gpu_blocks=130,
+        dict(max_num_seqs=20, max_num_batched_tokens=33),
+        dict(max_num_seqs=12, max_num_batched_tokens=50, num_gpu_blocks=20, num_cpu_blocks=30),
+        dict(speculative_config=NGRAM, max_num_seqs=20, max_num_batched_tokens=90,
+             num_gpu_blocks=20, num_cpu_blocks=20, scheduling_policy="priority"),
+        dict(speculative_config=NGRAM, block_size=5, num_gpu_blocks=80,
              enable_prefix_caching=False, max_num_seqs=9),
     ],
     ids=["chunks", "pressure and swap", "all with guesses", "guesses over small blocks"],
@@ -79,7 +79,7 @@ def test_tokens_are_huggingfaces(
     engine_of(**changes)
     engine = llm.llm_engine
     engine.step_trace = []
-    outputs = llm.generate(chosen, GREEDY, False, priority=[i % 3 for i in range(32)])
+    outputs = llm.generate(chosen, GREEDY, False, priority=[i % 3 for i in range(20)])
     ours = [output.outputs[0].token_ids for output in outputs]
     assert near_ties(hf_model, chosen, ours, expected) <= 1
     if "num_cpu_blocks" in changes:

@@ -26,6 +26,7 @@ from utils.engine import (
     paged_attention,
     paged_attention_reference,
 )
+from utils.engine.run_requests import run_to_end
 from utils.hub import load_hf_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -104,8 +105,8 @@ def test_online_softmax_survives_large_scores() -> None:
 
 @pytest.fixture(scope="module")
 def some(prompts: list[list[int]]) -> list[list[int]]:
-    """Every sixth prompt, and one of 400 tokens."""
-    return [*prompts[::6], max(prompts, key=len)[:400]]
+    """Every eighth prompt, and one of 400 tokens."""
+    return [*prompts[::8], max(prompts, key=len)[:400]]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def engine_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     assert nothing_is_held(llm)
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 33, 128])
+@pytest.mark.parametrize("block_size", [1, 16, 33])
 def test_block_sizes(engine_of, some, expected, block_size: int) -> None:
     """Twice: the second time every prompt is found in the cache, as far as its blocks are full."""
     llm = engine_of(block_size=block_size)
@@ -146,8 +147,9 @@ def test_contiguous_equals_paged(llm: LLM, monkeypatch, some, expected) -> None:
     assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
-@pytest.mark.parametrize("num_cpu_blocks", [0, 2, 100])
-@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize(
+    ("enable_prefix_caching", "num_cpu_blocks"), [(True, 0), (True, 2), (False, 0), (False, 100)]
+)
 def test_a_pool_that_overflows(
     engine_of, some, expected, enable_prefix_caching: bool, num_cpu_blocks: int
 ) -> None:
@@ -165,7 +167,7 @@ def test_a_pool_that_overflows(
         return execute(output)
 
     llm.llm_engine.runner.execute_model = counted
-    for _ in llm._run(requests):
+    for _ in run_to_end(llm.llm_engine, requests):
         pass
     assert [request.output_token_ids for request in requests] == expected
     assert sum(request.num_preemptions for request in requests) > 0
@@ -202,13 +204,13 @@ def test_multi_turn_finds_the_answer_too(engine_of, some, hf_greedy) -> None:
 
 def test_tenants_share_nothing(engine_of, some) -> None:
     llm = engine_of()
-    prompt = max(some, key=len)
+    prompt = max(some, key=len)[:104]
 
     def found(salt: str | None) -> int | None:
         whole = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         return run(llm, whole)[0].num_cached_tokens
 
-    assert [found(salt) for salt in ("a", "b", None, "a", "b", None)] == [0, 0, 0, 384, 384, 384]
+    assert [found(salt) for salt in ("a", "b", None, "a", "b", None)] == [0, 0, 0, 96, 96, 96]
     llm.reset_prefix_cache()
     assert found("a") == 0
 
@@ -245,7 +247,7 @@ def test_parallel_sampling_shares_the_prompt(engine_of, some) -> None:
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=6, ignore_eos=True)
     [request] = llm.llm_engine.inputs.from_prompts(prompt, params)
     used = []
-    for _ in llm._run([request]):
+    for _ in run_to_end(llm.llm_engine, [request]):
         used.append(manager.block_pool.num_gpu_blocks - manager.block_pool.get_num_free_blocks())
     # Forked: nothing more. First write: three copy the partial block, the last one keeps it.
     assert used == [25, 28, 28, 28, 28, 0]
@@ -262,15 +264,15 @@ def test_parallel_sampling_shares_the_prompt(engine_of, some) -> None:
 def test_several_answers_under_pressure(engine_of, some) -> None:
     """Forks are preempted like any other request."""
     long = max(some, key=len)
-    pieces = [long[start : start + 40] for start in range(0, 200, 40)]
+    pieces = [long[start : start + 40] for start in range(0, 160, 40)]
     params = [
-        SamplingParams(n=2, temperature=0.8, seed=i, max_tokens=24, ignore_eos=True)
+        SamplingParams(n=2, temperature=0.8, seed=i, max_tokens=12, ignore_eos=True)
         for i in range(len(pieces))
     ]
     free = [output.outputs for output in run(engine_of(), pieces, params)]
-    llm = engine_of(num_gpu_blocks=9, max_model_len=128)
+    llm = engine_of(num_gpu_blocks=8, max_model_len=128)
     requests = llm.llm_engine.inputs.from_prompts(pieces, params)
-    for _ in llm._run(requests):
+    for _ in run_to_end(llm.llm_engine, requests):
         pass
     members = [member for request in requests for member in request.family]
     assert sum(member.num_preemptions for member in members) > 0
@@ -294,7 +296,7 @@ def test_beam_search_equals_huggingface(
     engine_of, hf_model: PreTrainedModel, some: list[list[int]], width: int
 ) -> None:
     llm = engine_of(block_size=8)
-    for prompt in some[:4]:
+    for prompt in some[:3]:
         got = llm.beam_search(prompt, BeamSearchParams(width, max_tokens=12))[0].sequences
         with torch.inference_mode():
             right = hf_model.generate(

@@ -113,9 +113,15 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
 
     # What vLLM's V1 does not have: forks and swapping were taken out; it iterates otherwise.
     ours_alone = {
-        engine.KVCacheManager: {"fork", "swap_out", "swap_in", "take_block_copies"},
-        engine.BlockPool: {"forget_contents"},
-        engine.Scheduler: {"abort_requests"},
+        engine.KVCacheManager: {
+            "fork",
+            "swap_out",
+            "swap_in",
+            "take_block_copies",
+            "forget_everything",
+        },
+        engine.BlockPool: {"forget_contents", "reset"},
+        engine.Scheduler: {"abort_requests", "forget_requests"},
         engine.LLMEngine: {"add", "advance", "abort_requests", "forget_everything"},
     }
     for ours, theirs in (

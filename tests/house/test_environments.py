@@ -15,10 +15,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tools import setup
 from tools.distributions import overwritten_files
-from tools.lock import EXTRAS, LEFT_OUT
+from tools.lock import EXTRAS, LEFT_OUT, missing
 from tools.setup import UV_VERSION
-from utils.bootstrap import NEEDED, NEEDED_BY_PART_II
+from utils.bootstrap import NEEDED, NEEDED_LATER
+from utils.pipeline.environment import PYTHONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.11"
@@ -74,6 +76,12 @@ def test_both_locks_run_the_same_versions() -> None:
     assert {name for name in shared if cpu[name] != gpu[name]} == set(DIFFERENT)
 
 
+def test_a_lock_that_lacks_what_another_python_needs_is_found() -> None:
+    lock = "torch==2.13.0+cpu\npeft==0.19.1\n"
+    assert missing(lock, "torch==2.13.0\npeft==0.19.1\nnvidia-cublas==1\ntriton==3\n") == []
+    assert missing(lock, "peft==0.20.0\nbackport==1\n") == ["peft==0.20.0", "backport==1"]
+
+
 def test_gpu_lock_says_that_it_was_not_run() -> None:
     assert "RESOLVED, NOT RUN" in (ROOT / "requirements" / "gpu.lock").read_text()
 
@@ -93,7 +101,7 @@ def test_these_tests_run_on_the_cpu_lock() -> None:
 
 
 def test_bootstrap_installs_what_the_lock_pins() -> None:
-    for package, _size in (NEEDED | NEEDED_BY_PART_II).values():
+    for package, _size in (NEEDED | NEEDED_LATER).values():
         requirement = Requirement(package)
         version = pins("cpu")[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version, prereleases=True), package
@@ -120,9 +128,13 @@ def test_post_build_installs_the_locks() -> None:
 
 
 def test_python_versions_agree() -> None:
-    assert project()["requires-python"] == f">={PYTHON}"
+    assert project()["requires-python"] == f">={PYTHON}" and PYTHONS[0] == PYTHON
+    assert tuple("{}.{}".format(*version) for version in setup.PYTHONS) == (PYTHONS[0], PYTHONS[-1])
     for target in ("cpu", "gpu"):
-        assert f"Python {PYTHON}" in (ROOT / "requirements" / f"{target}.lock").read_text()
+        assert (
+            f"Python {PYTHONS[0]} to {PYTHONS[-1]}"
+            in (ROOT / "requirements" / f"{target}.lock").read_text()
+        )
     steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
     versions = [step["with"]["python-version"] for step in steps if "setup-python" in str(step)]
     assert versions == [PYTHON]

@@ -7,6 +7,7 @@ grades all labs as they are handed out, but of the solved ones only some.
 from __future__ import annotations
 
 import ast
+import copy
 import csv
 import importlib
 import shutil
@@ -16,6 +17,7 @@ import nbformat
 import pytest
 
 from tools import make_labs
+from tools.grade import grade
 
 LABS = make_labs.lab_names()
 CHECKS = {lab: importlib.import_module(f"utils.checks.lab_{lab[:2]}") for lab in LABS}
@@ -165,6 +167,29 @@ def test_the_untouched_lab_runs_to_its_end_and_earns_nothing(course, lab):
         (output,) = cell.outputs
         assert output.data["text/plain"] == "0.0"
         assert "Not written yet" in output.data["text/html"]
+
+
+@pytest.mark.slow
+def test_a_notebook_that_cannot_be_graded_stops_nobody(course):
+    """nbgrader itself would stop at the first of these, and grade none that comes behind it."""
+    lab = LABS[0]
+    double = notebook("labs", lab)
+    double.cells.append(copy.deepcopy(grade_cells(double.cells)[0]))
+    double.cells[-1].id = "copied"
+    submit(course, lab, "a_double", double)
+    submit(course, lab, "b_text", notebook("labs", lab))
+    (course / "submitted" / "b_text" / lab / f"{lab}.ipynb").write_text("my answers")
+    submit(course, lab, "c_fine", notebook("labs", lab))
+    for student in ("untouched", "solved", "one_wrong"):
+        shutil.rmtree(course / "submitted" / student / lab)
+    problems = grade(lab, course)
+    assert "more than once: check_rms_norm" in problems["a_double"]
+    assert "is no notebook" in problems["b_text"]
+    assert problems["c_fine"] == ""
+    assert (course / "autograded" / "c_fine" / lab / f"{lab}.ipynb").exists()
+    assert "not done after 0.1 seconds" in grade(lab, course, patience=0.1)["c_fine"]
+    with pytest.raises(ValueError, match="There is no"):
+        grade("99_none", course)
 
 
 @pytest.mark.slow

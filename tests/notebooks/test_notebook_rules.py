@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from tools.notebook_rules import BOOTSTRAP, lessons, problems
+from tools.notebook_rules import BOOTSTRAP, cloud_links, lessons, problems
 from tools.notebooks import WIDGET_VIEW
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +21,8 @@ LESSON_TEXT = """\
 **Goal.** One sentence.
 
 **Time.** 10 minutes. **You need.** Nothing.
+
+CLOUD_LINKS
 
 ```python
 # a comment, not a heading
@@ -40,7 +42,7 @@ Because.
 ### Try it yourself
 
 ### Read on
-"""
+""".replace("CLOUD_LINKS", cloud_links(Path("notebooks/01_title.ipynb")))
 
 
 def test_keeps_the_rules(any_notebook: Path) -> None:
@@ -146,6 +148,7 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "run out of order": (_count(7), "not all run"),
     "saved error": (_outputs(ERROR), "holds an error: ValueError"),
     "stderr": (_outputs(_stream("warning", "stderr")), "wrote to stderr"),
+    "no way to Colab": (_source(LESSON_TEXT.replace("[Colab]", "[Co]"), 0), "lacks its links"),
     "folder printed": (_outputs(_stream("saved to /home/ada/x")), "folder of one machine"),
     "temporary folder shown": (_outputs(_display(text_html="<b>/tmp/a</b>")), "one machine"),
     "folder in code": (_source("open('/home/ada/x')"), "folder of one machine"),

@@ -66,4 +66,6 @@ def chain(first: str = "a", second: str = "b") -> list[Stage]:
 
 
 if __name__ == "__main__":
-    Runner(Path(sys.argv[1]), [Stage("one", linger)], {}).run()
+    from tests.pipeline import fake_stages  # under a name that the stage's process knows too
+
+    Runner(Path(sys.argv[1]), [Stage("one", fake_stages.linger)], {}).run()

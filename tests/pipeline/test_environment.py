@@ -99,6 +99,21 @@ def test_another_lock_makes_another_environment(
     assert environment.fingerprint("cpu") != before
 
 
+@pytest.mark.parametrize(
+    ("here", "chosen"), [((3, 11), "3.11"), ((3, 12), "3.12"), ((3, 10), "3.11"), ((3, 19), "3.11")]
+)
+def test_the_hosts_python_serves_where_the_locks_hold_for_it(
+    here: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (*here, 0, "final", 0))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(environment, "_run", lambda command, env: commands.append(command))
+    monkeypatch.setattr(environment, "_uv", lambda: "uv")
+    environment._install(Path("nowhere/bin/python"), environment.lock_file("gpu"), "gpu")
+    base = commands[0][commands[0].index("--python") + 1]
+    assert base == (sys.executable if here in ((3, 11), (3, 12)) else chosen)
+
+
 def test_a_full_disk_is_explained(colab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000_000)
     monkeypatch.setattr(virtual_environment.shutil, "disk_usage", lambda _: usage)

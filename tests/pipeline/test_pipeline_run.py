@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from utils.pipeline.runner import MANIFEST
+from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.stages.chain import BASE, BASE_MESSAGES, MODELS, QUANTIZED
 from utils.pipeline.task.data import read_jsonl
 from utils.pipeline.task.evaluate import compare, score

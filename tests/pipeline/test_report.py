@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from utils.pipeline import report
+from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.promises import check_promises
-from utils.pipeline.runner import MANIFEST
 
 
 def counted(before: float, after: float, won: int = 2) -> dict[str, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,8 @@ import psutil
 import pytest
 
 from tests.pipeline import fake_stages
-from utils.pipeline.runner import MANIFEST, WORK_PREFIX, Runner, Stage, StageError
+from utils.pipeline.manifests import MANIFEST
+from utils.pipeline.runner import WORK_PREFIX, Runner, Stage, StageError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -56,6 +59,31 @@ def test_what_is_complete_is_skipped_and_what_changed_is_redone(
     assert skipped(capsys) == []
     assert (tmp_path / "two" / "text").read_text() == "zc"
     assert not leftovers(tmp_path)
+
+
+def test_a_read_only_folder_with_all_stages_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a shared disk, or an image. (Tests may run as root, whom file modes don't stop.)"""
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    capsys.readouterr()
+    usual = Path.open
+
+    def read_only(path: Path, mode: str = "r", *args: object, **named: object) -> object:
+        if "w" in mode and path.is_relative_to(tmp_path):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return usual(path, mode, *args, **named)
+
+    def no_folder(**_: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(tempfile, "mkdtemp", no_folder)
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert skipped(capsys) == ["one", "two"]
+    with pytest.raises(StageError, match=r"'two' must be run, but .* cannot be written to"):
+        Runner(tmp_path, fake_stages.chain(second="c"), {}).run()
+    assert (tmp_path / "two" / "text").read_text() == "ab"
 
 
 def test_a_damaged_output_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +179,52 @@ def test_an_input_that_lost_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"one/text is missing.*Run the stage 'one' again"):
         Runner(tmp_path, fake_stages.chain(), {}).run(["two"])
     assert not (tmp_path / "two").exists() and not leftovers(tmp_path)
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert (tmp_path / "two" / "text").read_text() == "ab"
+
+
+@pytest.mark.parametrize("file", ["one/text", "two/text"])
+def test_a_flipped_bit_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    """The length tells nothing. An input is refused; in a run of all stages it is made anew."""
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    (tmp_path / file).write_text("b" * len((tmp_path / file).read_text()))
+    if file == "one/text":
+        with pytest.raises(StageError, match="one/text has other contents than it had"):
+            Runner(tmp_path, fake_stages.chain(second="c"), {}).run(["two"])
+    capsys.readouterr()
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    assert f"{file} has other contents than it had: made anew" in capsys.readouterr().out
+    assert (tmp_path / "two" / "text").read_text() == "ab"
+
+
+def test_any_flipped_byte_of_a_manifest_is_found_or_harmless(tmp_path: Path) -> None:
+    """Harmless: what was made and what it was made from still stand there as they did."""
+    runner = Runner(tmp_path, fake_stages.chain(), {})
+    runner.run()
+    stage, path = runner.stages["one"], tmp_path / "one" / "manifest.json"
+    data, right = path.read_bytes(), runner.manifest("one")
+    harmless = 0
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        if runner.is_current(stage) and runner._damage("one") is None:
+            found = runner.manifest("one")
+            assert [found[k] for k in ("key", "outputs")] == [right[k] for k in ("key", "outputs")]
+            harmless += 1
+        runner._verified.clear()
+    assert 0 < harmless < len(data) / 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[]", "null", "3", '{"stage": "two"}', '{"outputs": {"text": null}}', "\udcff", ""],
+)
+def test_a_manifest_that_is_not_ours_is_none(tmp_path: Path, text: str) -> None:
+    Runner(tmp_path, fake_stages.chain(), {}).run()
+    (tmp_path / "one" / "manifest.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(StageError, match="no complete output"):
+        Runner(tmp_path, fake_stages.chain(second="c"), {}).run(["two"])
     Runner(tmp_path, fake_stages.chain(), {}).run()
     assert (tmp_path / "two" / "text").read_text() == "ab"
 

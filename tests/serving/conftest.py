@@ -18,6 +18,7 @@ from utils.engine import LLM, LLMEngine
 from utils.pipeline.vllm.local_server import HOST, listener
 from utils.serving.api_server import build_app
 from utils.serving.async_engine import AsyncLLM
+from utils.serving.http.guard import PatientProtocol
 from utils.serving.scrape import Reading, scrape
 
 PATIENCE = 30.0  # seconds until something that must happen counts as failed
@@ -53,7 +54,7 @@ def serve(engine: LLMEngine, **limits: Any) -> Iterator[Served]:
     """Run a server on an engine, and stop it at the end."""
     app = build_app(engine, "tiny", **limits)
     with listener(0) as socket:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=PatientProtocol))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         eventually(lambda: server.started, "the server is ready")

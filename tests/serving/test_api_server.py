@@ -214,6 +214,39 @@ def test_what_asks_for_nothing_is_accepted(served: Served) -> None:
     assert response.status_code == 200, response.text
 
 
+def test_what_routers_add_is_accepted_as_long_as_it_asks_for_nothing(served: Served) -> None:
+    added = dict(no_stop_trim=False, skip_special_tokens=True, return_hidden_states=False)
+    assert served.complete(prompt=[3], max_tokens=2, **added).status_code == 200
+    response = served.complete(prompt=[3], no_stop_trim=True)
+    assert response.status_code == 400 and "no_stop_trim=True is not sup" in response.text
+
+
+def test_prompts_are_rendered_for_routers_as_by_vllm(tiny_folder, llm: LLM) -> None:
+    """A router asks how a prompt is tokenized; only where that is switched on."""
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+
+    tiny = LLM(tiny_folder, max_num_seqs=4, block_size=4)
+    with serve(tiny.llm_engine, enable_scale_out=True) as served:
+        body = dict(prompt=["w3", "w5"], max_tokens=2, temperature=0, stop_token_ids=[1])
+        rendered = served.post("/v1/completions/render", **body).json()
+        first, second = (GenerateRequest.model_validate(one) for one in rendered)
+        assert (first.token_ids, second.token_ids) == ([3], [5])
+        assert second.sampling_params.max_tokens == 2
+        assert second.sampling_params.stop_token_ids == [1]
+        assert nothing_is_held(tiny)
+        refused = served.post("/v1/completions/render", prompt=[99])
+        assert refused.status_code == 400 and "not in the vocabulary" in refused.text
+    chat = [{"role": "user", "content": "Hi"}]
+    with serve(llm.new_engine(), enable_scale_out=True) as served:
+        rendered = served.post("/v1/chat/completions/render", messages=chat).json()
+        expected = llm.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        assert rendered["token_ids"] == list(getattr(expected, "input_ids", expected))
+
+
+def test_without_the_switch_nothing_is_rendered(served: Served) -> None:
+    assert served.post("/v1/completions/render", prompt=[3]).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

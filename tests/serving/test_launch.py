@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,9 @@ import pytest
 
 from tests.serving.conftest import eventually
 from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options
+from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options, free_port
+from utils.routing.events.kv_events import BlockStored
+from utils.routing.events.subscriber import KVEventSubscriber
 from utils.serving.__main__ import parser
 from utils.serving.launch import course_server
 
@@ -53,6 +56,25 @@ def test_a_server_starts_answers_and_stops(
     said = capsys.readouterr().out
     assert said.startswith(f"Starting our server on port {server.port} ") and "ready after" in said
     server.stop()  # a second time: nothing happens
+
+
+def test_a_server_publishes_its_kv_events(tiny_folder: Path) -> None:
+    endpoint, replay = (f"tcp://{HOST}:{free_port()}" for _ in "ab")
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
+    with course_server(
+        tiny_folder, block_size=4, kv_events_config=json.dumps(config), enable_scale_out=True,
+        verbose=False,
+    ) as server:  # fmt: skip
+        body = {"prompt": [3, 4, 5, 6, 7], "temperature": 0, "max_tokens": 1}
+        httpx.post(f"{server.url}/v1/completions", json=body).raise_for_status()
+        rendered = httpx.post(f"{server.url}/v1/completions/render", json=body).json()
+        assert rendered[0]["token_ids"] == body["prompt"]
+        with KVEventSubscriber(endpoint, replay) as subscriber:
+            [received] = subscriber.poll(10)
+        [event] = received.batch.events
+        assert isinstance(event, BlockStored) and event.token_ids == [3, 4, 5, 6]
+        with pytest.raises(WorkerError, match="If another program has the port"):
+            course_server(tiny_folder, kv_events_config=json.dumps(config), verbose=False)
 
 
 def test_an_interrupt_of_the_user_ends_the_server(tiny_folder: Path) -> None:
@@ -131,8 +153,8 @@ def test_addresses_that_others_reach_are_refused(capsys: pytest.CaptureFixture[s
 
 
 def test_options_of_the_command_line() -> None:
-    options = as_options({"max_num_seqs": 2, "exit_with_parent": True, "enable_x": False})
-    assert options == ["--max-num-seqs", "2", "--exit-with-parent", "--no-enable-x"]
+    options = as_options({"max_num_seqs": 2, "enable_scale_out": True, "enable_x": False})
+    assert options == ["--max-num-seqs", "2", "--enable-scale-out", "--no-enable-x"]
 
 
 def test_a_program_that_is_no_server_is_not_waited_for() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.engine import LLM, SamplingParams
-from utils.engine.metrics import ScheduledTokens
+from utils.engine.core.step_record import ScheduledTokens
 from utils.sim.batching import SimRequest, replay, request_metrics, scaled_trace, throughput
 from utils.sim.traces import sharegpt_like
 

@@ -26,10 +26,11 @@ from utils.engine.core.kv_cache_utils import (
 )
 from utils.engine.core.scheduler import Scheduler
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.step_record import ScheduledTokens, StepRecord
 from utils.engine.draft import Draft
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
-from utils.engine.metrics import PrefixCacheStats, ScheduledTokens, SpecDecodingStats, StepRecord
+from utils.engine.metrics import PrefixCacheStats, SpecDecodingStats
 from utils.engine.models.llama import (
     LlamaForCausalLM,
     LlamaOps,

@@ -87,7 +87,7 @@ def beam_search_steps(
         ValueError: the KV cache has no room for the beams, or `beam_width` is too large.
     """
     _check(engine, request, params)
-    manager, vocab_size = engine.kv_cache_manager, engine.runner.model.config.vocab_size
+    vocab_size = engine.runner.model.config.vocab_size
     width, penalty = params.beam_width, params.length_penalty
     eos = () if params.ignore_eos else request.eos_token_ids
     num_prompt_tokens = request.num_tokens
@@ -96,7 +96,8 @@ def beam_search_steps(
     beams, scores = [request], torch.zeros(1)
     finished: list[BeamSearchSequence] = []
     try:
-        log_probs = _prefill(engine, request)
+        with engine.whole_steps:
+            log_probs = _prefill(engine, request)
         yield beams
         while True:
             totals = (scores[:, None] + log_probs).flatten()  # [beams * vocab_size]
@@ -118,21 +119,24 @@ def beam_search_steps(
             finished = sorted(finished, key=lambda sequence: -sequence.score)[:width]
             if not running:
                 break
-            beams = _fork(engine, beams, running[:width])
-            yield beams
             scores = torch.tensor([score for _, _, score in running[:width]])
             # No beam can beat the finished ones any more, if its score stays what it is.
-            length = beams[0].num_tokens - num_prompt_tokens
+            length = running[0][0].num_tokens + 1 - num_prompt_tokens
             if len(finished) == width and scores[0] / length**penalty <= finished[-1].score:
                 break
-            log_probs = _compute(engine, beams, [1] * len(beams))
+            with engine.whole_steps:
+                beams[:] = _fork(engine, beams, running[:width])
+                log_probs = _compute(engine, beams, [1] * len(beams))
+            yield beams
     finally:
-        for beam in beams:
-            manager.free(beam)
+        with engine.whole_steps:
+            for beam in beams:
+                engine.kv_cache_manager.free(beam)
     tokenizer = engine.inputs.tokenizer
     for sequence in finished:
-        answer = sequence.tokens[num_prompt_tokens:]
-        sequence.text = tokenizer.decode(answer, skip_special_tokens=True)
+        sequence.text = tokenizer.decode(
+            sequence.tokens[num_prompt_tokens:], skip_special_tokens=True
+        )
     output.sequences = finished
 
 
@@ -160,8 +164,7 @@ def _prefill(engine: LLMEngine, request: Request) -> torch.Tensor:
     """Compute the prompt; log probabilities [1, vocab_size] of what may follow."""
     blocks, num_computed = engine.kv_cache_manager.get_computed_blocks(request)
     while True:
-        left = request.num_tokens - num_computed
-        size = min(left, engine.config.max_num_batched_tokens)
+        size = min(request.num_tokens - num_computed, engine.config.max_num_batched_tokens)
         engine.kv_cache_manager.allocate_slots(request, size, blocks)
         request.num_computed_tokens = num_computed
         log_probs = _compute(engine, [request], [size])
@@ -179,11 +182,7 @@ def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> torch
         {beam.request_id: manager.get_block_ids(beam.request_id) for beam in beams},
         manager.take_block_copies(),
     )
-    try:
-        _, logits = engine.runner.compute_logits(output)
-    except BaseException:
-        engine.forget_everything()  # some blocks were promised contents they did not get
-        raise
+    _, logits = engine.runner.compute_logits(output)
     for beam, size in zip(beams, sizes, strict=True):
         beam.num_computed_tokens += size
     return logits.float().log_softmax(dim=-1).cpu()

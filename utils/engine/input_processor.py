@@ -58,7 +58,7 @@ class InputProcessor:
         many = cast(list[Conversation], [messages] if single else list(messages))
         texts = [self._render(conversation) for conversation in many]
         # The template has written the special tokens already.
-        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        ids = [self._encode("A message", text, add_special_tokens=False) for text in texts]
         return self._requests(texts, ids, [None] * len(texts), sampling_params)
 
     def next_request_id(self) -> str:
@@ -68,7 +68,7 @@ class InputProcessor:
     def _split(self, index: int, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         """Text (None if there are only token ids), token ids and salt of a prompt."""
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt), None
+            return prompt, self._encode(f"Prompt {index}", prompt), None
         if not isinstance(prompt, dict):
             return None, prompt, None
         expected = {"prompt", "prompt_token_ids", "cache_salt"}
@@ -78,13 +78,18 @@ class InputProcessor:
                 f"'prompt_token_ids', and perhaps 'cache_salt'."
             )
         salt = prompt.get("cache_salt")
-        if salt is not None and not (isinstance(salt, str) and salt):
-            raise ValueError(
-                f"Prompt {index}: cache_salt must be a non-empty string, got {salt!r}."
-            )
-        text = prompt.get("prompt")
-        ids = prompt["prompt_token_ids"] if text is None else self.tokenizer.encode(text)
-        return text, ids, salt
+        check_salt(f"Prompt {index}: ", salt)
+        if "prompt_token_ids" in prompt:
+            return None, prompt["prompt_token_ids"], salt
+        text = prompt["prompt"]
+        return text, self._encode(f"Prompt {index}", text), salt
+
+    def _encode(self, what: str, text: str, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            raise ValueError(f"{what} must be a text, got {type(text).__name__}: {str(text)[:60]}.")
+        if not _is_text(text):
+            raise ValueError(f"{what} is no valid text: it holds half of a surrogate pair.")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _render(self, conversation: Conversation) -> str:
         if not self.tokenizer.chat_template:
@@ -188,3 +193,13 @@ class InputProcessor:
             detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
             index=i,
         )
+
+
+def check_salt(where: str, salt: Any) -> None:
+    """Raise a ValueError unless `salt` is None, or text that can be hashed and published."""
+    if salt is not None and not (isinstance(salt, str) and salt and _is_text(salt)):
+        raise ValueError(f"{where}cache_salt must be a non-empty string, got {salt!r}.")
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -8,26 +8,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tqdm.auto import tqdm
-
 from utils.engine.attention.kv_cache import KVCache
+from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
+from utils.engine.config.parallel import ParallelConfig, ParallelOptions
 from utils.engine.config.speculative import SpeculativeConfig
 from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
+from utils.engine.distributed.data_parallel import DataParallelEngine
 from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
-from utils.engine.kernels.fast_ops import load_fast_ops
-from utils.engine.kernels.packed_linear import pack_linears
-from utils.engine.llm_engine import EngineParts, LLMEngine, ManagerFactory, make_kv_cache_manager
+from utils.engine.kv_transfer.connected_engine import ConnectedParts, make_engine
+from utils.engine.llm_engine import LLMEngine, ManagerFactory, make_kv_cache_manager
 from utils.engine.metrics import PrefixCacheStats
+from utils.engine.model_loader import load_engine_model
 from utils.engine.models.llama import DEFAULT_OPS, LlamaOps
-from utils.engine.models.weights import load_model
-from utils.engine.request import Request, RequestOutput, SamplingParams
+from utils.engine.request import RequestOutput, SamplingParams
+from utils.engine.run_requests import answer, run_to_end
 from utils.hub import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class LLMOptions(ConnectedParts, ParallelOptions, total=False):
+    """What `LLM` takes beside its own arguments."""
 
 
 class LLM:
@@ -39,7 +44,8 @@ class LLM:
         max_model_len: the most tokens of one request, prompt plus answer. None: what the model
             was made for.
         ops: functions to build the model from, in place of ours: `LlamaOps(rms_norm=mine)`.
-        kernels: "torch", or "cpp" for our C++ kernels on a CPU (see `kernels`): the same, faster.
+        kernels: "torch", or faster and the same: "cpp", our C++ kernels, on a CPU (see `kernels`);
+            "cuda_graph", decode steps as recordings, on a card (see `worker/cuda_graph.py`).
         kv_cache_class: give each request a cache of its own, of this class, in place of paging. It
             is called with `(config, max_num_tokens, dtype, device)`, and needs `append`.
         kv_cache_manager: makes a manager in place of ours, from an `EngineConfig`.
@@ -56,7 +62,8 @@ class LLM:
         swap_space: GiB of host memory for blocks that were given up, else they are recomputed.
         scheduling_policy: "fcfs", first come, first served; or "priority" (see `generate`).
         speculative_config: guess tokens ahead: a `SpeculativeConfig`, or a dict of its arguments.
-        parts: parts of the engine in place of ours: see `LLMEngine`.
+        parts: parts of the engine in place of ours, see `LLMEngine`; and how many processes run
+            the model, see `ParallelConfig`: `tensor_parallel_size=3`.
 
     Raises:
         ValueError: an argument is wrong, or the engine does not support the model.
@@ -84,8 +91,9 @@ class LLM:
         swap_space: float = 0,
         scheduling_policy: str = "fcfs",
         speculative_config: SpeculativeConfig | dict[str, Any] | None = None,
-        **parts: Unpack[EngineParts],
+        **parts: Unpack[LLMOptions],
     ) -> None:
+        arguments = locals() | parts  # for replicas, which make an LLM of their own
         if isinstance(speculative_config, dict):
             speculative_config = SpeculativeConfig(**speculative_config)
         path = resolve_model(model)
@@ -99,22 +107,21 @@ class LLM:
             prefix_caching_hash_algo=prefix_caching_hash_algo,
             scheduling_policy=scheduling_policy, speculative_config=speculative_config,
         )  # fmt: skip
-        fast = kernels == "cpp" and self.config.device.type == "cpu" and ops is DEFAULT_OPS
-        if not fast and kernels != "torch":
-            raise ValueError(f"kernels={kernels!r}: expected torch or (CPU, no ops) cpp.")
-        ops = (load_fast_ops() or ops) if fast else ops
-        self.model = load_model(path, self.model_config, self.config.dtype, self.config.device, ops)
-        if fast:
-            pack_linears(self.model)
         self.tokenizer = load_tokenizer(path)
-        self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, **parts)
+        parallel, engine_parts = ParallelConfig.split(parts)
+        self.llm_engine: Any  # an `LLMEngine`, or what stands for several
+        if parallel.data_parallel_size > 1:
+            self.llm_engine = DataParallelEngine(self, arguments, parallel)
+            return
+        self.model = load_engine_model(path, self.model_config, self.config, parallel, ops, kernels)
+        self.llm_engine = self.new_engine(kv_cache_class, kv_cache_manager, **engine_parts)
 
     def new_engine(
         self,
         kv_cache_class: Callable[..., KVCache] | None = None,
         kv_cache_manager: ManagerFactory = make_kv_cache_manager,
         changes: dict[str, Any] | None = None,
-        **parts: Unpack[EngineParts],
+        **parts: Unpack[ConnectedParts],
     ) -> LLMEngine:
         """An engine with an empty KV cache for the same model. See the class for the arguments.
 
@@ -129,8 +136,12 @@ class LLM:
             manager = ContiguousKVCacheManager(
                 lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
             )
-        paged = kv_cache_class is None
-        return LLMEngine(self.model, self.tokenizer, config, manager, paged=paged, **parts)
+        new_kv_cache = getattr(self.model, "new_kv_cache", PagedKVCache)
+        if kv_cache_class is not None:
+            new_kv_cache = None
+        return make_engine(
+            self.model, self.tokenizer, config, manager, new_kv_cache=new_kv_cache, **parts
+        )
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
@@ -164,7 +175,7 @@ class LLM:
             raise ValueError(f"Got {len(requests)} prompts but {len(priority)} priorities.")
         for request, number in zip(requests, priority or [], strict=False):
             request.set_priority(number)
-        return self._answer(requests, use_tqdm)
+        return answer(self.llm_engine, requests, use_tqdm)
 
     def chat(
         self, messages: Conversations, sampling_params: Params = None, use_tqdm: bool = True
@@ -181,7 +192,7 @@ class LLM:
                 role or content.
         """
         requests = self.llm_engine.inputs.from_conversations(messages, sampling_params)
-        return self._answer(requests, use_tqdm)
+        return answer(self.llm_engine, requests, use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -195,7 +206,7 @@ class LLM:
             ValueError: see `generate`. Raised by the call, not by the first iteration.
         """
         requests = self.llm_engine.inputs.from_prompts([prompt], sampling_params)
-        return (requests[0].output() for _ in self._run(requests))
+        return (requests[0].output() for _ in run_to_end(self.llm_engine, requests))
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Find the most probable answers to each prompt, `params.beam_width` of them.
@@ -207,6 +218,12 @@ class LLM:
         requests = self.llm_engine.inputs.from_prompts(prompts, sampling_params)
         return [beam_search(self.llm_engine, request, params) for request in requests]
 
+    def shutdown(self) -> None:
+        """End the processes that run the model, where there are several. May be called twice."""
+        for part in (self.llm_engine, getattr(self, "model", None)):
+            if executor := getattr(part, "executor", None):
+                executor.shutdown()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False if requests are in progress; then nothing changes."""
         return self.llm_engine.kv_cache_manager.reset_prefix_cache()
@@ -215,36 +232,3 @@ class LLM:
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Tokens looked up in the prefix cache, and tokens found, since the LLM was made."""
         return self.llm_engine.kv_cache_manager.prefix_cache_stats
-
-    def _answer(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
-            for updated in self._run(requests):
-                num_tokens = sum(len(m.output_token_ids) for r in requests for m in r.family)
-                bar.update(len({r.family[0].request_id for r in updated if r.is_answered}))
-                seconds = bar.format_dict["elapsed"] or 1e-9
-                bar.set_postfix_str(f"{num_tokens / seconds:.1f} tokens/s")
-        return [request.output() for request in requests]
-
-    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Run requests to their end; after each step, yield those that got a new token.
-
-        Other requests in the engine, such as those of a stream that is not read to its end yet,
-        move forward as well.
-        """
-        members = [member for request in requests for member in request.family]
-        reported = [0] * len(members)
-        for request in requests:
-            self.llm_engine.add(request)
-        try:
-            while True:
-                counts = [len(member.output_token_ids) for member in members]
-                news = zip(members, counts, reported, strict=True)
-                if updated := [member for member, count, before in news if count > before]:
-                    reported = counts
-                    yield updated
-                elif all(request.is_answered for request in requests):
-                    return
-                else:
-                    self.llm_engine.advance()
-        finally:  # also when the caller stops reading, or interrupts the cell
-            self.llm_engine.abort_requests([request.request_id for request in requests])

@@ -13,8 +13,10 @@ from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
 from utils.engine.core.scheduler import Scheduler
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.step_record import StepRecord, record_step
+from utils.engine.core.whole_steps import WholeSteps
 from utils.engine.input_processor import InputProcessor, Prompt
-from utils.engine.metrics import ScheduledTokens, SpecDecodingStats, StepRecord
+from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import RequestOutput
 from utils.engine.request import Request
@@ -58,7 +60,8 @@ class LLMEngine:
         config: how to run it.
         kv_cache_manager: gives the blocks. None: `make_kv_cache_manager(config)`.
         sampler: a callable in place of `Sampler()`.
-        paged: False for a manager whose requests each have a cache of their own.
+        new_kv_cache: makes the memory behind the blocks, from what `PagedKVCache` takes. None: the
+            manager's requests each have a cache of their own.
         rejection_sampler: verifies guesses in place of `RejectionSampler()`.
         scheduler_cls: makes the scheduler, from a config and a KV cache manager.
 
@@ -74,7 +77,7 @@ class LLMEngine:
         config: EngineConfig,
         kv_cache_manager: KVCacheManager | None = None,
         sampler: Sampler | None = None,
-        paged: bool = True,
+        new_kv_cache: Callable[..., PagedKVCache] | None = PagedKVCache,
         rejection_sampler: RejectionSampler | None = None,
         scheduler_cls: Callable[[EngineConfig, KVCacheManager], Scheduler] = Scheduler,
     ) -> None:
@@ -82,8 +85,8 @@ class LLMEngine:
         self.inputs = InputProcessor(model.config, config, tokenizer)
         self.kv_cache_manager = kv_cache_manager or make_kv_cache_manager(config)
         self.kv_cache = None
-        if paged:
-            self.kv_cache = PagedKVCache(
+        if new_kv_cache is not None:
+            self.kv_cache = new_kv_cache(
                 model.config, config.num_gpu_blocks, config.block_size, config.dtype,
                 config.device, config.num_cpu_blocks,
             )  # fmt: skip
@@ -91,12 +94,13 @@ class LLMEngine:
         self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache, rejection_sampler)
         self.drafter: Drafter | None = None
         if config.speculative_config is not None:
-            if not paged:
+            if self.kv_cache is None:
                 raise ValueError("Speculative decoding needs a paged KV cache.")
             self.drafter = make_drafter(config, model)
             self.scheduler.num_lookahead_tokens = self.drafter.num_lookahead_tokens
         self.step_trace: list[StepRecord] | None = None  # set it to [] to record each step
         self._requests: dict[str, Request] = {}
+        self.whole_steps = WholeSteps(self.forget_everything)
 
     def add_request(
         self,
@@ -120,8 +124,9 @@ class LLMEngine:
 
     def add(self, request: Request) -> None:
         """Queue a request that `inputs` made."""
-        self._requests[request.request_id] = request
-        self.scheduler.add_request(request)
+        with self.whole_steps:
+            self._requests[request.request_id] = request
+            self.scheduler.add_request(request)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
@@ -138,7 +143,7 @@ class LLMEngine:
             RuntimeError: no request can run, because something else holds the blocks.
         """
         begin = perf_counter()
-        try:
+        with self.whole_steps:  # also when a cell is interrupted
             output = self.scheduler.schedule()
             if not output.scheduled_requests:
                 if not self.has_unfinished_requests():
@@ -154,12 +159,11 @@ class LLMEngine:
             processed = perf_counter()
             if self.drafter:
                 self.drafter.propose(output, self.runner.last_hidden)
-        except BaseException:
-            self.forget_everything()  # also when a cell is interrupted
-            raise
         if self.step_trace is not None:
             times = (begin, scheduled, executed, processed, perf_counter())
-            self.step_trace.append(self._record(times, output, gained, usage))
+            self.step_trace.append(
+                record_step(times, output, gained, len(self.scheduler.waiting), usage)
+            )
         return list(gained)
 
     def _process(
@@ -184,28 +188,6 @@ class LLMEngine:
                 self._requests.pop(request.family[0].request_id, None)
         return gained
 
-    def _record(
-        self,
-        times: tuple[float, float, float, float, float],
-        output: SchedulerOutput,
-        gained: dict[Request, int],
-        usage: float,
-    ) -> StepRecord:
-        tokens = {
-            request.request_id: ScheduledTokens(
-                output.num_computed_tokens[request.request_id],
-                output.num_scheduled_tokens[request.request_id],
-                len(output.scheduled_spec_decode_tokens.get(request.request_id, ())),
-                gained.get(request, 0),
-            )
-            for request in output.scheduled_requests
-        }
-        finished = [request.request_id for request in gained if request.is_finished]
-        return StepRecord(
-            *times, tokens, output.preempted_req_ids, output.resumed_req_ids, finished,
-            len(self.scheduler.waiting), usage,
-        )  # fmt: skip
-
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
         """Counts of guessed tokens since the engine was made. None: it does not guess."""
@@ -217,13 +199,13 @@ class LLMEngine:
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Drop requests with all their answers. Unknown and finished ones are ignored."""
-        dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
-        self.scheduler.abort_requests([member for r in dropped for member in r.family])
+        with self.whole_steps:
+            dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
+            self.scheduler.abort_requests([member for r in dropped for member in r.family])
 
     def forget_everything(self) -> None:
-        """After a forward pass that was broken off: drop all requests and all cached contents.
-
-        Some blocks were promised contents that were never computed, and nobody may find those.
-        """
-        self.abort_requests(list(self._requests))
-        self.kv_cache_manager.block_pool.forget_contents()
+        """Drop all requests and all cached contents, whatever state an interrupt left them in."""
+        members = [member for r in self._requests.values() for member in r.family]
+        self._requests.clear()
+        self.scheduler.forget_requests(members)
+        self.kv_cache_manager.forget_everything()

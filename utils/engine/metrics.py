@@ -1,4 +1,4 @@
-"""What the engine counts, and what happened in each step."""
+"""What the engine counts."""
 
 from __future__ import annotations
 
@@ -50,41 +50,3 @@ class SpecDecodingStats:
     def mean_acceptance_length(self) -> float:
         """Tokens per verification: the accepted ones, and one more that the model gives anyway."""
         return 1 + self.num_accepted_tokens / max(1, self.num_drafts)
-
-
-@dataclass(frozen=True)
-class ScheduledTokens:
-    """What a step did for one request."""
-
-    start: int  # tokens it had computed before
-    num_new: int  # tokens computed in this step, guessed ones among them
-    num_draft: int  # of these, guessed
-    num_sampled: int  # tokens that its answer grew by
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One step of the engine. Times in seconds of `time.perf_counter`.
-
-    Args:
-        start: the step begins.
-        scheduled: after `Scheduler.schedule`.
-        executed: after forward pass and sampling.
-        processed: after the new tokens were booked.
-        end: after the next guesses were drafted.
-        tokens: by request id, in the order of the flat batch.
-        num_waiting: requests that wait after the step.
-        kv_cache_usage: part of the blocks in use during the forward pass, 0 to 1.
-    """
-
-    start: float
-    scheduled: float
-    executed: float
-    processed: float
-    end: float
-    tokens: dict[str, ScheduledTokens]
-    preempted_req_ids: list[str]
-    resumed_req_ids: list[str]
-    finished_req_ids: list[str]
-    num_waiting: int
-    kv_cache_usage: float

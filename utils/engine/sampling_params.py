@@ -8,6 +8,7 @@ from typing import Any
 
 MIN_TEMPERATURE = 1e-2  # as in vLLM: smaller ones would overflow the logits
 GREEDY_BELOW = 1e-5
+LARGEST_INT = 2**63 - 1  # that a tensor can hold
 
 
 @dataclass
@@ -49,7 +50,9 @@ class SamplingParams:
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
         self.seed = None if self.seed == -1 else self.seed
+        self.logprobs = int(self.logprobs) if isinstance(self.logprobs, bool) else self.logprobs
         self._check()
+        self.top_k = min(self.top_k, LARGEST_INT)  # no vocabulary has more: it keeps all
         if self.temperature < GREEDY_BELOW:
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         else:
@@ -61,8 +64,11 @@ class SamplingParams:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
 
         def is_int(value: Any) -> bool:
-            return isinstance(value, int)
+            return isinstance(value, int) and not isinstance(value, bool)
 
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            require(is_int(value) or isinstance(value, float), name, "a number")
         require(is_int(self.n) and self.n >= 1, "n", "an integer of at least 1")
         require(self.n == 1 or self.temperature >= GREEDY_BELOW, "n",
                 "1 for greedy sampling, where all answers would be the same")  # fmt: skip
@@ -73,12 +79,16 @@ class SamplingParams:
                 "an integer: 0 (keep all), or at least 1")  # fmt: skip
         require(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
         require(self.seed is None or is_int(self.seed), "seed", "an integer or None")
+        # Each of n answers has a seed of its own, one more than the last one's.
+        require(self.seed is None or -LARGEST_INT <= self.seed <= LARGEST_INT - self.n, "seed",
+                "of at most 63 bits")  # fmt: skip
         require(self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1),
                 "max_tokens", "an integer of at least 1, or None")  # fmt: skip
         require(is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens",
                 f"at most max_tokens={self.max_tokens}")  # fmt: skip
-        require(self.logprobs is None or self.logprobs >= -1, "logprobs", "at least -1, or None")
+        require(self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= -1),
+                "logprobs", "an integer of at least -1, or None")  # fmt: skip
         require(all(map(is_int, self.stop_token_ids or [])), "stop_token_ids", "a list of integers")
         require(all(isinstance(s, str) and s for s in self.stop or []), "stop",
                 "a non-empty string or a list of them")  # fmt: skip

@@ -9,7 +9,6 @@ from pathlib import Path
 
 # Before torch is imported, and inherited by every subprocess: waiting threads sleep.
 for _name, _value in {
-    "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_WAIT_POLICY": "PASSIVE",
     "KMP_BLOCKTIME": "0",
@@ -23,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline; return the exit code."""
     from utils.hub import ModelError, resolve_model
     from utils.pipeline.estimates.cards import CARDS
-    from utils.pipeline.estimates.dry_run import dry_run
+    from utils.pipeline.estimates.dry_run import dry_run, misfits
     from utils.pipeline.process import WorkerError
     from utils.pipeline.runner import Runner, StageError
     from utils.pipeline.stages.chain import BASE, build_stages
@@ -52,11 +51,16 @@ def main(arguments: list[str] | None = None) -> int:
             options.awq_tool or profile.awq_tool,
         )
         names = options.stages.split(",") if options.stages else None
+        chosen = Runner(options.out, stages, {}).chosen(names)
         if options.dry_run:
-            chosen = Runner(options.out, stages, {}).chosen(names)
             return dry_run(profile, chosen, options.out, options.card)
         require_device(profile)
+        if problems := misfits(profile, chosen):
+            # Before anything is downloaded.
+            advice = "The bundled model fits nearly every card: --profile gpu-bundled."
+            raise ValueError("\n    ".join([f"{profile.name} does not fit.", *problems, advice]))
         runner = Runner(options.out, stages, {BASE: resolve_model(profile.model)})
+        os.environ["HF_HUB_OFFLINE"] = "1"  # the model is here, and no stage asks for another
         print(f"Profile {profile.name}, model {profile.model}, output in {options.out}", flush=True)
         manifests = runner.run(names)
     except (StageError, ModelError, WorkerError, RuntimeError, ValueError, OSError) as error:

@@ -27,13 +27,18 @@ ESTIMATES = {
 
 
 def pipeline_runner(profile: Profile | None = None) -> Runner:
-    """The profile's pipeline, with its outputs in `artifacts/` ($COURSE_ARTIFACTS)."""
+    """The profile's pipeline, with its outputs in `artifacts/` ($COURSE_ARTIFACTS).
+
+    Those of another profile than this machine's go into a folder of its name in there.
+    """
     from utils.hub import resolve_model
     from utils.pipeline.__main__ import default_out
 
-    profile = profile or get_profile()
+    usual = get_profile()
+    profile = profile or usual
+    out = default_out() if profile == usual else default_out() / profile.name
     stages = build_stages(profile, profile.gptq_tool, profile.awq_tool)
-    return Runner(default_out(), stages, {BASE: resolve_model(profile.model)})
+    return Runner(out, stages, {BASE: resolve_model(profile.model)})
 
 
 def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:

@@ -1,7 +1,7 @@
-"""Which Python runs Part II: this one, or, on Colab, an environment of its own.
+"""Which Python runs Part II: this one, or, on Colab and Kaggle, an environment of its own.
 
 Part II needs exact versions of torch, vLLM, gptqmodel, peft and bitsandbytes. In the course's own
-environment they are installed. On Colab other versions are, and other notebooks rely on them. So
+environment they are installed. There other versions are, and other notebooks rely on them. So
 nothing there is replaced: the lock goes into a virtual environment in the course's cache folder,
 and whatever needs those packages runs as a subprocess of its Python. No restart is needed.
 """
@@ -16,18 +16,15 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from utils.hosted import ABOUT_ITS_PACKAGES, host
 from utils.pipeline.virtual_environment import MARKER, build, find_uv, package_sources, run
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = "3.11"  # the locks are for this version; uv fetches it where it is missing
+# The locks hold for these; `tools/lock.py` checks it. Where another one runs, uv fetches the first.
+PYTHONS = ("3.11", "3.12", "3.13")
 BYTES_NEEDED = {"cpu": 6_000_000_000, "gpu": 14_000_000_000}
 CUDA_OF_LOCK = (13, 0)  # gpu.lock's torch and vLLM are built for it
 OVERRIDE = "COURSE_PIPELINE_PYTHON"
-# Colab sets some of these. They are about its own packages, and name files that are not there.
-ABOUT_COLAB = (
-    "PYTHONPATH", "VIRTUAL_ENV", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT",
-    "UV_OVERRIDE", "UV_PRERELEASE", "PIP_CONSTRAINT",
-)  # fmt: skip
 
 
 class PipelineEnvironmentError(RuntimeError):
@@ -38,10 +35,10 @@ _run = partial(run, failed=PipelineEnvironmentError, advice="")
 
 
 def pipeline_python() -> Path:
-    """Return the Python that has Part II's packages; on Colab, build its environment once.
+    """Return the Python that has Part II's packages; on Colab and Kaggle, build it once.
 
-    `$COURSE_PIPELINE_PYTHON` names another Python. Anywhere but on Colab nothing is ever
-    installed from here: the Python that runs this is the answer.
+    `$COURSE_PIPELINE_PYTHON` names another Python. Anywhere else nothing is ever installed from
+    here: the Python that runs this is the answer.
 
     Raises:
         PipelineEnvironmentError: no disk space, the card's driver is too old, or a package cannot
@@ -51,17 +48,27 @@ def pipeline_python() -> Path:
         if not os.access(named, os.X_OK):
             raise PipelineEnvironmentError(f"{OVERRIDE}={named} is not a program. Unset it.")
         return Path(named)
-    if "COLAB_RELEASE_TAG" not in os.environ or (Path(sys.prefix) / MARKER).is_file():
+    if not host() or (Path(sys.prefix) / MARKER).is_file():
         return Path(sys.executable)
     import torch  # here, so that a process that only asks starts quickly
 
-    from utils.hub import cache_dir
     from utils.profiles import get_profile
 
     wants_card = torch.cuda.is_available() and get_profile().device == "cuda"
     target = "gpu" if wants_card else "cpu"
     if target == "gpu":
-        _require_driver()
+        require_driver()
+    return environment_python(target)
+
+
+def environment_python(target: str) -> Path:
+    """Build the environment of a lock, "cpu" or "gpu", in the course's cache if it is not there.
+
+    Raises:
+        PipelineEnvironmentError: as `pipeline_python`.
+    """
+    from utils.hub import cache_dir
+
     lock, needed = lock_file(target), BYTES_NEEDED[target]
     packages = sum("==" in line for line in lock.read_text().splitlines())
     return build(
@@ -76,7 +83,7 @@ def pipeline_python() -> Path:
     )  # fmt: skip
 
 
-def _require_driver() -> None:
+def require_driver() -> None:
     """Raise a PipelineEnvironmentError before gigabytes are downloaded that cannot run."""
     from utils.profiles import ENV_VAR, driver_cuda_version
 
@@ -122,20 +129,28 @@ def lock_file(target: str) -> Path:
     return ROOT / "requirements" / f"{target}.lock"
 
 
+def python_version() -> str:
+    """The Python of Part II's environment: this one's version if the locks hold for it."""
+    here = "{}.{}".format(*sys.version_info)
+    return here if here in PYTHONS else PYTHONS[0]
+
+
 def fingerprint(target: str) -> str:
     """Name of the environment: another lock makes another environment."""
-    text = f"{PYTHON} {lock_file(target).read_text()}"
+    text = f"{python_version()} {lock_file(target).read_text()}"
     return f"{target}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _install(python: Path, lock: Path, target: str) -> None:
     """Create the virtual environment of `python` if needed, and install what it lacks."""
     uv, env = _uv(), os.environ | package_sources()
-    for name in ABOUT_COLAB:
+    for name in ABOUT_ITS_PACKAGES:
         env.pop(name, None)
     env.setdefault("UV_HTTP_TIMEOUT", "300")
     if not python.exists():
-        base = sys.executable if "{}.{}".format(*sys.version_info) == PYTHON else PYTHON
+        base = python_version()
+        if base == "{}.{}".format(*sys.version_info):
+            base = sys.executable
         folder = str(python.parents[1])
         _run([uv, "venv", "--quiet", "--relocatable", "--python", base, folder], env)
     # The lock is complete, so dependencies are not resolved again (its header says why).

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from utils.pipeline.supervisor import PATIENCE
+
 TAIL_LINES = 25
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class WorkerError(RuntimeError):
     """A subprocess failed. The message holds the end of what it wrote to stderr."""
 
 
-def exit_with_parent() -> None:
-    """End this process soon after its parent is gone, however that one ended."""
-    parent = os.getppid()
+def supervised(command: Sequence[str]) -> list[str]:
+    """A command that does the same, and never outlives this process, however that one ends.
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
+    `supervisor.py` runs it. End it with `stop`.
+    """
+    return [sys.executable, str(SUPERVISOR), str(os.getpid()), *command]
 
-    threading.Thread(target=watch, daemon=True).start()
+
+def program_pid(process: subprocess.Popen[str]) -> int:
+    """The number of the program behind a supervised process that is running."""
+    return psutil.Process(process.pid).children()[0].pid
 
 
 def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
@@ -44,8 +50,8 @@ def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
     """
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        errors="replace",
+        supervised(command), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace",
     )  # fmt: skip
     try:
         assert process.stderr is not None
@@ -62,19 +68,21 @@ def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
         )
 
 
-def stop(process: subprocess.Popen[str], patience: float = 10.0) -> None:
-    """End a process and all its descendants: politely first, then by force."""
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End a supervised process and all its descendants: politely first, then by force."""
     try:
-        family = [psutil.Process(process.pid)]
-        family += family[0].children(recursive=True)
+        family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         family = []
+    process.terminate()
+    try:
+        process.wait(PATIENCE + 5)
+    except subprocess.TimeoutExpired:  # even the supervisor is stuck: on a stopped machine, say
+        process.kill()
+        process.wait()
     for member in family:
-        _quietly(member.terminate)
-    _, alive = psutil.wait_procs(family, timeout=patience)
-    for member in alive:
-        _quietly(member.kill)
-    process.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
 
 
 def folder_bytes(folder: Path) -> int:
@@ -115,10 +123,3 @@ class PeakMemory:
             self.peak = max(self.peak, total)
             if self._done.wait(self.interval):
                 return
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except psutil.NoSuchProcess:
-        return

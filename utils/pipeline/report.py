@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.promises import check_promises
-from utils.pipeline.runner import MANIFEST
 
 RESULTS, TABLE, FIGURE = "results.json", "report.md", "report.png"
 LABELS = {

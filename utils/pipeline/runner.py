@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,14 +18,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from utils.pipeline.environment import package_version
+from utils.pipeline.manifests import (
+    MANIFEST,
+    file_hash,
+    json_hash,
+    outputs_of,
+    require_manifest,
+    sizes_of,
+)
 from utils.pipeline.process import PeakMemory, folder_bytes
 from utils.pipeline.stage_process import StageKilledError, call_stage
 
-MANIFEST = "manifest.json"
 WORK_PREFIX = ".unfinished-"
+READ_ONLY = (errno.EACCES, errno.EROFS, errno.EPERM)
 _HERE = Path(__file__).parent
 
 
@@ -86,6 +93,7 @@ class Runner:
         self.stages = {stage.name: stage for stage in stages}
         self.sources = sources
         self._source_hashes: dict[str, str] = {}
+        self._verified: set[str] = set()  # stages whose files were read, in this run
 
     def run(self, names: list[str] | None = None, wait: bool = False) -> dict[str, dict[str, Any]]:
         """Run the named stages (default: all), skipping those complete and unchanged.
@@ -104,15 +112,19 @@ class Runner:
         chosen = self.chosen(names)
         self.out.mkdir(parents=True, exist_ok=True)
         manifests = {}
+        self._verified = set()
         with self._lock(wait):
             self._remove_leftovers()
             for number, stage in enumerate(chosen, start=1):
                 header = f"[{number}/{len(chosen)}] {stage.name}: {stage.title or stage.name}"
-                if self.is_current(stage):
-                    print(f"{header} - unchanged, skipped", flush=True)
-                else:
+                if not self.is_current(stage):
                     print(header, flush=True)
                     self._run_stage(stage)
+                elif damage := self._damage(stage.name):
+                    print(f"{header} - {damage}: made anew", flush=True)
+                    self._run_stage(stage)
+                else:
+                    print(f"{header} - unchanged, skipped", flush=True)
                 manifests[stage.name] = self.manifest(stage.name)
         return manifests
 
@@ -127,11 +139,13 @@ class Runner:
             StageError: it is not complete.
         """
         try:
-            return json.loads((self.out / name / MANIFEST).read_text())
+            manifest = json.loads((self.out / name / MANIFEST).read_text())
+            require_manifest(manifest, name)
         except (OSError, ValueError) as error:
             raise StageError(
                 f"The stage {name!r} has no complete output in {self.out}. Run it first."
             ) from error
+        return manifest
 
     def is_current(self, stage: Stage) -> bool:
         """Is the stage's output complete, whole, and made from what is here now?"""
@@ -142,7 +156,7 @@ class Runner:
             return False
         folder = self.out / stage.name
         sizes = {name: entry["bytes"] for name, entry in manifest["outputs"].items()}
-        return manifest["key"] == key and sizes == _sizes(folder)
+        return manifest["key"] == key and sizes == sizes_of(folder)
 
     # --- one stage -------------------------------------------------------------------------------
 
@@ -150,7 +164,7 @@ class Runner:
         folders = self._input_folders(stage)
         self._check_space(stage)
         key = self._key(stage)
-        work = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{stage.name}-", dir=self.out))
+        work = self._work_folder(stage)
         try:
             begin = time.perf_counter()
             with PeakMemory() as memory:
@@ -165,7 +179,7 @@ class Runner:
                 "measures": measures,
                 "seconds": round(seconds, 1),
                 "peak_memory_bytes": memory.peak,
-                "outputs": _outputs(work),
+                "outputs": outputs_of(work),
             }
             (work / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
             _replace(work, self.out / stage.name)
@@ -184,6 +198,17 @@ class Runner:
             shutil.rmtree(work, ignore_errors=True)
         print(f"      done in {seconds:.0f} s, peak memory {memory.peak / 1e9:.1f} GB", flush=True)
 
+    def _work_folder(self, stage: Stage) -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{stage.name}-", dir=self.out))
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            raise StageError(
+                f"The stage {stage.name!r} must be run, but {self.out} cannot be written to. Give "
+                "another folder: --out, or the environment variable COURSE_ARTIFACTS."
+            ) from error
+
     def _check_space(self, stage: Stage) -> None:
         free = shutil.disk_usage(self.out).free
         if free < stage.bytes_needed:
@@ -199,10 +224,10 @@ class Runner:
             "stage": stage.name,
             "settings": stage.settings,
             "inputs": self._input_hashes(stage),
-            "code": {f"{path.parent.name}/{path.name}": _file_hash(path) for path in stage.sources},
+            "code": {f"{path.parent.name}/{path.name}": file_hash(path) for path in stage.sources},
             "versions": _versions(stage),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return json_hash(parts)
 
     def _input_hashes(self, stage: Stage) -> dict[str, str]:
         return {name: self._folder_hash(name) for name in stage.needs}
@@ -210,10 +235,10 @@ class Runner:
     def _folder_hash(self, name: str) -> str:
         if name in self.sources:
             if name not in self._source_hashes:
-                entries = _outputs(self.sources[name])
-                self._source_hashes[name] = _json_hash(entries)
+                entries = outputs_of(self.sources[name])
+                self._source_hashes[name] = json_hash(entries)
             return self._source_hashes[name]
-        return _json_hash(self.manifest(name)["outputs"])
+        return json_hash(self.manifest(name)["outputs"])
 
     def _input_folders(self, stage: Stage) -> dict[str, Path]:
         for name in stage.needs:
@@ -222,15 +247,28 @@ class Runner:
         return {name: self.sources.get(name, self.out / name) for name in stage.needs}
 
     def _check_whole(self, name: str) -> None:
-        """Raise when a stage that is needed is not complete, or has lost a file since."""
-        here = _sizes(self.out / name)
-        for file, entry in self.manifest(name)["outputs"].items():
-            if here.get(file) != entry["bytes"]:
-                what = "is missing" if file not in here else "has another length than it had"
-                raise StageError(
-                    f"{self.out / name / file} {what}. Run the stage {name!r} again: it is made "
-                    "anew, because it is not whole."
-                )
+        """Raise when a stage that is needed is not complete, or not what it was."""
+        if damage := self._damage(name):
+            raise StageError(f"{damage}. Run the stage {name!r} again: it is made anew.")
+
+    def _damage(self, name: str) -> str | None:
+        """The first file of a complete stage that is not as it was written, in words; or None.
+
+        Every byte is read, once a run: a disk or a copy may change one without changing the length.
+        """
+        if name in self._verified:
+            return None
+        outputs, here = self.manifest(name)["outputs"], sizes_of(self.out / name)
+        for file, entry in outputs.items():
+            path = self.out / name / file
+            if file not in here:
+                return f"{path} is missing"
+            if here[file] != entry["bytes"]:
+                return f"{path} has another length than it had"
+            if file_hash(path) != entry["sha256"]:
+                return f"{path} has other contents than it had"
+        self._verified.add(name)
+        return None
 
     def chosen(self, names: list[str] | None) -> list[Stage]:
         """The named stages (default: all), in the order of the chain."""
@@ -245,8 +283,15 @@ class Runner:
 
     @contextmanager
     def _lock(self, wait: bool) -> Iterator[None]:
-        """Keep a second run out of the same folder. The lock dies with the process."""
-        with (self.out / ".lock").open("w") as file:
+        """Keep a second run out of the same folder. The lock dies with the process.
+
+        A folder that nobody can write to needs none: its stages may be complete.
+        """
+        file = self._lock_file()
+        if file is None:
+            yield
+            return
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -257,6 +302,14 @@ class Runner:
                 print(f"Another run is writing to {self.out.name}/: waiting for it.", flush=True)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _lock_file(self) -> TextIO | None:
+        try:
+            return (self.out / ".lock").open("w")
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            return None
 
     def _remove_leftovers(self) -> None:
         for folder in self.out.glob(f"{WORK_PREFIX}*"):
@@ -269,30 +322,6 @@ def _replace(work: Path, target: Path) -> None:
         os.replace(target, work.with_name(f"{work.name}-old"))  # removed with the leftovers
     os.replace(work, target)
     shutil.rmtree(work.with_name(f"{work.name}-old"), ignore_errors=True)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST
-    }
-
-
-def _outputs(folder: Path) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"bytes": size, "sha256": _file_hash(folder / name)}
-        for name, size in _sizes(folder).items()
-    }
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _json_hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _versions(stage: Stage) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Calls one stage in a process of its own: its memory and threads end with it.
 
-Usually that is a fresh copy of this Python. On Colab it is the Python of Part II's environment
-(`environment.py`), which has other packages than this one. Then the call and its result travel in
-files, and this module, run as a program, is the other side.
+On Colab that is the Python of Part II's environment (`environment.py`), which has other packages
+than this one. So the call and its result travel in files, and this module, run as a program, is the
+other side.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from utils.pipeline.environment import is_isolated, pipeline_python, worker_environment
-from utils.pipeline.process import WorkerError, exit_with_parent, stop
+from utils.pipeline.environment import pipeline_python, worker_environment
+from utils.pipeline.process import WorkerError, stop, supervised
 
 StageFunction = Callable[[dict[str, Any], dict[str, Path], Path], dict[str, Any]]
 
@@ -41,18 +39,6 @@ def call_stage(
         PipelineEnvironmentError: Part II's environment cannot be built.
         Exception: what the function raised.
     """
-    if is_isolated():
-        return _call_in_environment(function, settings, inputs, out)
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=exit_with_parent) as pool:
-        try:
-            return pool.submit(function, settings, inputs, out).result()
-        except BrokenProcessPool as error:
-            raise StageKilledError from error
-
-
-def _call_in_environment(
-    function: StageFunction, settings: dict[str, Any], inputs: dict[str, Path], out: Path
-) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         job, result = Path(folder) / "job.json", Path(folder) / "result.json"
         call = {
@@ -65,7 +51,9 @@ def _call_in_environment(
         }
         job.write_text(json.dumps(call))
         command = [str(pipeline_python()), "-m", "utils.pipeline.stage_process", str(job)]
-        process = subprocess.Popen(command, env=os.environ | worker_environment(), text=True)
+        process = subprocess.Popen(
+            supervised(command), env=os.environ | worker_environment(), text=True
+        )
         try:
             process.wait()
         finally:
@@ -74,17 +62,18 @@ def _call_in_environment(
             raise StageKilledError
         answer = json.loads(result.read_text())
     if "error" in answer:
-        raise _as_exception(answer)
+        raise _as_exception(answer) from WorkerError(f"In its process:\n{answer['traceback']}")
     return answer["measures"]
 
 
 def _as_exception(answer: dict[str, Any]) -> Exception:
-    """The other side's exception, if it is Python's or the course's own; else a WorkerError."""
+    """The other side's exception, if this side has its class; else a WorkerError."""
     module, name, text = answer["module"], answer["error"], answer["text"]
-    if module == "builtins" or module.startswith("utils."):
+    with contextlib.suppress(
+        ImportError, AttributeError, TypeError
+    ):  # or it takes more than a text
         kind = getattr(importlib.import_module(module), name)
-        with contextlib.suppress(TypeError):  # one that is made of other things than a text
-            return kind(answer["errno"], text) if answer["errno"] else kind(text)
+        return kind(answer["errno"], text) if answer["errno"] else kind(text)
     return WorkerError(f"{name}: {text}")
 
 
@@ -101,10 +90,10 @@ def main(job_file: str) -> None:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:
             text = error.strerror + (f": {error.filename}" if error.filename else "")
-        answer = {"module": kind.__module__, "error": kind.__name__, "text": text, "errno": code}
+        answer = {"module": kind.__module__, "error": kind.__name__, "text": text, "errno": code,
+                  "traceback": traceback.format_exc()}  # fmt: skip
     Path(job["result"]).write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    exit_with_parent()
     main(sys.argv[1])

@@ -9,14 +9,18 @@ import argparse
 import ipaddress
 import json
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from utils.engine import LLM
 from utils.hub import ModelError
-from utils.pipeline.process import exit_with_parent
 from utils.pipeline.vllm.local_server import HOST, PortInUse, listener
+from utils.routing.events.block_pool import make_eventful_manager, publishing_scheduler
+from utils.routing.events.kv_events import KVEventsConfig
+from utils.routing.events.publisher import ZmqEventPublisher
 from utils.serving.api_server import MAX_BODY_BYTES, MAX_QUEUED, build_app
+from utils.serving.http.guard import PatientProtocol
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,18 +47,19 @@ def parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", default=MAX_QUEUED, type=int, help="more get status 503")
     add("--max-body-bytes", default=MAX_BODY_BYTES, type=int, help="larger ones get status 413")
     add("--shutdown-timeout", default=5, type=int, help="seconds that requests may still have")
-    add("--exit-with-parent", action="store_true", help="end when the starting process has ended")
+    add("--kv-events-config", type=_kv_events_config, default=KVEventsConfig(),
+        help='{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}')  # fmt: skip
+    add("--enable-scale-out", action="store_true", help="also serve /v1/completions/render")
     return options
 
 
 def main() -> None:
     """Take the port, load the model, serve until somebody says stop."""
     options = parser().parse_args()
-    if options.exit_with_parent:
-        exit_with_parent()
     try:
         # Before the model is loaded, so that nobody waits for a server that cannot be.
         socket = listener(options.port, options.host)
+        events = _event_parts(options.kv_events_config)
         llm = LLM(
             options.model, options.dtype, options.max_model_len, kernels=options.kernels,
             seed=options.seed, max_num_seqs=options.max_num_seqs,
@@ -62,17 +67,36 @@ def main() -> None:
             num_gpu_blocks_override=options.num_gpu_blocks_override,
             enable_prefix_caching=options.enable_prefix_caching,
             scheduling_policy=options.scheduling_policy,
-            speculative_config=options.speculative_config,
+            speculative_config=options.speculative_config, **events,
         )  # fmt: skip
     except (PortInUse, ValueError, TypeError, ModelError) as error:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     name = options.served_model_name or Path(options.model).name
-    app = build_app(llm.llm_engine, name, options.max_num_queued_reqs, options.max_body_bytes)
+    app = build_app(llm.llm_engine, name, options.max_num_queued_reqs, options.max_body_bytes,
+                    options.enable_scale_out)  # fmt: skip
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=options.shutdown_timeout
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=options.shutdown_timeout,
+        http=PatientProtocol,
     )
     print(f"Serving {name} on http://{options.host}:{socket.getsockname()[1]}", flush=True)
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def _event_parts(config: KVEventsConfig) -> dict[str, Any]:
+    """The engine's parts that tell what its prefix cache holds, if somebody wants to know."""
+    if not config.is_on:
+        return {}
+    scheduler = publishing_scheduler(ZmqEventPublisher(config).publish)
+    return {"kv_cache_manager": make_eventful_manager, "scheduler_cls": scheduler}
+
+
+def _kv_events_config(text: str) -> KVEventsConfig:
+    try:
+        return KVEventsConfig(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _loopback(address: str) -> str:

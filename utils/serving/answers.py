@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from utils.engine import CompletionOutput, Logprob, RequestOutput
-from utils.serving.http_tools import DONE, error_body, event
+from utils.serving.http.tools import DONE, error_body, event
 from utils.serving.mailbox import Answers, EngineDeadError, EngineGenerateError
 from utils.serving.protocol import ChatCompletionRequest, GenerationRequest
 

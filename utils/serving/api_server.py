@@ -18,10 +18,11 @@ from starlette.exceptions import HTTPException
 
 from utils.engine import LLMEngine
 from utils.engine import Request as EngineRequest
+from utils.engine.input_processor import check_salt
 from utils.serving.answers import Formatter
 from utils.serving.async_engine import AsyncLLM
-from utils.serving.http_tools import (
-    BodyLimit,
+from utils.serving.http.guard import guard
+from utils.serving.http.tools import (
     ClientLeft,
     EventStream,
     error_response,
@@ -33,6 +34,8 @@ from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, Gen
 
 MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
 MAX_QUEUED = 256
+RENDERED_PARAMS = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
+                   "temperature", "top_p", "top_k", "min_p")  # fmt: skip
 
 
 def build_app(
@@ -40,6 +43,7 @@ def build_app(
     model_name: str,
     max_num_queued_reqs: int | None = MAX_QUEUED,
     max_body_bytes: int = MAX_BODY_BYTES,
+    enable_scale_out: bool = False,
 ) -> FastAPI:
     """The server, as an application that uvicorn can run.
 
@@ -48,6 +52,8 @@ def build_app(
         model_name: what clients call the model.
         max_num_queued_reqs: the most requests at a time; more get status 503. None: no limit.
         max_body_bytes: the largest body of a request; larger ones get status 413.
+        enable_scale_out: also say how a request is tokenized, without answering it. A router needs
+            that to compare a prompt with the blocks that an engine has.
     """
     metrics = ServerMetrics(model_name)
     engine = AsyncLLM(llm_engine, metrics, max_num_queued_reqs)
@@ -59,8 +65,9 @@ def build_app(
         yield
         engine.shutdown()
 
-    app = FastAPI(title="From KV Cache to vLLM", lifespan=lifespan)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    # FastAPI's pages /docs and /redoc load scripts from elsewhere. /openapi.json is ours.
+    app = FastAPI(title="From KV Cache to vLLM", lifespan=lifespan, docs_url=None, redoc_url=None)
+    guard(app, max_body_bytes)
     app.state.engine = engine
     add_error_handlers(app)
 
@@ -89,9 +96,21 @@ def build_app(
     async def chat_completions(body: ChatCompletionRequest, http: Request) -> Any:
         return await answer(body, http, inputs.from_conversations, body.conversations)
 
-    async def answer(
-        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], Any]
-    ) -> Any:
+    if enable_scale_out:
+
+        @app.post("/v1/completions/render")
+        async def render_completion(body: CompletionRequest) -> list[dict[str, Any]]:
+            return rendered(body, await prepare(body, inputs.from_prompts, body.prompts))
+
+        @app.post("/v1/chat/completions/render")
+        async def render_chat_completion(body: ChatCompletionRequest) -> dict[str, Any]:
+            made = await prepare(body, inputs.from_conversations, body.conversations)
+            return rendered(body, made)[0]
+
+    async def prepare(
+        body: GenerationRequest, make: Any, prompts: Callable[[], Any]
+    ) -> list[EngineRequest]:
+        """Checked requests for the engine, which have not been queued."""
         if body.model not in (None, model_name):
             raise HTTPException(404, f"The model {body.model!r} does not exist. "
                                      f"This server has {model_name!r}.")  # fmt: skip
@@ -99,6 +118,13 @@ def build_app(
             # Tokenizing a long prompt takes a while, and others want to be heard meanwhile.
             requests = await asyncio.to_thread(make, prompts(), body.to_sampling_params())
             check_room(requests, body, max_model_len)
+            check_salt("", body.cache_salt)
+        return requests
+
+    async def answer(
+        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], Any]
+    ) -> Any:
+        requests = await prepare(body, make, prompts)
         for member in (member for request in requests for member in request.family):
             member.priority, member.cache_salt = body.priority, body.cache_salt
         answers = engine.generate(requests)
@@ -110,6 +136,17 @@ def build_app(
 
     started = int(time.time())
     return app
+
+
+def rendered(body: GenerationRequest, requests: list[EngineRequest]) -> list[dict[str, Any]]:
+    """What a request is for the engine, in the words of vLLM's `GenerateRequest`."""
+    params = body.model_dump(include=set(RENDERED_PARAMS), exclude_none=True)
+    return [
+        {"request_id": f"render-{request.request_id}", "token_ids": request.prompt_token_ids,
+         "sampling_params": params, "model": body.model, "stream": body.stream,
+         "cache_salt": body.cache_salt, "priority": body.priority}
+        for request in requests
+    ]  # fmt: skip
 
 
 def check_room(requests: list[EngineRequest], body: GenerationRequest, max_model_len: int) -> None:

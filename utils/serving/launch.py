@@ -28,7 +28,7 @@ def course_server(
     Raises:
         PortInUse, WorkerError: see `LocalServer`.
     """
-    arguments = {"model": model, "exit_with_parent": True} | options
+    arguments = {"model": model} | options
     name = options.get("served_model_name") or Path(model).name
     return LocalServer(
         [str(pipeline_python()), "-m", "utils.serving", *as_options(arguments)],

@@ -30,6 +30,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    # Routers (vllm-router, sglang-router) write these into each request that they pass on.
+    "continue_final_message": (False,),
+    "include_reasoning": (True, False),  # this model writes no reasoning
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True, False),
+    "skip_special_tokens": (True,),
+    "stream_reasoning": (True, False),
 }
 # Fields that never change the answer.
 IGNORED = ("metadata", "safety_identifier", "service_tier", "store", "user")
@@ -149,8 +157,11 @@ class ChatMessage(BaseModel):
     def _join_text_parts(cls, content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
-            raise ValueError("only parts of type text are supported")
+        if any(
+            not isinstance(part, dict) or part.get("type") != "text"
+            or not isinstance(part.get("text"), str) for part in content
+        ):  # fmt: skip
+            raise ValueError("only parts of type text are supported, each with its text")
         return "\n".join(part["text"] for part in content)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from utils.engine.metrics import ScheduledTokens, StepRecord
+from utils.engine.core.step_record import ScheduledTokens, StepRecord
 from utils.engine.outputs import RequestMetrics
 from utils.sim.traces import sharegpt_like
 

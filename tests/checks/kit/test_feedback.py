@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -11,26 +12,20 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_output
 from nbgrader.utils import determine_grade
 
+from utils.checks.kit.contracts import Contract, Given, Returns, inputs, mistake
 from utils.checks.kit.feedback import Feedback, png
-from utils.checks.kit.runner import (
-    Bug,
-    Case,
-    Mismatch,
-    NumberCase,
-    Passed,
-    call,
-    compare,
-    compare_numbers,
-    exercise,
+from utils.checks.kit.runner import Mismatch, Passed, call, exercise
+
+DOUBLED = Contract(
+    inputs=lambda c: Given(inputs.tensor(c, [c.size(1, 8)], layouts=["contiguous"])),
+    judge=Returns(lambda x: 2 * x),
+    passed="Doubled.",
+    mistakes=(mistake("You square.", "Use 2 * x.", lambda x: x * x),),
 )
 
 
 def doubled_check(function):
-    case = Case("one number", (torch.tensor([1.5]),), torch.tensor([3.0]))
-    large = Case("two numbers", (torch.tensor([2.0, 5.0]),), torch.tensor([4.0, 10.0]))
-    squared = Bug("You square.", "Use 2 * x.", lambda x: x * x)
-    compare(function, [case, large], [squared])
-    return "Doubled."
+    return DOUBLED.check(function)
 
 
 check = exercise("Exercise 0: doubled", points=3)(doubled_check)
@@ -97,43 +92,6 @@ def test_an_error_is_told_with_the_learners_line():
 def test_the_line_is_the_learners_when_a_library_raises():
     feedback = check(lambda x: torch.nn.functional.layer_norm(x, (7,)))
     assert "torch.nn.functional.layer_norm(x, (7,))" in feedback.message
-
-
-def test_a_bug_is_named_only_if_it_explains_every_case():
-    def right_for_two_numbers(x):
-        return x * x if len(x) == 1 else 2 * x
-
-    assert check(lambda x: x * x).headline == "You square."
-    assert "You square" not in check(right_for_two_numbers).message
-
-
-def test_the_smallest_failing_input_is_shown():
-    assert "Input: one number" in check(lambda x: x + 7).message
-    assert "Input: two numbers" in check(lambda x: 2 * x if len(x) == 1 else x).message
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda x: None, "returned None"),
-        (lambda x: [3.0], "returned a list"),
-        (lambda x: (2 * x)[None], "shape is (1, 1)"),
-        (lambda x: (2 * x).double(), "dtype is float64"),
-        (lambda x: x / 0 * 0, "NaN"),
-        (lambda x: x.mul_(2), "in place"),
-    ],
-)
-def test_wrong_kinds_of_answers_are_named(answer, words):
-    assert words in check(answer).message
-
-
-def test_numbers_may_come_as_floats_and_bugs_are_named():
-    cases = [NumberCase("3", (3,), 6), NumberCase("5", (5,), 10)]
-    compare_numbers(lambda n: 2.0 * n, cases)
-    with pytest.raises(Mismatch, match=r"0\.5 times"):
-        compare_numbers(lambda n: n, cases)
-    with pytest.raises(Mismatch, match="halved"):
-        compare_numbers(lambda n: n, cases, [Bug("halved", "", lambda n: n)])
 
 
 def test_standard_error_is_held_back(capsys):
@@ -212,3 +170,16 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_learner():
 
 def test_call_passes_arguments_and_results_through():
     assert call(lambda a, b=1: a + b, 2, b=3) == 5
+
+
+def test_noise_past_python_costs_no_points(capfd):
+    """A library in C++ writes to the file descriptor. nbgrader would give no points."""
+
+    def noisy(x):
+        os.write(2, b"[W] a warning of a library\n")
+        return 2 * x
+
+    feedback = check(noisy)
+    os.write(2, b"afterwards it is heard again\n")
+    assert feedback.passed
+    assert capfd.readouterr().err == "afterwards it is heard again\n"

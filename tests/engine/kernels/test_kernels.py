@@ -10,11 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM, LlamaOps, ModelConfig, SamplingParams
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_attention import AttentionMetadata, paged_attention_reference
 from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.kernels import fast_ops
 from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.kernels.packed_linear import PackedLinear, pack_linears
 from utils.engine.models import llama
@@ -294,3 +297,95 @@ def test_what_a_broken_compiler_says_is_shown(
     with pytest.warns(UserWarning, match="unknown option -march"):
         assert load_fast_ops.__wrapped__() is None
     assert not list(tmp_path.glob("kernels-*"))  # nothing half-made is left
+
+
+@pytest.mark.parametrize("damage", [b"", b"libr", b"libraRy\n", None])
+def test_a_compiled_file_that_is_not_whole_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    """A piece of a library, after a power cut say, would kill Python with a bus error."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho library > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    library = fast_ops._compiled()
+    assert library.read_bytes() == b"library\n"
+    if damage is None:
+        library.unlink()
+    else:
+        library.write_bytes(damage)
+    assert fast_ops._compiled() == library
+    assert library.read_bytes() == b"library\n"
+
+
+def test_a_model_that_the_kernels_cannot_run_is_refused_at_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = dict(vocab_size=13, hidden_size=32, intermediate_size=8, num_hidden_layers=1,
+                 num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    tiny_llama(tmp_path, seed=1)
+    with pytest.raises(ValueError, match=r"at most 128 numbers. This is torch.float16"):
+        LLM(tmp_path, kernels="cpp", dtype="float16", device="cpu")
+    LlamaForCausalLM(LlamaConfig(**shape, head_dim=256)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"with heads of 256. Use kernels='torch'"):
+        LLM(tmp_path, kernels="cpp", device="cpu")
+
+
+# What does not fit is refused before any memory is touched
+
+X, WEIGHT = torch.ones(2, 3, 4), torch.ones(4)  # [T, heads, D]
+CACHE, SLOTS = torch.zeros(5, 2, 3, 4), torch.tensor([0, 9])  # 5 blocks of 2 tokens
+ATTENTION = {
+    "query": torch.ones(2, 6, 4), "key_cache": CACHE, "value_cache": CACHE,
+    "query_start_loc": torch.tensor([0, 1, 2]), "seq_lens": torch.tensor([3, 4]),
+    "block_table": torch.tensor([[0, 4], [1, 2]]),
+}  # fmt: skip
+
+
+def attend(**changes: Tensor) -> Tensor:
+    return torch.ops.llm_course.paged_attention(*(ATTENTION | changes).values(), 1.0)
+
+
+def test_what_fits_is_taken() -> None:
+    assert attend().shape == (2, 6, 4)
+    OPS.reshape_and_cache(X, X, CACHE.clone(), CACHE.clone(), SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: OPS.rms_norm(X, torch.ones(3), 1e-5), r"weight has shape \[3\]; expected \[4\]"),
+        (lambda: OPS.rms_norm(X, WEIGHT.double(), 1e-5), "weight is Double; expected Float"),
+        (lambda: OPS.rms_norm(X[:0], WEIGHT, 1e-5), "expected numbers"),
+        (lambda: OPS.silu_and_mul(X), "gate_up has shape"),
+        (lambda: OPS.silu_and_mul(torch.ones(2, 3)), "not two halves"),
+        (lambda: OPS.apply_rotary(X, torch.ones(1, 4), torch.ones(2, 4)), "cos has shape"),
+        (lambda: OPS.apply_rotary(X, torch.ones(2, 4), torch.ones(4, 2).T), "not contiguous"),
+        (lambda: OPS.apply_rotary(X.transpose(0, 1), WEIGHT, WEIGHT), "must lie in a row"),
+        (lambda: OPS.apply_rotary(X[..., :3].clone(), WEIGHT, WEIGHT), "not made of pairs"),
+        (lambda: OPS.reshape_and_cache(X, X[:1], CACHE, CACHE, SLOTS), "value has shape"),
+        (lambda: OPS.reshape_and_cache(X, X, CACHE[..., :3], CACHE, SLOTS), "key_cache has shape"),
+        (lambda: OPS.reshape_and_cache(X, X, CACHE, CACHE, SLOTS + 1), "names slot 10; .* has 10"),
+        (lambda: OPS.reshape_and_cache(X, X, CACHE, CACHE, SLOTS - 1), "names slot -1"),
+        (lambda: OPS.reshape_and_cache(X, X, CACHE, CACHE, SLOTS.int()), "slot_mapping is Int"),
+        (lambda: attend(query=torch.ones(2, 5, 4)), "cannot be shared by the 5"),
+        (lambda: attend(query=torch.ones(2, 6, 4).bfloat16()), "key_cache is Float"),
+        (lambda: attend(query=torch.ones(2, 6, 132)), "at most 128 numbers"),
+        (lambda: attend(query=torch.ones(3, 6, 4)), "expected 0 to 3"),
+        (lambda: attend(query_start_loc=torch.tensor([0, 3, 2])), "do not fit together"),
+        (lambda: attend(seq_lens=torch.tensor([3, 5])), "request 1 .* do not fit together"),
+        (lambda: attend(seq_lens=torch.tensor([0, 4])), "request 0 .* do not fit together"),
+        (lambda: attend(block_table=torch.tensor([[0, 5], [1, 2]])), "names block 5; .* has 5"),
+        (lambda: attend(block_table=torch.tensor([[0, 4]])), "block_table has shape"),
+        (lambda: attend(value_cache=CACHE[:4].clone()), "value_cache has shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[[], Tensor], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        call()
+
+
+def test_blocks_beyond_a_requests_end_are_not_asked_for() -> None:
+    """Tables are padded to equal length: what stands there is nobody's block."""
+    padded = torch.tensor([[0, 4, -1], [1, 2, 99]])
+    assert torch.equal(attend(block_table=padded), attend())

@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from utils.engine import Sampler, SamplingParams
+from tests.engine.tiny_engines import tiny_llama
+from utils.engine import LLM, Sampler, SamplingParams
 from utils.engine.sample.sampler import (
     apply_min_p,
     apply_temperature,
@@ -214,9 +215,20 @@ def test_never_draws_what_has_no_probability() -> None:
     assert set(draw(probs, generators(0) * 5000).tolist()) == {1, 3}
 
 
-def test_not_a_number_is_refused() -> None:
+def test_from_what_is_not_a_number_nothing_is_chosen() -> None:
+    logits = torch.tensor([[0.0, float("nan")], [0.0, 1.0]] * 2)
+    params = [SamplingParams(temperature=t) for t in (0, 0, 1, 1)]
+    chosen = Sampler()(logits, params, generators(0) * 4).tolist()
+    assert [token < 0 for token in chosen] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_engine_refuses_what_is_not_a_number(tmp_path, temperature) -> None:
+    tiny_llama(tmp_path, seed=1)
+    llm = LLM(tmp_path, max_model_len=32)
+    llm.model.lm_head.weight.data[3] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
-        Sampler()(torch.tensor([[0.0, float("nan")]]), [SamplingParams()], generators(0))
+        llm.generate([[4, 5]], SamplingParams(temperature=temperature), use_tqdm=False)
 
 
 def test_top_logprobs() -> None:

@@ -14,95 +14,49 @@ from utils.engine.models.llama import LlamaOps
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
+
+def table(exercise, parameters, *wrong_ones):
+    """Wrong answers of one line: a name, words that the feedback must contain, the line."""
+    for name, says, expression in wrong_ones:
+        answer = eval(f"lambda {parameters}: {expression}", globals())
+        answer.__name__ = name
+        wrong(exercise, *says.split(" | "))(answer)
+
+
 # 1 rms_norm
 
 
-@wrong("rms_norm", "epsilon", "outside of the square root")
-def eps_outside_sqrt(x, weight, eps):
-    rms = x.float().pow(2).mean(-1, keepdim=True).sqrt() + eps
-    return weight * (x.float() / rms).to(x.dtype)
+def rms(x, eps=0.0, dim=-1):
+    return (x.float().pow(2).mean(dim, keepdim=True) + eps).sqrt()
 
 
-@wrong("rms_norm", "epsilon is missing")
-def no_eps(x, weight, eps):
-    return weight * (x.float() / x.float().pow(2).mean(-1, keepdim=True).sqrt()).to(x.dtype)
-
-
-@wrong("rms_norm", "wrong dimension", "tokens")
-def mean_over_tokens(x, weight, eps):
-    variance = x.float().pow(2).mean(dim=0, keepdim=True)
-    return weight * (x.float() * torch.rsqrt(variance + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "all numbers at once")
-def mean_over_everything(x, weight, eps):
-    return weight * (x.float() * torch.rsqrt(x.float().pow(2).mean() + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "weight is added")
-def weight_added(x, weight, eps):
-    xf = x.float()
-    return weight + (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "1 + weight")
-def gemma_weight(x, weight, eps):
-    xf = x.float()
-    return (1 + weight) * (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "weight is missing")
-def weight_forgotten(x, weight, eps):
-    xf = x.float()
-    return (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "without its square root")
-def no_root(x, weight, eps):
-    xf = x.float()
-    return weight * (xf / (xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "sum")
-def sum_not_mean(x, weight, eps):
-    xf = x.float()
-    return weight * (xf * torch.rsqrt(xf.pow(2).sum(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "LayerNorm")
-def layer_norm(x, weight, eps):
-    xf = x.float()
-    xf = xf - xf.mean(-1, keepdim=True)
-    return weight * (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-@wrong("rms_norm", "overflows", "float16")
-def squares_in_half(x, weight, eps):
-    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-@wrong("rms_norm", "dtype", "float32")
-def stays_float32(x, weight, eps):
-    xf = x.float()
-    return weight.float() * (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps))
-
-
-@wrong("rms_norm", "in place")
-def changes_x(x, weight, eps):
-    x *= torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
-    return x * weight
-
-
-@wrong("rms_norm", "None", "return")
-def forgot_return(x, weight, eps):
-    (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)) * weight
-
-
-@wrong("rms_norm", "raised RuntimeError")
-def no_keepdim(x, weight, eps):
-    # Works for one token, and breaks for the first input with two.
-    xf = x.float()
-    return weight * (xf * torch.rsqrt(xf.pow(2).mean(-1) + eps).view(1, 1)).to(x.dtype)
+table(
+    "rms_norm", "x, weight, eps",
+    ("eps_outside_sqrt", "epsilon | outside of the square root",
+     "weight * (x.float() / (rms(x) + eps)).to(x.dtype)"),
+    ("no_eps", "epsilon is missing", "weight * (x.float() / rms(x)).to(x.dtype)"),
+    ("mean_over_tokens", "wrong dimension | tokens",
+     "weight * (x.float() / rms(x, eps, 0)).to(x.dtype)"),
+    ("mean_over_everything", "all numbers at once",
+     "weight * (x.float() / (x.float().pow(2).mean() + eps).sqrt()).to(x.dtype)"),
+    ("weight_added", "This is not `x / sqrt", "weight + (x.float() / rms(x, eps)).to(x.dtype)"),
+    ("gemma_weight", "1 + weight", "(1 + weight) * (x.float() / rms(x, eps)).to(x.dtype)"),
+    ("weight_forgotten", "weight is missing", "(x.float() / rms(x, eps)).to(x.dtype)"),
+    ("no_root", "without its square root",
+     "weight * (x.float() / (x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)"),
+    ("sum_not_mean", "sum",
+     "weight * (x.float() / (x.float().pow(2).sum(-1, keepdim=True) + eps).sqrt()).to(x.dtype)"),
+    ("layer_norm", "LayerNorm",
+     "weight * ((y := x.float() - x.float().mean(-1, keepdim=True)) / rms(y, eps)).to(x.dtype)"),
+    ("squares_in_half", "overflows | float16",
+     "(weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)"),
+    ("promoted", "dtype of the product", "weight * (x.float() / rms(x, eps)).to(x.dtype)"),
+    ("stays_float32", "dtype | float32", "weight.float() * (x.float() / rms(x, eps))"),
+    ("changes_x", "in place", "x.div_(rms(x, eps).to(x.dtype)).mul(weight).to(x.dtype)"),
+    ("forgot_return", "None | return", "[weight * (x / rms(x, eps)).to(x.dtype)].clear()"),
+    ("no_keepdim", "raised RuntimeError",
+     "weight * (x.float() / rms(x, eps).view(1, 1)).to(x.dtype)"),
+)  # fmt: skip
 
 
 @right("rms_norm")
@@ -133,11 +87,26 @@ def halves(x):
     return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
 
 
-@wrong("apply_rotary", "neighbouring")
-def interleaved(x, cos, sin):
-    even, odd = x[..., 0::2], x[..., 1::2]
-    rotated = torch.stack((-odd, even), dim=-1).flatten(-2)
-    return x * cos.unsqueeze(1) + rotated * sin.unsqueeze(1)
+def swap(x, sign=-1):
+    first, second = halves(x)
+    return torch.cat((sign * second, first), -1)
+
+
+def neighbours(x):
+    return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+
+
+table(
+    "apply_rotary", "x, cos, sin",
+    ("interleaved", "neighbouring", "x * cos.unsqueeze(1) + neighbours(x) * sin.unsqueeze(1)"),
+    ("turns_backwards", "sign is wrong", "x * cos[:, None] - swap(x) * sin[:, None]"),
+    ("no_minus", "minus sign is missing", "x * cos[:, None] + swap(x, 1) * sin[:, None]"),
+    ("not_swapped", "not swapped",
+     "x * cos[:, None] + torch.cat((-halves(x)[0], halves(x)[1]), -1) * sin[:, None]"),
+    ("cos_sin_exchanged", "exchanged", "x * sin[:, None] + swap(x) * cos[:, None]"),
+    ("broadcast_over_heads", "along the heads", "x * cos + swap(x) * sin"),
+    ("one_angle_for_all", "angle of the first", "x * cos[0] + swap(x) * sin[0]"),
+)  # fmt: skip
 
 
 @wrong("apply_rotary", "neighbouring")
@@ -146,42 +115,6 @@ def gptj_style(x, cos, sin):
     c, s = cos[:, None, :half], sin[:, None, :half]
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
-
-
-@wrong("apply_rotary", "sign is wrong")
-def turns_backwards(x, cos, sin):
-    first, second = halves(x)
-    return x * cos[:, None] + torch.cat((second, -first), -1) * sin[:, None]
-
-
-@wrong("apply_rotary", "minus sign is missing")
-def no_minus(x, cos, sin):
-    first, second = halves(x)
-    return x * cos[:, None] + torch.cat((second, first), -1) * sin[:, None]
-
-
-@wrong("apply_rotary", "not swapped")
-def not_swapped(x, cos, sin):
-    first, second = halves(x)
-    return x * cos[:, None] + torch.cat((-first, second), -1) * sin[:, None]
-
-
-@wrong("apply_rotary", "exchanged")
-def cos_sin_exchanged(x, cos, sin):
-    first, second = halves(x)
-    return x * sin[:, None] + torch.cat((-second, first), -1) * cos[:, None]
-
-
-@wrong("apply_rotary", "along the heads")
-def broadcast_over_heads(x, cos, sin):
-    first, second = halves(x)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
-@wrong("apply_rotary", "angle of the first")
-def one_angle_for_all(x, cos, sin):
-    first, second = halves(x)
-    return x * cos[0] + torch.cat((-second, first), -1) * sin[0]
 
 
 @wrong("apply_rotary", "position 0")
@@ -222,35 +155,90 @@ def token_by_token(x, cos, sin):
 # 3 attention
 
 
-def expand(query, key, value):
-    group = query.shape[1] // key.shape[1]
-    return key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+def expand(query, key):
+    return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-def causal(query, key):
+def tiled(query, key):
+    return key.repeat(1, query.shape[1] // key.shape[1], 1)
+
+
+def first_head(query, key):
+    return key[:, :1].expand(-1, query.shape[1], -1)
+
+
+def future(query, key):
+    """Hidden keys, [T_q, T_k]."""
     t_q, t_k = query.shape[0], key.shape[0]
     return torch.arange(t_k)[None] > torch.arange(t_q)[:, None] + (t_k - t_q)
 
 
-def scores_of(query, key):
-    return torch.einsum("qhd,khd->hqk", query, key)
+def at_or_after(query, key):
+    t_q, t_k = query.shape[0], key.shape[0]
+    return torch.arange(t_k)[None] >= torch.arange(t_q)[:, None] + (t_k - t_q)
 
 
-def mix(scores, value, dim=-1):
-    return torch.einsum("hqk,khd->qhd", scores.float().softmax(dim).to(value.dtype), value)
+def from_zero(query, key):
+    return ~torch.tril(torch.ones(query.shape[0], key.shape[0])).bool()
 
 
-@wrong("attention", "mask is missing", "future")
-def no_mask(query, key, value, scale):
-    key, value = expand(query, key, value)
-    return mix(scores_of(query, key) * scale, value)
+def scores(query, key, heads=expand):
+    return torch.einsum("qhd,khd->hqk", query, heads(query, key))
 
 
-@wrong("attention", "mask is off by the number of earlier tokens")
-def mask_from_zero(query, key, value, scale):
-    key, value = expand(query, key, value)
-    mask = torch.tril(torch.ones(query.shape[0], key.shape[0])).bool()
-    return mix((scores_of(query, key) * scale).masked_fill(~mask, float("-inf")), value)
+def hide(x, query, key, hidden=future, fill=float("-inf")):
+    return x.masked_fill(hidden(query, key), fill)
+
+
+def mix(weights, query, value, heads=expand):
+    return torch.einsum("hqk,khd->qhd", weights.to(value.dtype), heads(query, value))
+
+
+def soft(x, dim=-1):
+    return x.float().softmax(dim)
+
+
+def naive(x):
+    return x.float().exp() / x.float().exp().sum(-1, keepdim=True)
+
+
+table(
+    "attention", "q, k, v, scale",
+    ("no_mask", "mask is missing | future", "mix(soft(scores(q, k) * scale), q, v)"),
+    ("mask_from_zero", "mask is off by the number of earlier tokens",
+     "mix(soft(hide(scores(q, k) * scale, q, k, from_zero)), q, v)"),
+    ("mask_strict", "may not see itself",
+     "mix(soft(hide(scores(q, k) * scale, q, k, at_or_after)), q, v)"),
+    ("mask_upside_down", "not the mix of values",
+     "mix(soft(hide(scores(q, k) * scale, q, k, lambda q, k: future(q, k).flip(0, 1))), q, v)"),
+    ("mask_after_softmax", "after the softmax",
+     "mix(hide(soft(scores(q, k) * scale), q, k, fill=0.0), q, v)"),
+    ("mask_with_zero", "0 and not -inf", "mix(soft(hide(scores(q, k) * scale, q, k, fill=0.0)), "
+     "q, v)"),
+    ("mask_before_scale", "mask before you scale", "mix(soft(hide(scores(q, k), q, k) * scale), "
+     "q, v)"),
+    ("heads_tiled", "0, 1, 0, 1 | 0, 0, 1, 1",
+     "mix(soft(hide(scores(q, k, tiled) * scale, q, k)), q, v, tiled)"),
+    ("first_kv_head_only", "not the mix of values",
+     "mix(soft(hide(scores(q, k, first_head) * scale, q, k)), q, v, first_head)"),
+    ("no_scale", "scale is missing", "mix(soft(hide(scores(q, k), q, k)), q, v)"),
+    ("scale_twice", "scale is applied twice",
+     "mix(soft(hide(scores(q * scale, k) * scale, q, k)), q, v)"),
+    ("divided_by_scale", "or you divide by it",
+     "mix(soft(hide(scores(q, k) / scale, q, k)), q, v)"),
+    ("own_scale", "ignore the argument `scale`",
+     "mix(soft(hide(scores(q, k) / q.shape[-1] ** 0.5, q, k)), q, v)"),
+    ("softmax_over_queries", "wrong dimension | queries",
+     "mix(soft(hide(scores(q, k) * scale, q, k), 1), q, v)"),
+    ("softmax_over_heads", "wrong dimension | heads",
+     "mix(soft(hide(scores(q, k) * scale, q, k), 0), q, v)"),
+    ("naive_softmax", "overflows", "mix(naive(hide(scores(q, k) * scale, q, k)), q, v)"),
+    ("mixes_keys", "multiply the keys", "mix(soft(hide(scores(q, k) * scale, q, k)), q, k)"),
+    ("static_mask", "Your code raised", "mix(soft((scores(q, k) * scale).masked_fill(torch.ones("
+     "64, 64).triu(1).bool()[len(k) - len(q) : len(k), : len(k)], -torch.inf)), q, v)"),
+    ("one_largest_for_all", "not the mix of values",
+     "mix(naive(hide(scores(q, k) * scale - (scores(q, k) * scale).max(), q, k)), q, v)"),
+)  # fmt: skip
 
 
 @wrong("attention", "mask is off by the number of earlier tokens")
@@ -260,113 +248,10 @@ def torch_is_causal(query, key, value, scale):
     return out[0].transpose(0, 1)
 
 
-@wrong("attention", "may not see itself")
-def mask_strict(query, key, value, scale):
-    key, value = expand(query, key, value)
-    mask = torch.arange(key.shape[0])[None] >= (
-        torch.arange(query.shape[0])[:, None] + key.shape[0] - query.shape[0]
-    )
-    return mix((scores_of(query, key) * scale).masked_fill(mask, float("-inf")), value)
-
-
-@wrong("attention", "upside down")
-def mask_upside_down(query, key, value, scale):
-    key, value = expand(query, key, value)
-    position = torch.arange(query.shape[0])[:, None] + key.shape[0] - query.shape[0]
-    mask = torch.arange(key.shape[0])[None] < position
-    return mix((scores_of(query, key) * scale).masked_fill(mask, float("-inf")), value)
-
-
-@wrong("attention", "after the softmax")
-def mask_after_softmax(query, key, value, scale):
-    key, value = expand(query, key, value)
-    weights = (scores_of(query, key) * scale).softmax(-1).masked_fill(causal(query, key), 0)
-    return torch.einsum("hqk,khd->qhd", weights, value)
-
-
-@wrong("attention", "0 and not -inf")
-def mask_with_zero(query, key, value, scale):
-    key, value = expand(query, key, value)
-    return mix((scores_of(query, key) * scale).masked_fill(causal(query, key), 0.0), value)
-
-
-@wrong("attention", "0, 1, 0, 1", "0, 0, 1, 1")
-def heads_tiled(query, key, value, scale):
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat(1, group, 1), value.repeat(1, group, 1)
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores, value)
-
-
-@wrong("attention", "KV head 0")
-def first_kv_head_only(query, key, value, scale):
-    key, value = (t[:, :1].expand(-1, query.shape[1], -1) for t in (key, value))
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores, value)
-
-
-@wrong("attention", "scale is missing")
-def no_scale(query, key, value, scale):
-    key, value = expand(query, key, value)
-    return mix(scores_of(query, key).masked_fill(causal(query, key), float("-inf")), value)
-
-
-@wrong("attention", "scale is applied twice")
-def scale_twice(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = scores_of(query * scale, key).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores * scale, value)
-
-
-@wrong("attention", "divide by the scale")
-def divided_by_scale(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = scores_of(query, key) / scale
-    return mix(scores.masked_fill(causal(query, key), float("-inf")), value)
-
-
-@wrong("attention", "ignore the argument `scale`")
-def own_scale(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = scores_of(query, key) / query.shape[-1] ** 0.5
-    return mix(scores.masked_fill(causal(query, key), float("-inf")), value)
-
-
-@wrong("attention", "wrong dimension", "queries")
-def softmax_over_queries(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores, value, dim=1)
-
-
-@wrong("attention", "wrong dimension", "heads")
-def softmax_over_heads(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores, value, dim=0)
-
-
-@wrong("attention", "overflows")
-def naive_softmax(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    weights = scores.float().exp()
-    weights = (weights / weights.sum(-1, keepdim=True)).to(value.dtype)
-    return torch.einsum("hqk,khd->qhd", weights, value)
-
-
-@wrong("attention", "multiply the keys")
-def mixes_keys(query, key, value, scale):
-    key, value = expand(query, key, value)
-    scores = (scores_of(query, key) * scale).masked_fill(causal(query, key), float("-inf"))
-    return mix(scores, key)
-
-
 @right("attention")
 def torch_kernel(query, key, value, scale):
-    key, value = expand(query, key, value)
-    q, k, v = (t.transpose(0, 1) for t in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=~causal(query, key), scale=scale)
+    q, k, v = (t.transpose(0, 1) for t in (query, expand(query, key), expand(query, value)))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=~future(query, key), scale=scale)
     return out.transpose(0, 1)
 
 
@@ -389,7 +274,7 @@ def grouped_einsum(query, key, value, scale):
     t_q, heads, dim = query.shape
     grouped = query.reshape(t_q, key.shape[1], -1, dim).float()
     scores = torch.einsum("qngd,knd->ngqk", grouped, key.float()) * scale
-    bias = torch.zeros(t_q, key.shape[0]).masked_fill(causal(query, key), -1e30)
+    bias = torch.zeros(t_q, key.shape[0]).masked_fill(future(query, key), -1e30)
     weights = torch.softmax(scores + bias, dim=-1)
     out = torch.einsum("ngqk,knd->qngd", weights, value.float())
     return out.reshape(t_q, heads, dim).to(query.dtype)
@@ -398,69 +283,41 @@ def grouped_einsum(query, key, value, scale):
 # 4 silu_and_mul
 
 
-@wrong("silu_and_mul", "wrong half")
-def silu_on_up(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return gate * F.silu(up)
+def gate(x):
+    return x.chunk(2, dim=-1)[0]
 
 
-@wrong("silu_and_mul", "GELU")
-def gelu(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate) * up
+def up(x):
+    return x.chunk(2, dim=-1)[1]
 
 
-@wrong("silu_and_mul", "GELU", "tanh")
-def gelu_tanh(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
-
-
-@wrong("silu_and_mul", "sigmoid alone")
-def sigmoid_only(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.sigmoid(gate) * up
-
-
-@wrong("silu_and_mul", "ReLU")
-def relu(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.relu(gate) * up
-
-
-@wrong("silu_and_mul", "Both halves")
-def silu_on_both(gate_up):
-    gate, up = F.silu(gate_up).chunk(2, dim=-1)
-    return gate * up
-
-
-@wrong("silu_and_mul", "added")
-def halves_added(gate_up):
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) + up
-
-
-@wrong("silu_and_mul", "every second number")
-def interleaved_gate(gate_up):
-    return F.silu(gate_up[:, 0::2]) * gate_up[:, 1::2]
-
-
-@wrong("silu_and_mul", "shape")
-def split_along_tokens(gate_up):
-    return F.silu(gate_up) * gate_up
+table(
+    "silu_and_mul", "x",
+    ("silu_on_up", "wrong half", "gate(x) * F.silu(up(x))"),
+    ("gelu", "GELU", "F.gelu(gate(x)) * up(x)"),
+    ("gelu_tanh", "GELU", "F.gelu(gate(x), approximate='tanh') * up(x)"),
+    ("sigmoid_only", "sigmoid alone", "torch.sigmoid(gate(x)) * up(x)"),
+    ("relu", "ReLU", "torch.relu(gate(x)) * up(x)"),
+    ("silu_on_both", "Both halves", "gate(F.silu(x)) * up(F.silu(x))"),
+    ("halves_added", "added", "F.silu(gate(x)) + up(x)"),
+    ("interleaved_gate", "every second number", "F.silu(x[:, 0::2]) * x[:, 1::2]"),
+    ("split_along_tokens", "shape", "F.silu(x) * x"),
+    ("in_place", "changes in place", "F.silu(gate(x), inplace=True) * up(x)"),
+    ("exp_of_the_gate", "NaN", "gate(x) * gate(x).exp() / (1 + gate(x).exp()) * up(x)"),
+)  # fmt: skip
 
 
 @right("silu_and_mul")
 def written_out(gate_up):
     size = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :size], gate_up[..., size:]
-    return gate / (1 + torch.exp(-gate)) * up
+    first, second = gate_up[..., :size], gate_up[..., size:]
+    return first / (1 + torch.exp(-first)) * second
 
 
 @right("silu_and_mul")
 def reshaped(gate_up):
-    gate, up = gate_up.double().reshape(gate_up.shape[0], 2, -1).unbind(1)
-    return (gate * gate.sigmoid() * up).to(gate_up.dtype)
+    first, second = gate_up.double().reshape(gate_up.shape[0], 2, -1).unbind(1)
+    return (first * first.sigmoid() * second).to(gate_up.dtype)
 
 
 # 5 token_probabilities
@@ -487,129 +344,72 @@ def nucleus(logits, top_p, keep):
     return logits.masked_fill(~kept, float("-inf")).softmax(-1)
 
 
-@wrong("token_probabilities", "crosses the threshold")
-def drops_crossing_token(logits, temperature=1.0, top_k=0, top_p=1.0):
+def first_only(total):
+    return torch.arange(len(total)) == 0
+
+
+def filtered(logits, temperature, k, p, keep=None, heat=None, top_k=top_k_logits):
+    """All three steps; `keep` is the rule of top-p, `heat` is how the temperature acts."""
     if temperature == 0:
         return greedy(logits)
-    logits = top_k_logits(logits / temperature, top_k)
-    return nucleus(logits, top_p, lambda total, own: total <= top_p)
+    hot = heat(logits, temperature) if heat else logits / temperature
+    return nucleus(top_k(hot, k), p, keep or (lambda total, own: total - own < p))
 
 
-@wrong("token_probabilities", "crosses the threshold", "exception")
-def drops_crossing_but_keeps_first(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = top_k_logits(logits / temperature, top_k)
-
-    def keep(total, own):
-        kept = total <= top_p
-        kept[0] = True
-        return kept
-
-    return nucleus(logits, top_p, keep)
+def top_k_strict(logits, k):
+    if not 0 < k < logits.numel():
+        return logits
+    return logits.masked_fill(logits <= logits.topk(k).values[-1], float("-inf"))
 
 
-@wrong("token_probabilities", "one token too many")
-def keeps_one_more(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = top_k_logits(logits / temperature, top_k)
-
-    def keep(total, own):
-        removed = total >= top_p
-        removed = torch.cat((torch.zeros(2, dtype=torch.bool), removed[:-2]))
-        return ~removed
-
-    return nucleus(logits, top_p, keep)
+def same(logits, temperature):
+    return logits
 
 
-@wrong("token_probabilities", "order of the vocabulary")
-def unsorted_nucleus(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    probabilities = top_k_logits(logits / temperature, top_k).softmax(-1)
-    if top_p < 1.0:
-        probabilities = probabilities * (probabilities.cumsum(-1) - probabilities < top_p)
-    return probabilities / probabilities.sum()
+def unit(p):
+    return p / p.sum()
 
 
-@wrong("token_probabilities", "come out sorted")
-def not_scattered_back(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    probabilities = top_k_logits(logits / temperature, top_k).softmax(-1)
-    if top_p >= 1.0:
-        return probabilities
-    probabilities, _ = probabilities.sort(descending=True)
-    probabilities = probabilities * (probabilities.cumsum(-1) - probabilities < top_p)
-    return probabilities / probabilities.sum()
-
-
-@wrong("token_probabilities", "temperature is applied after the softmax")
-def temperature_after_softmax(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = top_k_logits(logits, top_k)
-    return nucleus(logits, top_p, lambda total, own: total - own < top_p) / temperature
-
-
-@wrong("token_probabilities", "temperature is applied after the softmax")
-def temperature_without_effect(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = top_k_logits(logits, top_k)
-    probabilities = nucleus(logits, top_p, lambda total, own: total - own < top_p) / temperature
-    return probabilities / probabilities.sum()
-
-
-@wrong("token_probabilities", "multiply by the temperature")
-def temperature_multiplied(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = top_k_logits(logits * temperature, top_k)
-    return nucleus(logits, top_p, lambda total, own: total - own < top_p)
-
-
-@wrong("token_probabilities", "Temperature 0 divides by zero")
-def no_greedy(logits, temperature=1.0, top_k=0, top_p=1.0):
-    logits = top_k_logits(logits / temperature, top_k)
-    return nucleus(logits, top_p, lambda total, own: total - own < top_p)
-
-
-@wrong("token_probabilities", "treated as temperature 1")
-def zero_means_off(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature:
-        logits = logits / temperature
-    logits = top_k_logits(logits, top_k)
-    return nucleus(logits, top_p, lambda total, own: total - own < top_p)
-
-
-@wrong("token_probabilities", "does not add up to 1")
-def not_renormalised(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = logits / temperature
-    kept = nucleus(top_k_logits(logits, top_k), top_p, lambda total, own: total - own < top_p) > 0
-    return logits.softmax(-1) * kept
-
-
-@wrong("token_probabilities", "one token too few")
-def top_k_strict(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    logits = logits / temperature
-    if top_k > 0:
-        limit = logits.topk(min(top_k, logits.numel())).values[-1]
-        if top_k < logits.numel():
-            logits = logits.masked_fill(logits <= limit, float("-inf"))
-    return nucleus(logits, top_p, lambda total, own: total - own < top_p)
-
-
-@wrong("token_probabilities", "Top-k has no effect")
-def top_k_ignored(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    return nucleus(logits / temperature, top_p, lambda total, own: total - own < top_p)
+table(
+    "token_probabilities", "logits, temperature=1.0, top_k=0, top_p=1.0",
+    ("drops_crossing_token", "crosses the threshold",
+     "filtered(logits, temperature, top_k, top_p, lambda total, own: total <= top_p)"),
+    ("drops_crossing_but_keeps_first", "crosses the threshold", "filtered(logits, temperature, "
+     "top_k, top_p, lambda total, own: (total <= top_p) | first_only(total))"),
+    ("keeps_one_more", "one token too many", "filtered(logits, temperature, top_k, top_p, "
+     "lambda total, own: first_only(total) | (total - own < top_p).roll(1))"),
+    ("no_guard", "`top_p = 1` keeps all", "greedy(logits) if temperature == 0 else unit("
+     "(p := top_k_logits(logits / temperature, top_k).softmax(0)) * torch.zeros_like(p).scatter(0, "
+     "(s := p.sort(descending=True)).indices, (s.values.cumsum(0) - s.values < top_p).float()))"),
+    ("unsorted_nucleus", "order of the vocabulary", "greedy(logits) if temperature == 0 else unit("
+     "(p := top_k_logits(logits / temperature, top_k).softmax(0)) * ((p.cumsum(0) - p < top_p) | "
+     "(top_p == 1)))"),
+    ("not_scattered_back", "come out sorted", "filtered(logits, temperature, top_k, "
+     "top_p) if top_p == 1 or temperature == 0 else filtered(logits, temperature, top_k, top_p)"
+     ".sort(descending=True).values"),
+    ("temperature_after_softmax", "temperature is applied after the softmax",
+     "greedy(logits) if temperature == 0 else filtered(logits, temperature, top_k, top_p, "
+     "heat=same) / temperature"),
+    ("temperature_without_effect", "temperature is applied after the softmax",
+     "filtered(logits, temperature, top_k, top_p, heat=same)"),
+    ("temperature_multiplied", "multiply by the temperature",
+     "filtered(logits, temperature, top_k, top_p, heat=torch.mul)"),
+    ("no_greedy", "Temperature 0 divides by zero", "filtered(logits / temperature, 1.0, top_k, "
+     "top_p)"),
+    ("zero_means_off", "Temperature 0 | treated as 1",
+     "filtered(logits, temperature or 1.0, top_k, top_p)"),
+    ("greedy_ties", "Greedy takes one token", "unit((logits == logits.max()).float()) if "
+     "temperature == 0 else filtered(logits, temperature, top_k, top_p)"),
+    ("not_renormalised", "does not add up to 1", "greedy(logits) if temperature == 0 else "
+     "(logits / temperature).softmax(-1) * (filtered(logits, temperature, top_k, top_p) > 0)"),
+    ("top_k_too_strict", "one token too few",
+     "filtered(logits, temperature, top_k, top_p, top_k=top_k_strict)"),
+    ("top_k_ignored", "Too many tokens keep", "filtered(logits, temperature, 0, top_p)"),
+    ("top_k_to_50", "Too many tokens keep", "filtered(logits, temperature, "
+     "top_k if top_k < 50 else 0, top_p)"),
+    ("changes_logits", "changes in place", "greedy(logits) if temperature == 0 else "
+     "filtered(logits.div_(temperature), 1.0, top_k, top_p)"),
+)  # fmt: skip
 
 
 @wrong("token_probabilities", "raised RuntimeError")
@@ -630,13 +430,13 @@ def top_p_first(logits, temperature=1.0, top_k=0, top_p=1.0):
     return top_k_logits(p.log(), top_k).softmax(-1)
 
 
-@wrong("token_probabilities", "before top-k", "renormalised")
+@wrong("token_probabilities", "Too many tokens keep")
 def nucleus_of_the_old_sum(logits, temperature=1.0, top_k=0, top_p=1.0):
     if temperature == 0:
         return greedy(logits)
     p = (logits / temperature).softmax(-1)
     values, order = p.sort(descending=True)
-    kept = values.cumsum(-1) - values < top_p
+    kept = (values.cumsum(-1) - values < top_p) | (top_p == 1)
     if top_k > 0:
         kept[top_k:] = False
     p = p * torch.zeros_like(kept).scatter(0, order, kept)
@@ -677,114 +477,55 @@ def ascending_sort(logits, temperature=1.0, top_k=0, top_p=1.0):
 # 6 generate
 
 
-@wrong("generate", "after the EOS token")
-def never_stops_at_eos(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids = list(prompt_token_ids)
-    for _ in range(max_tokens):
-        ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-    return ids[len(prompt_token_ids) :]
-
-
-@wrong("generate", "max_tokens is off by one")
-def one_too_many(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids, new = list(prompt_token_ids), []
-    while len(new) <= max_tokens:
-        token = int(model(torch.tensor(ids + new))[-1].argmax())
-        new.append(token)
-        if token in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate", "Too few tokens", "prompt")
-def counts_the_prompt(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids = list(prompt_token_ids)
-    while len(ids) < max_tokens + 1:
-        ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-        if ids[-1] in eos_token_ids:
-            break
-    return ids[len(prompt_token_ids) :]
-
-
-@wrong("generate", "begins with the prompt")
-def returns_the_prompt_too(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids = list(prompt_token_ids)
-    for _ in range(max_tokens):
-        ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-        if ids[-1] in eos_token_ids:
-            break
-    return ids
-
-
-@wrong("generate", "first position")
-def reads_the_first_row(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids, new = list(prompt_token_ids), []
-    for _ in range(max_tokens):
-        new.append(int(model(torch.tensor(ids + new))[0].argmax()))
-        if new[-1] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate", "forgotten the prompt")
-def feeds_only_the_newest(model, prompt_token_ids, max_tokens, eos_token_ids):
-    fed, new = list(prompt_token_ids), []
-    for _ in range(max_tokens):
-        fed = [int(model(torch.tensor(fed))[-1].argmax())]
-        new += fed
-        if fed[0] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate", "only the prompt", "not appended")
-def forgets_to_append(model, prompt_token_ids, max_tokens, eos_token_ids):
-    new = []
-    for _ in range(max_tokens):
-        new.append(int(model(torch.tensor(prompt_token_ids))[-1].argmax()))
-        if new[-1] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate", "EOS token is missing")
-def drops_the_eos(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids, new = list(prompt_token_ids), []
-    for _ in range(max_tokens):
-        token = int(model(torch.tensor(ids + new))[-1].argmax())
-        if token in eos_token_ids:
+def loop(
+    model, prompt, max_tokens, eos, fed=lambda prompt, new: prompt + new, row=-1, before=False,
+    stop=lambda token, eos: token in eos,
+):  # fmt: skip
+    """The loop as most write it, with what may go wrong as an argument."""
+    ids, new = list(prompt), []
+    while len(new) < max_tokens:
+        token = int(model(torch.tensor(fed(ids, new)))[row].argmax())
+        if before and stop(token, eos):
             break
         new.append(token)
-    return new
-
-
-@wrong("generate", "*prompt* contains an EOS token")
-def stops_at_eos_in_the_prompt(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids = list(prompt_token_ids)
-    for _ in range(max_tokens):
-        ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-        if set(ids) & set(eos_token_ids):
-            break
-    return ids[len(prompt_token_ids) :]
-
-
-@wrong("generate", "after the EOS token")
-def knows_the_smallest_eos_only(model, prompt_token_ids, max_tokens, eos_token_ids):
-    return _one_eos(model, prompt_token_ids, max_tokens, sorted(eos_token_ids)[:1])
-
-
-@wrong("generate", "after the EOS token")
-def knows_the_largest_eos_only(model, prompt_token_ids, max_tokens, eos_token_ids):
-    return _one_eos(model, prompt_token_ids, max_tokens, sorted(eos_token_ids)[-1:])
-
-
-def _one_eos(model, prompt_token_ids, max_tokens, eos):
-    ids, new = list(prompt_token_ids), []
-    for _ in range(max_tokens):
-        new.append(int(model(torch.tensor(ids + new))[-1].argmax()))
-        if new[-1] in eos:
+        if stop(token, eos):
             break
     return new
+
+
+KEPT = []
+
+table(
+    "generate", "model, prompt, max_tokens, eos",
+    ("never_stops_at_eos", "after the EOS token", "loop(model, prompt, max_tokens, ())"),
+    ("one_too_many", "max_tokens is off by one", "loop(model, prompt, max_tokens + 1, eos)"),
+    ("counts_the_prompt", "Too few tokens | prompt",
+     "loop(model, prompt, max_tokens + 1 - len(prompt), eos)"),
+    ("returns_the_prompt_too", "begins with the prompt",
+     "prompt + loop(model, prompt, max_tokens, eos)"),
+    ("reads_the_first_row", "first position", "loop(model, prompt, max_tokens, eos, row=0)"),
+    ("feeds_only_the_newest", "forgotten the prompt",
+     "loop(model, prompt, max_tokens, eos, lambda ids, new: new[-1:] or ids)"),
+    ("forgets_to_append", "only the prompt | not appended",
+     "loop(model, prompt, max_tokens, eos, lambda ids, new: ids)"),
+    ("window_of_64", "whole text so far",
+     "loop(model, prompt, max_tokens, eos, lambda ids, new: (ids + new)[-64:])"),
+    ("drops_the_eos", "EOS token is missing", "loop(model, prompt, max_tokens, eos, before=True)"),
+    ("stops_at_eos_in_the_prompt", "*prompt* contains an EOS token",
+     "loop(model, prompt, max_tokens, eos, stop=lambda token, eos: eos & {*prompt, token})"),
+    ("knows_the_smallest_eos_only", "one of several EOS",
+     "loop(model, prompt, max_tokens, sorted(eos)[:1])"),
+    ("knows_the_largest_eos_only", "one of several EOS",
+     "loop(model, prompt, max_tokens, sorted(eos)[-1:])"),
+    ("short_ids", "whole text so far",
+     "loop(lambda ids: model(ids.to(torch.uint16).long()), prompt, max_tokens, eos)"),
+    ("returns_tensors", "plain ints | tensor",
+     "[torch.tensor(token) for token in loop(model, prompt, max_tokens, eos)]"),
+    ("adds_a_batch_dimension", "without a batch dimension",
+     "loop(lambda ids: model(ids[None])[0], prompt, max_tokens, eos)"),
+    ("one_list_for_all", "A later call changes", "KEPT.clear() or KEPT.extend(loop(model, prompt, "
+     "max_tokens, eos)) or KEPT"),
+)  # fmt: skip
 
 
 @wrong("generate", "changes the caller's prompt")
@@ -803,21 +544,6 @@ def endless(model, prompt_token_ids, max_tokens, eos_token_ids):
     while ids[-1] not in eos_token_ids:
         ids.append(int(model(torch.tensor(ids))[-1].argmax()))
     return ids[len(prompt_token_ids) :]
-
-
-@wrong("generate", "plain ints", "Tensor")
-def returns_tensors(model, prompt_token_ids, max_tokens, eos_token_ids):
-    ids, new = list(prompt_token_ids), []
-    for _ in range(max_tokens):
-        new.append(model(torch.tensor(ids + new))[-1].argmax())
-        if new[-1] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate", "without a batch dimension")
-def adds_a_batch_dimension(model, prompt_token_ids, max_tokens, eos_token_ids):
-    return [int(model(torch.tensor([prompt_token_ids]))[0, -1].argmax())]
 
 
 @wrong("generate", "One call per new token")
@@ -867,82 +593,37 @@ def linear_weights(c, kv_heads=None, mlp=3, head=1, layers=None, attention=True,
     return (layers or c.num_hidden_layers) * layer + head * c.vocab_size * c.hidden_size
 
 
-@wrong("forward_cost", "as many heads as the query")
-def cost_without_gqa(config, num_tokens, width):
-    n = linear_weights(config, kv_heads=config.num_attention_heads)
-    return 2 * n * num_tokens, n * width
+def cost(c, tokens, width, **mistake):
+    weights = linear_weights(c, **mistake)
+    return 2 * weights * tokens, weights * width
 
 
-@wrong("forward_cost", "hidden x hidden")
-def cost_square_projections(config, num_tokens, width):
-    n = linear_weights(config, square=True)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "two matrices")
-def cost_two_mlp_matrices(config, num_tokens, width):
-    n = linear_weights(config, mlp=2)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "LM head is missing")
-def cost_without_lm_head(config, num_tokens, width):
-    n = linear_weights(config, head=0)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "embedding table")
-def cost_with_embedding(config, num_tokens, width):
-    n = linear_weights(config, head=2)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "Only one layer")
-def cost_one_layer(config, num_tokens, width):
-    n = linear_weights(config, layers=1)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "attention projections are missing")
-def cost_without_attention(config, num_tokens, width):
-    n = linear_weights(config, attention=False)
-    return 2 * n * num_tokens, n * width
-
-
-@wrong("forward_cost", "factor of 2")
-def cost_one_flop_per_weight(config, num_tokens, width):
-    n = linear_weights(config)
-    return n * num_tokens, n * width
-
-
-@wrong("forward_cost", "do not grow with the number of tokens")
-def cost_of_one_token(config, num_tokens, width):
-    n = linear_weights(config)
-    return 2 * n, n * width
-
-
-@wrong("forward_cost", "once per pass")
-def cost_reads_per_token(config, num_tokens, width):
-    n = linear_weights(config)
-    return 2 * n * num_tokens, n * width * num_tokens
-
-
-@wrong("forward_cost", "ignore `bytes_per_parameter`")
-def cost_counts_values(config, num_tokens, width):
-    n = linear_weights(config)
-    return 2 * n * num_tokens, n
-
-
-@wrong("forward_cost", "wrong order")
-def cost_exchanged(config, num_tokens, width):
-    n = linear_weights(config)
-    return n * width, 2 * n * num_tokens
-
-
-@right("forward_cost")
-def cost_as_floats(config, num_tokens, width):
-    n = float(linear_weights(config))
-    return 2.0 * n * num_tokens, n * width
+table(
+    "forward_cost", "c, tokens, width",
+    ("cost_without_gqa", "as many heads as the query",
+     "cost(c, tokens, width, kv_heads=c.num_attention_heads)"),
+    ("cost_square_projections", "hidden x hidden", "cost(c, tokens, width, square=True)"),
+    ("cost_two_mlp_matrices", "two matrices", "cost(c, tokens, width, mlp=2)"),
+    ("cost_without_lm_head", "LM head is missing", "cost(c, tokens, width, head=0)"),
+    ("cost_with_embedding", "embedding table", "cost(c, tokens, width, head=2)"),
+    ("cost_one_layer", "Only one layer", "cost(c, tokens, width, layers=1)"),
+    ("cost_without_attention", "attention projections are missing",
+     "cost(c, tokens, width, attention=False)"),
+    ("cost_one_flop_per_weight", "factor of 2",
+     "(linear_weights(c) * tokens, linear_weights(c) * width)"),
+    ("cost_of_one_token", "do not grow with the number of tokens",
+     "(2 * linear_weights(c), linear_weights(c) * width)"),
+    ("cost_reads_per_token", "once per pass",
+     "cost(c, tokens, width * tokens)"),
+    ("cost_counts_values", "ignore `bytes_per_parameter`",
+     "cost(c, tokens, 1)"),
+    ("cost_exchanged", "wrong order",
+     "cost(c, tokens, width)[::-1]"),
+    ("cost_as_floats", "Expected two ints | 53 bits",
+     "tuple(map(float, cost(c, tokens, width)))"),
+    ("cost_as_a_dict", "Expected the pair",
+     "{'flops': 1, 'bytes': 2}"),
+)  # fmt: skip
 
 
 @right("forward_cost")
@@ -971,9 +652,9 @@ def returns_a_dict():
     return {"rms_norm": torch_function}
 
 
-@wrong("engine", "text differs", "comes from: apply_rotary")
+@wrong("engine", "`apply_rotary` is not right yet", "exercise 2", "neighbouring")
 def interleaved_rotary():
-    return LlamaOps(torch_function, interleaved, torch_kernel, written_out)
+    return LlamaOps(torch_function, gptj_style, torch_kernel, written_out)
 
 
 @wrong("engine", "raised TypeError")

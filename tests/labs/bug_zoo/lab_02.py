@@ -12,86 +12,82 @@ from utils.engine.attention.kv_cache import ContiguousKVCache
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
-# 1 kv_cache_bytes
+# 1, 2, 5: formulas that are wrong. A name, words that the feedback must contain, the formula.
 
 
-def caches(config, layers_per_cache):
-    return math.ceil(config.num_hidden_layers / layers_per_cache)
+def up(config, share):
+    return math.ceil(config.num_hidden_layers / share)
 
 
-@wrong("kv_cache_bytes", "factor 2 is missing")
-def no_factor_two(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = config.num_key_value_heads * config.head_dim
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+def row(config):
+    return 2 * config.num_key_value_heads * config.head_dim
 
 
-@wrong("kv_cache_bytes", "query heads")
-def query_heads(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_attention_heads * config.head_dim
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+def formulas(exercise, parameters, *wrong_ones):
+    for name, says, expression in wrong_ones:
+        answer = eval(f"lambda {parameters}: {expression}", globals())
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
 
 
-@wrong("kv_cache_bytes", "d_model")
-def d_model_form(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.hidden_size
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
+formulas(
+    "kv_cache_bytes",
+    "config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1",
+    ("no_factor_two", "factor 2 is missing", "up(config, layers_per_cache) * row(config) // 2 * "
+     "num_tokens * batch_size * bytes_per_value"),
+    ("query_heads", "query heads", "up(config, layers_per_cache) * 2 * config.num_attention_heads "
+     "* config.head_dim * num_tokens * batch_size * bytes_per_value"),
+    ("d_model_form", "d_model", "up(config, layers_per_cache) * 2 * config.hidden_size * "
+     "num_tokens * batch_size * bytes_per_value"),
+    ("computed_head_dim", "hidden_size / num_attention_heads", "up(config, layers_per_cache) * 2 * "
+     "config.num_key_value_heads * (config.hidden_size // config.num_attention_heads) * "
+     "num_tokens * batch_size * bytes_per_value"),
+    ("one_layer", "layers are missing",
+     "row(config) * num_tokens * batch_size * bytes_per_value"),
+    ("sharing_ignored", "`layers_per_cache` is ignored",
+     "config.num_hidden_layers * row(config) * num_tokens * batch_size * bytes_per_value"),
+    ("sharing_rounded_down", "rounded down", "config.num_hidden_layers // layers_per_cache * "
+     "row(config) * num_tokens * batch_size * bytes_per_value"),
+    ("sharing_multiplied", "2 times what it should be", "config.num_hidden_layers * "
+     "layers_per_cache * row(config) * num_tokens * batch_size * bytes_per_value"),
+    ("no_batch", "batch is missing",
+     "up(config, layers_per_cache) * row(config) * num_tokens * bytes_per_value"),
+    ("in_bits", "8 times what it should be", "up(config, layers_per_cache) * row(config) * "
+     "num_tokens * batch_size * bytes_per_value * 8"),
+    ("in_values", "values, not bytes",
+     "up(config, layers_per_cache) * row(config) * num_tokens * batch_size"),
+    ("per_token_only", "0.5 times what it should be",
+     "up(config, layers_per_cache) * row(config) * batch_size * bytes_per_value"),
+)  # fmt: skip
 
+formulas(
+    "latent_cache_bytes", "layers, rank, rope, tokens, width",
+    ("latent_key_and_value", "one* latent", "2 * layers * (rank + rope) * tokens * width"),
+    ("latent_without_rope", "Only the latent", "layers * rank * tokens * width"),
+    ("latent_twice", "latent is counted twice", "layers * (2 * rank + rope) * tokens * width"),
+    ("rope_twice", "rotated part is counted twice", "layers * (rank + 2 * rope) * tokens * width"),
+    ("latent_times_rope", "multiplied", "layers * rank * rope * tokens * width"),
+    ("latent_one_layer", "layers are missing", "(rank + rope) * tokens * width"),
+    ("latent_values", "values, not bytes", "layers * (rank + rope) * tokens"),
+)  # fmt: skip
 
-@wrong("kv_cache_bytes", "hidden_size / num_attention_heads")
-def computed_head_dim(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    head_dim = config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_key_value_heads * head_dim
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "layers are missing")
-def one_layer(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    return per_token * num_tokens * batch_size * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "`layers_per_cache` is ignored")
-def sharing_ignored(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    return config.num_hidden_layers * per_token * num_tokens * batch_size * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "rounded down")
-def sharing_rounded_down(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    layers = config.num_hidden_layers // layers_per_cache
-    return layers * per_token * num_tokens * batch_size * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "multiply by layers_per_cache")
-def sharing_multiplied(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    layers = config.num_hidden_layers * layers_per_cache
-    return layers * per_token * num_tokens * batch_size * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "batch is missing")
-def no_batch(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    return caches(config, layers_per_cache) * per_token * num_tokens * bytes_per_value
-
-
-@wrong("kv_cache_bytes", "bits")
-def in_bits(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim * 8 * bytes_per_value
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size
-
-
-@wrong("kv_cache_bytes", "values, not bytes")
-def in_values(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    return caches(config, layers_per_cache) * per_token * num_tokens * batch_size
-
-
-@wrong("kv_cache_bytes", "number of tokens is missing")
-def per_token_only(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1):
-    per_token = 2 * config.num_key_value_heads * config.head_dim
-    return caches(config, layers_per_cache) * per_token * batch_size * bytes_per_value
+formulas(
+    "max_num_requests", "memory, part, weights, per_token, tokens",
+    ("rounded_up", "fits only in part",
+     "max(0, math.ceil((memory * part - weights) / (per_token * tokens)))"),
+    ("not_rounded", "not a whole number",
+     "max(0, (memory * part - weights) / (per_token * tokens))"),
+    ("weights_forgotten", "weights are forgotten", "int(memory * part // (per_token * tokens))"),
+    ("goes_negative", "negative", "int((memory * part - weights) // (per_token * tokens))"),
+    ("utilization_ignored", "`gpu_memory_utilization` is ignored",
+     "max(0, (memory - weights) // (per_token * tokens))"),
+    ("utilization_after_weights", "after the weights were subtracted",
+     "max(0, int((memory - weights) * part // (per_token * tokens)))"),
+    ("counts_tokens", "tokens, not requests",
+     "max(0, int((memory * part - weights) // per_token))"),
+    ("times_tokens", "multiplied, not divided",
+     "max(0, int((memory * part - weights) // per_token * tokens))"),
+)  # fmt: skip
 
 
 @right("kv_cache_bytes")
@@ -117,44 +113,6 @@ def as_a_float(config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_c
     n = -(-config.num_hidden_layers // layers_per_cache)
     values = 2.0 * n * config.num_key_value_heads * config.head_dim
     return values * bytes_per_value * (num_tokens * batch_size)
-
-
-# 2 latent_cache_bytes
-
-
-@wrong("latent_cache_bytes", "twice", "one* latent")
-def latent_key_and_value(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return 2 * num_layers * (kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "Only the latent")
-def latent_without_rope(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return num_layers * kv_lora_rank * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "latent is counted twice")
-def latent_twice(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return num_layers * (2 * kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "rotated part is counted twice")
-def rope_twice(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return num_layers * (kv_lora_rank + 2 * qk_rope_head_dim) * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "multiplied")
-def latent_times_rope(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return num_layers * kv_lora_rank * qk_rope_head_dim * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "layers are missing")
-def latent_one_layer(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return (kv_lora_rank + qk_rope_head_dim) * num_tokens * bytes_per_value
-
-
-@wrong("latent_cache_bytes", "values, not bytes")
-def latent_values(num_layers, kv_lora_rank, qk_rope_head_dim, num_tokens, bytes_per_value):
-    return num_layers * (kv_lora_rank + qk_rope_head_dim) * num_tokens
 
 
 @right("latent_cache_bytes")
@@ -269,7 +227,7 @@ class ReturnsOnlyNew(Base):
         return key, value
 
 
-@wrong("kv_cache", "*before* the new ones")
+@wrong("kv_cache", "all tokens of this layer, old and new")
 class ReturnsTheOldOnes(Base):
     def append(self, layer, key, value):
         start = self.lengths[layer]
@@ -325,13 +283,13 @@ class SharedLength(Base):
         return out
 
 
-@wrong("kv_cache", "twice too large")
+@wrong("kv_cache", "`nbytes` is wrong", "2 times")
 class IgnoresDtype(Base):
     def __init__(self, config, max_num_tokens, dtype=None, device="cpu"):
         super().__init__(config, max_num_tokens, torch.float32, device)
 
 
-@wrong("kv_cache", "leaves `num_tokens`")
+@wrong("kv_cache", "wrong after `truncate`", "also if n is 0")
 class TruncateDoesNothing(Base):
     def truncate(self, num_tokens):
         if num_tokens > self.num_tokens:
@@ -346,7 +304,7 @@ class TruncateDrops(Base):
         self.lengths = [length - num_tokens for length in self.lengths]
 
 
-@wrong("kv_cache", "empties the cache")
+@wrong("kv_cache", "wrong after `truncate`", "*keep*")
 class TruncateEmpties(Base):
     def truncate(self, num_tokens):
         if num_tokens > self.num_tokens:
@@ -354,7 +312,7 @@ class TruncateEmpties(Base):
         self.lengths = [0] * len(self.lengths)
 
 
-@wrong("kv_cache", "Old tokens")
+@wrong("kv_cache", "raised ValueError", "fit behind those that are held")
 class TruncateForgetsTheBuffer(Base):
     """num_tokens follows, the place to write does not."""
 
@@ -377,7 +335,7 @@ class TruncateForgetsTheBuffer(Base):
         self.shown = num_tokens
 
 
-@wrong("kv_cache", "truncate(0)")
+@wrong("kv_cache", "wrong after `truncate`", "also if n is 0")
 class ZeroIsFalse(Base):
     """A reset that never happens: 0 is taken for "not given"."""
 
@@ -413,7 +371,7 @@ class DropsTheOldest(Base):
         return super().append(layer, key, value)
 
 
-@wrong("kv_cache", "Overflow raised RuntimeError", "ValueError")
+@wrong("kv_cache", "raise a ValueError if")
 class LetsTorchComplain(Base):
     def append(self, layer, key, value):
         start, end = self.lengths[layer], self.lengths[layer] + len(key)
@@ -443,14 +401,14 @@ class RefusesAnExactFit(Base):
         return super().append(layer, key, value)
 
 
-@wrong("kv_cache", "not both")
+@wrong("kv_cache", "`nbytes` is wrong", "0.5 times")
 class CountsKeysOnly(Base):
     @property
     def nbytes(self):
         return self.keys.nbytes
 
 
-@wrong("kv_cache", "values, not bytes")
+@wrong("kv_cache", "`nbytes` is wrong", "in bytes")
 class CountsValues(Base):
     @property
     def nbytes(self):
@@ -487,7 +445,7 @@ class LengthsInTheClassBody(Base):
 
     @property
     def num_tokens(self):
-        return self.lengths[0]
+        return min(self.lengths[: len(self.keys)])
 
 
 @wrong("kv_cache", "share their storage")
@@ -521,7 +479,7 @@ class Concatenates(Base):
 
 
 wrong("engine", "engine's own cache")(ContiguousKVCache)
-wrong("engine", "text differs")(ReturnsOnlyNew)
+wrong("engine", "Exercise 3", "only the new tokens")(ReturnsOnlyNew)
 wrong("engine", "One length for all layers")(SharedLength)
 right("engine")(OneBuffer)
 
@@ -669,7 +627,7 @@ def cached_with_prompt(model, kv_cache, prompt_token_ids, max_tokens, eos_token_
     return list(prompt_token_ids) + new
 
 
-@wrong("generate_with_cache", "goes in twice")
+@wrong("generate_with_cache", "not the tokens that come next")
 def feeds_the_last_prompt_token_twice(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
     kv_cache.truncate(0)
     model(torch.tensor(prompt_token_ids), torch.arange(len(prompt_token_ids)), kv_cache)
@@ -713,56 +671,9 @@ def prompt_one_token_at_a_time(model, kv_cache, prompt_token_ids, max_tokens, eo
             return new
 
 
-# 5 max_num_requests
-
-
-def room(memory_bytes, gpu_memory_utilization, weight_bytes):
-    return memory_bytes * gpu_memory_utilization - weight_bytes
-
-
-@wrong("max_num_requests", "fits only in part")
-def rounded_up(memory, utilization, weights, per_token, tokens):
-    return max(0, math.ceil(room(memory, utilization, weights) / (per_token * tokens)))
-
-
-@wrong("max_num_requests", "not a whole number")
-def not_rounded(memory, utilization, weights, per_token, tokens):
-    return max(0, room(memory, utilization, weights) / (per_token * tokens))
-
-
-@wrong("max_num_requests", "weights are forgotten")
-def weights_forgotten(memory, utilization, weights, per_token, tokens):
-    return int(memory * utilization // (per_token * tokens))
-
-
-@wrong("max_num_requests", "negative")
-def goes_negative(memory, utilization, weights, per_token, tokens):
-    return int(room(memory, utilization, weights) // (per_token * tokens))
-
-
-@wrong("max_num_requests", "`gpu_memory_utilization` is ignored")
-def utilization_ignored(memory, utilization, weights, per_token, tokens):
-    return max(0, (memory - weights) // (per_token * tokens))
-
-
-@wrong("max_num_requests", "after the weights were subtracted")
-def utilization_after_weights(memory, utilization, weights, per_token, tokens):
-    return max(0, int((memory - weights) * utilization // (per_token * tokens)))
-
-
-@wrong("max_num_requests", "tokens, not requests")
-def counts_tokens(memory, utilization, weights, per_token, tokens):
-    return max(0, int(room(memory, utilization, weights) // per_token))
-
-
-@wrong("max_num_requests", "multiplied, not divided")
-def times_tokens(memory, utilization, weights, per_token, tokens):
-    return max(0, int(room(memory, utilization, weights) // per_token * tokens))
-
-
 @right("max_num_requests")
 def by_counting(memory, utilization, weights, per_token, tokens):
-    left, count = room(memory, utilization, weights), 0
+    left, count = memory * utilization - weights, 0
     while left >= per_token * tokens:
         left, count = left - per_token * tokens, count + 1
     return count

@@ -16,7 +16,27 @@ zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 NONE_HASH = bytes(32)
 
+
+def formulas(exercise, parameters, *wrong_ones):
+    """Answers of one expression: a name, words that the feedback must contain, the expression."""
+    for name, says, expression in wrong_ones:
+        answer = eval(f"lambda {parameters}: {expression}", globals())
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
+
+
+def classes(exercise, base, *wrong_ones):
+    """Classes that change methods of a right one: a name, words, the methods."""
+    for name, says, methods in wrong_ones:
+        body = {"__module__": __name__, "__hash__": base.__hash__, **methods}
+        wrong(exercise, says)(type(name, (base,), body))
+
+
 # 1 hash_block_tokens
+
+
+def encoded(text):
+    return repr(text).encode()
 
 
 @right("hash_block_tokens")
@@ -33,103 +53,67 @@ def as_text(hash_function, parent, tokens, extra_keys=None):
 @right("hash_block_tokens")
 def hash_of_hashes(hash_function, parent, tokens, extra_keys=None):
     inner = hash_function(",".join(map(str, tokens)).encode())
-    return hash_function((parent or NONE_HASH) + inner + repr(extra_keys).encode())
+    return hash_function((parent or NONE_HASH) + inner + encoded(extra_keys))
 
 
-@wrong("hash_block_tokens", "ignores what came before")
-def no_parent(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((tuple(tokens), extra_keys)).encode())
+@right("hash_block_tokens")
+def three_bytes_each(hash_function, parent, tokens, extra_keys=None):
+    data = bytearray(parent or NONE_HASH)
+    for token in tokens:
+        data.extend(token.to_bytes(3, "big"))
+    for key in extra_keys or ():
+        data += b"\xff" + len(key.encode()).to_bytes(4, "big") + key.encode()
+    return hash_function(bytes(data))
 
 
-@wrong("hash_block_tokens", "ignores what came before")
-def parent_only_as_a_flag(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent is None, tuple(tokens), extra_keys)).encode())
-
-
-@wrong("hash_block_tokens", "never called")
-def pythons_own_hash(hash_function, parent, tokens, extra_keys=None):
-    return hash((parent, tuple(tokens), extra_keys)).to_bytes(8, "little", signed=True)
-
-
-@wrong("hash_block_tokens", "expected bytes")
-def returns_an_int(hash_function, parent, tokens, extra_keys=None):
-    return hash((parent, tuple(tokens), extra_keys))
-
-
-@wrong("hash_block_tokens", "order of the tokens")
-def sum_of_tokens(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent, sum(tokens), extra_keys)).encode())
-
-
-@wrong("hash_block_tokens", "order of the tokens")
-def sorted_tokens(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent, sorted(tokens), extra_keys)).encode())
-
-
-@wrong("hash_block_tokens", "differ in their last token")
-def all_but_the_last(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent, tuple(tokens)[:-1], extra_keys)).encode())
-
-
-@wrong("hash_block_tokens", "both are 123")
-def digits_joined(hash_function, parent, tokens, extra_keys=None):
-    text = "".join(map(str, tokens))
-    return hash_function((parent or NONE_HASH) + text.encode() + repr(extra_keys).encode())
-
-
-@wrong("hash_block_tokens", "must be in range(0, 256)")
-def tokens_as_bytes(hash_function, parent, tokens, extra_keys=None):
-    return hash_function((parent or NONE_HASH) + bytes(tokens) + repr(extra_keys).encode())
-
-
-@wrong("hash_block_tokens", "only one byte")
-def low_byte(hash_function, parent, tokens, extra_keys=None):
-    data = bytes(token % 256 for token in tokens)
-    return hash_function((parent or NONE_HASH) + data + repr(extra_keys).encode())
-
-
-@wrong("hash_block_tokens", "only two bytes")
-def low_two_bytes(hash_function, parent, tokens, extra_keys=None):
-    data = b"".join((token % 65536).to_bytes(2, "little") for token in tokens)
-    return hash_function((parent or NONE_HASH) + data + repr(extra_keys).encode())
-
-
-@wrong("hash_block_tokens", "`extra_keys` is ignored: two tenants")
-def no_extra_keys(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent, tuple(tokens))).encode())
-
-
-@wrong("hash_block_tokens", "what is in it is ignored")
-def extra_keys_as_a_flag(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent, tuple(tokens), bool(extra_keys))).encode())
-
-
-@wrong("hash_block_tokens", "both are 'abc'")
-def extra_keys_joined(hash_function, parent, tokens, extra_keys=None):
-    joined = "".join(extra_keys or ())
-    return hash_function(repr((parent, tuple(tokens), joined)).encode())
-
-
-@wrong("hash_block_tokens", "where there is a parent")
-def extra_keys_instead_of_a_parent(hash_function, parent, tokens, extra_keys=None):
-    return hash_function(repr((parent or extra_keys, tuple(tokens))).encode())
-
-
-@wrong("hash_block_tokens", "opposite order")
-def xor_of_hashes(hash_function, parent, tokens, extra_keys=None):
-    own = hash_function(repr((tuple(tokens), extra_keys)).encode())
-    return bytes(a ^ b for a, b in zip(parent or NONE_HASH, own, strict=True))
-
-
-@wrong("hash_block_tokens", "not what `hash_function` returned")
-def hash_appended(hash_function, parent, tokens, extra_keys=None):
-    return (parent or b"") + hash_function(repr((tuple(tokens), extra_keys)).encode())
-
-
-@wrong("hash_block_tokens", "returned `None`")
-def forgot_to_return(hash_function, parent, tokens, extra_keys=None):
-    hash_function(repr((parent, tuple(tokens), extra_keys)).encode())
-
+formulas(
+    "hash_block_tokens", "f, parent, tokens, extra=None",
+    ("no_parent", "ignores what came before", "f(encoded((tokens, extra)))"),
+    ("parent_only_as_a_flag", "ignores what came before",
+     "f(encoded((parent is None, tokens, extra)))"),
+    ("beginning_of_the_parent", "or a part of it", "f(encoded(((parent or b'')[:4], tokens)))"),
+    ("pythons_own_hash", "never called",
+     "hash((parent, tuple(tokens), extra)).to_bytes(8, 'little', signed=True)"),
+    ("returns_an_int", "expected bytes", "hash((parent, tuple(tokens), extra))"),
+    ("returns_hex", "expected bytes", "f(encoded((parent, tokens, extra))).hex()"),
+    ("sum_of_tokens", "order of the tokens", "f(encoded((parent, sum(tokens), extra)))"),
+    ("sorted_tokens", "order of the tokens", "f(encoded((parent, sorted(tokens), extra)))"),
+    ("set_of_tokens", "different tokens have the same hash",
+     "f(encoded((parent, sorted(set(tokens)), extra)))"),
+    ("all_but_the_last", "differ in their last token",
+     "f(encoded((parent, tuple(tokens)[:-1], extra)))"),
+    ("first_sixteen", "one token more have the same hash",
+     "f(encoded((parent, tuple(tokens)[:16], extra)))"),
+    ("digits_joined", "both are 123",
+     "f((parent or NONE_HASH) + ''.join(map(str, tokens)).encode() + encoded(extra))"),
+    ("tokens_as_bytes", "must be in range(0, 256)",
+     "f((parent or NONE_HASH) + bytes(tokens) + encoded(extra))"),
+    ("low_byte", "Only one byte",
+     "f((parent or NONE_HASH) + bytes(t % 256 for t in tokens) + encoded(extra))"),
+    ("low_two_bytes", "Only two bytes", "f((parent or NONE_HASH) + b''.join("
+     "(t % 65536).to_bytes(2, 'little') for t in tokens) + encoded(extra))"),
+    ("two_bytes_each", "int too big", "f((parent or NONE_HASH) + b''.join("
+     "t.to_bytes(2, 'little') for t in tokens) + encoded(extra))"),
+    ("no_extra_keys", "`extra_keys` is ignored: two tenants", "f(encoded((parent, tokens)))"),
+    ("extra_keys_as_a_flag", "what is in it is ignored",
+     "f(encoded((parent, tokens, bool(extra))))"),
+    ("first_extra_key_only", "`extra_keys` is ignored, or what is in it",
+     "f(encoded((parent, tokens, extra and extra[0])))"),
+    ("extra_keys_joined", "`extra_keys` is ignored, or what is in it",
+     "f(encoded((parent, tokens, ''.join(extra or ()))))"),
+    ("extra_keys_with_commas", "joined, both are the same text",
+     "f(encoded((parent, tokens, extra and ','.join(extra))))"),
+    ("extra_keys_as_plain_bytes", "`extra_keys` is ignored, or what is in it",
+     "f((parent or NONE_HASH) + b''.join(t.to_bytes(4, 'little') for t in tokens) "
+     "+ ''.join(extra or ()).encode())"),
+    ("extra_keys_instead_of_a_parent", "where there is a parent",
+     "f(encoded((parent or extra, tokens)))"),
+    ("xor_of_hashes", "not what `hash_function` returned", "bytes(a ^ b for a, b in zip("
+     "parent or NONE_HASH, f(encoded((tokens, extra))), strict=False))"),
+    ("hash_appended", "not what `hash_function` returned",
+     "(parent or b'') + f(encoded((tokens, extra)))"),
+    ("forgot_to_return", "returned `None`", "[f(encoded((parent, tokens, extra)))] and None"),
+)  # fmt: skip
 
 # 2 request_block_hasher
 
@@ -138,12 +122,16 @@ def salt_of(request, first):
     return (request.cache_salt,) if first and request.cache_salt else None
 
 
-def hashes(request, size, hash_block, begin, end):
-    """Blocks begin to end - 1, as they should be."""
-    new, parent = [], request.block_hashes[-1] if begin and request.block_hashes else None
+def hashes(request, size, hash_block, begin=None, end=None, salt=salt_of, parent=0):
+    """Blocks begin to end - 1, as they should be, if nothing else is said."""
+    begin = len(request.block_hashes) if begin is None else begin
+    end = request.num_tokens // size if end is None else end
+    new = []
+    if parent == 0:
+        parent = request.block_hashes[-1] if begin and request.block_hashes else None
     for i in range(begin, end):
         tokens = request.all_token_ids[i * size : (i + 1) * size]
-        parent = hash_block(parent, tokens, salt_of(request, i == 0))
+        parent = hash_block(parent, tokens, salt(request, i == 0))
         new.append(parent)
     return new
 
@@ -162,55 +150,24 @@ def by_offsets(request, block_size, hash_block):
 
 
 @right("request_block_hasher")
-def salt_in_every_block(request, block_size, hash_block):
-    """Right: more than needed, but nobody shares too much or too little."""
-    new = []
-    for i in range(len(request.block_hashes), request.num_tokens // block_size):
-        parent = ([*request.block_hashes, *new] or [None])[-1]
-        tokens = request.all_token_ids[i * block_size :][:block_size]
-        new.append(hash_block(parent, tokens, (request.cache_salt,)))
-    return new
+def recursive(request, block_size, hash_block):
+    def after(parent, number):
+        tokens = request.all_token_ids[number * block_size :][:block_size]
+        if len(tokens) < block_size:
+            return []
+        new = hash_block(parent=parent, token_ids=tokens, extra_keys=salt_of(request, not number))
+        return [new, *after(new, number + 1)]
+
+    known = request.block_hashes
+    return after(known[-1] if known else None, len(known))
 
 
-@wrong("request_block_hasher", "partial block")
-def hashes_the_partial_block(request, block_size, hash_block):
-    end = -(-request.num_tokens // block_size)
-    return hashes(request, block_size, hash_block, len(request.block_hashes), end)
-
-
-@wrong("request_block_hasher", "last full block is missing")
-def misses_the_last_block(request, block_size, hash_block):
-    begin = len(request.block_hashes)
-    return hashes(request, block_size, hash_block, begin, (request.num_tokens - 1) // block_size)
-
-
-@wrong("request_block_hasher", "hashed again")
-def hashes_all_again(request, block_size, hash_block):
-    return hashes(request, block_size, hash_block, 0, request.num_tokens // block_size)
-
-
-@wrong("request_block_hasher", "blocks are hashed for")
-def hashes_all_and_returns_the_new(request, block_size, hash_block):
-    every = hashes(request, block_size, hash_block, 0, request.num_tokens // block_size)
-    return every[len(request.block_hashes) :]
-
-
-@wrong("request_block_hasher", "no parent: the chain is broken")
+@wrong("request_block_hasher", "has no parent: the chain is broken")
 def no_chain(request, block_size, hash_block):
     new = []
     for i in range(len(request.block_hashes), request.num_tokens // block_size):
         tokens = request.all_token_ids[i * block_size : (i + 1) * block_size]
         new.append(hash_block(None, tokens, salt_of(request, i == 0)))
-    return new
-
-
-@wrong("request_block_hasher", "no parent: the chain is broken")
-def chain_begins_again(request, block_size, hash_block):
-    new, parent = [], None
-    for i in range(len(request.block_hashes), request.num_tokens // block_size):
-        tokens = request.all_token_ids[i * block_size : (i + 1) * block_size]
-        parent = hash_block(parent, tokens, salt_of(request, i == 0))
-        new.append(parent)
     return new
 
 
@@ -241,48 +198,63 @@ def offset_of_the_old_blocks(request, block_size, hash_block):
     return new
 
 
-@wrong("request_block_hasher", "changes `request.block_hashes`")
+@wrong("request_block_hasher", "changes the request")
 def appends_itself(request, block_size, hash_block):
-    new = hashes(
-        request, block_size, hash_block, len(request.block_hashes), request.num_tokens // block_size
-    )
+    new = hashes(request, block_size, hash_block)
     request.block_hashes += new
     return new
 
 
-@wrong("request_block_hasher", "salt is ignored")
-def no_salt(request, block_size, hash_block):
-    new, parent = [], request.block_hashes[-1] if request.block_hashes else None
-    for i in range(len(request.block_hashes), request.num_tokens // block_size):
-        parent = hash_block(
-            parent, request.all_token_ids[i * block_size : (i + 1) * block_size], None
-        )
-        new.append(parent)
-    return new
+@wrong("request_block_hasher", "later block has a salt")
+def salt_in_every_block(request, block_size, hash_block):
+    """Nobody shares too much or too little, but the contract says: the first block."""
+    return hashes(request, block_size, hash_block, salt=lambda r, first: salt_of(r, True))
 
 
-def salted_where(place_is_salted):
-    def hasher(request, block_size, hash_block):
-        new, parent = [], request.block_hashes[-1] if request.block_hashes else None
-        for i in range(len(request.block_hashes), request.num_tokens // block_size):
-            tokens = request.all_token_ids[i * block_size : (i + 1) * block_size]
-            salted = place_is_salted(i, len(new))
-            parent = hash_block(parent, tokens, salt_of(request, salted))
-            new.append(parent)
-        return new
-
-    return hasher
-
-
-@wrong("request_block_hasher", "salt comes too late")
+@wrong("request_block_hasher", "`extra_keys` are wrong")
 def salt_from_the_second_block_on(request, block_size, hash_block):
-    return salted_where(lambda i, new: i > 0)(request, block_size, hash_block)
+    return hashes(request, block_size, hash_block, salt=lambda r, first: salt_of(r, not first))
 
 
-@wrong("request_block_hasher", "gets other hashes")
+@wrong("request_block_hasher", "first *new* block of each call")
 def salt_in_the_first_new_block(request, block_size, hash_block):
-    return salted_where(lambda i, new: new == 0)(request, block_size, hash_block)
+    count = iter([True])
+    salt = lambda r, first: salt_of(r, next(count, False))  # noqa: E731
+    return hashes(request, block_size, hash_block, salt=salt)
 
+
+@wrong("request_block_hasher", "expected a list")
+def lazily(request, block_size, hash_block):
+    yield from hashes(request, block_size, hash_block)
+
+
+SEEN = {}
+
+
+@wrong("request_block_hasher", "expected a list")
+def remembers_by_id(request, block_size, hash_block):
+    """Another request of the same name gets its hashes."""
+    known = SEEN.setdefault(request.request_id, [])
+    begin = max(len(known), len(request.block_hashes))
+    known += hashes(request, block_size, hash_block, begin)
+    return known[len(request.block_hashes) :]
+
+
+formulas(
+    "request_block_hasher", "r, size, h",
+    ("hashes_the_partial_block", "partial block", "hashes(r, size, h, end=-(-r.num_tokens//size))"),
+    ("misses_the_last_block", "last full block is missing",
+     "hashes(r, size, h, end=(r.num_tokens - 1) // size)"),
+    ("hashes_all_again", "hashed again", "hashes(r, size, h, 0)"),
+    ("hashes_all_and_returns_the_new", "hashed again, and thrown away",
+     "hashes(r, size, h, 0)[len(r.block_hashes):]"),
+    ("chain_begins_again", "has no parent: the chain is broken", "hashes(r, size, h, parent=None)"),
+    ("no_salt", "salt is ignored", "hashes(r, size, h, salt=lambda r, first: None)"),
+    ("empty_salt_is_one", "The empty string is no salt", "hashes(r, size, h, salt="
+     "lambda r, first: (r.cache_salt,) if first and r.cache_salt is not None else None)"),
+    ("salt_without_a_tuple", "`extra_keys` are wrong",
+     "hashes(r, size, h, salt=lambda r, first: first and r.cache_salt or None)"),
+)  # fmt: skip
 
 # 3 get_computed_blocks
 
@@ -307,86 +279,55 @@ def step_by_step(request, block_size, block_pool):
     return blocks, block_size * len(blocks)
 
 
-def run_of(request, block_pool):
-    blocks = []
-    for block_hash in request.block_hashes:
-        block = block_pool.get_cached_block(block_hash)
-        if block is None:
-            break
-        blocks.append(block)
-    return blocks
+def run_of(request, pool):
+    found = map(pool.get_cached_block, request.block_hashes)
+    return list(takewhile(lambda block: block is not None, found))
 
 
-@wrong("get_computed_blocks", "no token is left to compute")
-def nothing_left(request, block_size, block_pool):
-    blocks = run_of(request, block_pool)
-    return blocks, len(blocks) * block_size
+def most(request, size):
+    return (request.num_tokens - 1) // size
 
 
-@wrong("get_computed_blocks", "goes on after the first miss")
-def over_the_gap(request, block_size, block_pool):
-    most = (request.num_tokens - 1) // block_size
-    found = [block_pool.get_cached_block(h) for h in request.block_hashes[:most]]
-    blocks = [block for block in found if block is not None]
-    return blocks, len(blocks) * block_size
+def usable(request, size, pool):
+    return run_of(request, pool)[: most(request, size)]
 
 
-@wrong("get_computed_blocks", "search from the end")
-def from_the_end(request, block_size, block_pool):
-    most = (request.num_tokens - 1) // block_size
-    found = [block_pool.get_cached_block(h) for h in request.block_hashes[:most]]
+def counted(blocks, size):
+    return blocks, len(blocks) * size
+
+
+def up_to_the_last_hit(request, size, pool):
+    found = [pool.get_cached_block(h) for h in request.block_hashes[: most(request, size)]]
     while found and found[-1] is None:
         found.pop()
-    return found, len(found) * block_size
+    return found
 
 
-@wrong("get_computed_blocks", "last found block is always thrown away")
-def always_one_less(request, block_size, block_pool):
-    blocks = run_of(request, block_pool)[:-1]
-    return blocks, len(blocks) * block_size
-
-
-@wrong("get_computed_blocks", "last full block is never used")
-def never_the_last_full_block(request, block_size, block_pool):
-    blocks = run_of(request, block_pool)[: max(0, len(request.block_hashes) - 1)]
-    return blocks, len(blocks) * block_size
-
-
-@wrong("get_computed_blocks", "not that of the blocks")
-def one_token_less(request, block_size, block_pool):
-    run = run_of(request, block_pool)
-    num_tokens = min(len(run) * block_size, request.num_tokens - 1)
-    return run[: (request.num_tokens - 1) // block_size], num_tokens
-
-
-@wrong("get_computed_blocks", "writes into a block")
-def keeps_the_last_block(request, block_size, block_pool):
-    run = run_of(request, block_pool)
-    return run, min(len(run) * block_size, request.num_tokens - 1)
-
-
-@wrong("get_computed_blocks", "counts blocks")
-def counts_blocks(request, block_size, block_pool):
-    blocks = run_of(request, block_pool)[: (request.num_tokens - 1) // block_size]
-    return blocks, len(blocks)
-
-
-@wrong("get_computed_blocks", "positions would restart at zero")
-def reports_nothing(request, block_size, block_pool):
-    return run_of(request, block_pool)[: (request.num_tokens - 1) // block_size], 0
-
-
-@wrong("get_computed_blocks", "must not touch")
-def touches_at_lookup(request, block_size, block_pool):
-    blocks = run_of(request, block_pool)[: (request.num_tokens - 1) // block_size]
-    block_pool.touch(blocks)
-    return blocks, len(blocks) * block_size
-
-
-@wrong("get_computed_blocks", "expected a pair")
-def blocks_only(request, block_size, block_pool):
-    return run_of(request, block_pool)[: (request.num_tokens - 1) // block_size]
-
+formulas(
+    "get_computed_blocks", "r, size, pool",
+    ("nothing_left", "no token is left to compute", "counted(run_of(r, pool), size)"),
+    ("over_the_gap", "goes on after the first miss",
+     "counted([b for b in up_to_the_last_hit(r, size, pool) if b is not None], size)"),
+    ("from_the_end", "all blocks before the last hit",
+     "counted(up_to_the_last_hit(r, size, pool), size)"),
+    ("always_one_less", "last found block is always thrown away",
+     "counted(run_of(r, pool)[:-1], size)"),
+    ("never_the_last_full_block", "last full block is never used",
+     "counted(run_of(r, pool)[: max(0, len(r.block_hashes) - 1)], size)"),
+    ("one_token_less", "not its tokens",
+     "(usable(r, size, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))"),
+    ("keeps_the_last_block", "writes into a block",
+     "(run_of(r, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))"),
+    ("counts_blocks", "counts blocks", "(usable(r, size, pool), len(usable(r, size, pool)))"),
+    ("reports_nothing", "positions would restart at zero", "(usable(r, size, pool), 0)"),
+    ("touches_at_lookup", "must not touch",
+     "(pool.touch(usable(r, size, pool)), counted(usable(r, size, pool), size))[1]"),
+    ("blocks_only", "expected a pair", "usable(r, size, pool)"),
+    ("as_a_tuple", "expected a pair", "counted(tuple(usable(r, size, pool)), size)"),
+    ("at_most_64", "not the blocks of the longest", "counted(usable(r, size, pool)[:64], size)"),
+    ("only_those_in_use", "not the blocks of the longest",
+     "counted(list(takewhile(lambda b: b.ref_cnt, usable(r, size, pool))), size)"),
+)  # fmt: skip
 
 # 4 CachingBlockPool. Each mutant changes one thing of a class that is right.
 
@@ -399,6 +340,9 @@ class Base(BlockPool):
     def get_new_blocks(self, num_blocks):
         if num_blocks > self.get_num_free_blocks():
             raise ValueError("too few")
+        return self.take(num_blocks)
+
+    def take(self, num_blocks):
         blocks = self.free_block_queue.popleft_n(num_blocks)
         for block in blocks:
             self.evict(block)
@@ -426,14 +370,15 @@ class Base(BlockPool):
         blocks = list(ordered_blocks)
         for block in blocks:
             block.ref_cnt -= 1
-        free = [block for block in blocks if block.ref_cnt == 0]
+        self.enqueue([block for block in blocks if block.ref_cnt == 0])
+
+    def enqueue(self, free):
         self.free_block_queue.append_n([block for block in free if block.block_hash is not None])
         self.free_block_queue.prepend_n([block for block in free if block.block_hash is None])
 
     def cache_full_blocks(self, blocks, block_hashes, num_cached_blocks, num_full_blocks):
-        for block, block_hash in list(zip(blocks, block_hashes, strict=False))[
-            num_cached_blocks:num_full_blocks
-        ]:
+        pairs = list(zip(blocks, block_hashes, strict=False))
+        for block, block_hash in pairs[num_cached_blocks:num_full_blocks]:
             self.cache(block, block_hash)
 
     def cache(self, block, block_hash):
@@ -479,13 +424,11 @@ class QueueOfItsOwn(Base):
     def get_cached_block(self, block_hash):
         return (self.twins.get(block_hash) or [None])[-1]
 
-    def get_new_blocks(self, num_blocks):
-        if num_blocks > len(self.empty) + len(self.full):
-            raise ValueError("too few")
+    def take(self, num_blocks):
         blocks = []
         for _ in range(num_blocks):
             if self.empty:
-                block = self.empty.pop()
+                block = self.empty.popleft()
             else:
                 _, block = self.full.popitem(last=False)
                 self.twins[block.block_hash].remove(block)
@@ -499,15 +442,9 @@ class QueueOfItsOwn(Base):
             self.full.pop(block.block_id, None)
             block.ref_cnt += 1
 
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.ref_cnt:
-                continue
-            if block.block_hash is None:
-                self.empty.append(block)
-            else:
-                self.full[block.block_id] = block
+    def enqueue(self, free):
+        self.empty.extendleft(block for block in reversed(free) if block.block_hash is None)
+        self.full |= {block.block_id: block for block in free if block.block_hash is not None}
 
     def cache(self, block, block_hash):
         block.block_hash = block_hash
@@ -519,216 +456,146 @@ class JustTheEngines(BlockPool):
     pass
 
 
-@wrong("block_pool", "engine's own method")
-class LetsTheEngineEvict(Base):
-    def get_new_blocks(self, num_blocks):
-        return super(Base, self).get_new_blocks(num_blocks)
-
-
 @wrong("block_pool", "Expected a class")
 class NoPool:
     pass
 
 
-@wrong("block_pool", "is still found by its hash")
-class EvictedIsStillFound(Base):
-    def forget(self, block):
-        pass
+def each(action):
+    """A method that does the same with each block of a list."""
 
-
-@wrong("block_pool", "is still found by its hash")
-class NeverEvicts(Base):
-    def evict(self, block):
-        pass
-
-
-@wrong("block_pool", "keeps its old hash")
-class StaleHash(Base):
-    def evict(self, block):
-        if block.block_hash is not None and block.block_hash in self.cached_block_hash_to_block:
-            self.cached_block_hash_to_block[block.block_hash].pop(block.block_id, None)
-
-
-@wrong("block_pool", "must raise the reference count")
-class HitWithoutReference(Base):
-    def touch(self, blocks):
+    def method(self, blocks):
         for block in blocks:
-            if block.ref_cnt == 0:
-                self.free_block_queue.remove(block)
+            action(self, block)
+
+    return method
 
 
-@wrong("block_pool", "still in the free queue")
-class TouchedStaysInTheQueue(Base):
-    def touch(self, blocks):
-        for block in blocks:
-            block.ref_cnt += 1
+def count(block, step):
+    block.ref_cnt += step
 
 
-@wrong("block_pool", "not in the free queue")
-class TouchRemovesAlways(Base):
-    def touch(self, blocks):
-        for block in blocks:
-            self.free_block_queue.remove(block)
-            block.ref_cnt += 1
+def put(self, block, back):
+    (self.free_block_queue.append_n if back else self.free_block_queue.prepend_n)([block])
 
 
-@wrong("block_pool", "still in the free queue")
-class TouchLooksTooLate(Base):
-    def touch(self, blocks):
-        for block in blocks:
-            block.ref_cnt += 1
-            if block.ref_cnt == 0:
-                self.free_block_queue.remove(block)
+def frees_what_others_hold(self, block):
+    block.ref_cnt -= 1
+    if block.block_hash is None or block.prev_free_block is None:
+        put(self, block, block.block_hash is not None)
 
 
-@wrong("block_pool", "cannot be found any more after its block was freed")
-class ForgetsWhenFreed(Base):
-    def free_blocks(self, ordered_blocks):
-        blocks = list(ordered_blocks)
-        for block in blocks:
-            if block.ref_cnt == 1 and block.block_hash is not None:
-                self.forget(block)
-        super().free_blocks(blocks)
+def frees_and_forgets(self, block):
+    block.ref_cnt -= 1
+    if block.ref_cnt == 0:
+        self.evict(block)
+        put(self, block, True)
 
 
-@wrong("block_pool", "after `free_blocks")
-class ForgetsTheHashWhenFreed(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                self.evict(block)
-                self.free_block_queue.append_n([block])
+def free_sets_zero(self, block):
+    block.ref_cnt = 0
+    if block.prev_free_block is None:
+        put(self, block, block.block_hash is not None)
 
 
-@wrong("block_pool", "most recently freed")
-class MostRecentFirst(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                self.free_block_queue.prepend_n([block])
+def without_references(self, num_blocks):
+    blocks = Base.take(self, num_blocks)
+    for block in blocks:
+        block.ref_cnt = 0
+    return blocks
 
 
-@wrong("block_pool", "one `free_blocks` are reused in the wrong order")
-class ReversesTheGivenOrder(Base):
-    """Freed head-first: the caller has put the tail in front already."""
-
-    def free_blocks(self, ordered_blocks):
-        super().free_blocks(list(ordered_blocks)[::-1])
+def too_late(self, block):
+    block.ref_cnt += 1
+    if block.ref_cnt == 0:
+        self.free_block_queue.remove(block)
 
 
-@wrong("block_pool", "is evicted although")
-class EmptyOnesToTheBack(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                self.free_block_queue.append_n([block])
+def hidden(self, block_hash):
+    found = Base.get_cached_block(self, block_hash)
+    return found if found is not None and found.ref_cnt == 0 else None
 
 
-@wrong("block_pool", "another request still holds")
-class FreesWhatOthersHold(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.block_hash is None:
-                self.free_block_queue.prepend_n([block])
-            elif block.prev_free_block is None:
-                self.free_block_queue.append_n([block])
+def freshened(self, block_hash):
+    """A lookup counts as a use."""
+    found = Base.get_cached_block(self, block_hash)
+    if found is not None and found.ref_cnt == 0:
+        self.free_block_queue.remove(found)
+        self.free_block_queue.append_n([found])
+    return found
 
 
-@wrong("block_pool", "is missing from the free queue")
-class ForgetsToFree(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt -= 1
+def twice(self, ordered_blocks):
+    for block in ordered_blocks:
+        block.ref_cnt -= 1
+    self.enqueue([block for block in ordered_blocks if block.ref_cnt == 0])
 
 
-@wrong("block_pool", "lower the reference count by one")
-class FreeSetsZero(Base):
-    def free_blocks(self, ordered_blocks):
-        for block in ordered_blocks:
-            block.ref_cnt = 0
-            if block.prev_free_block is None:
-                queue = self.free_block_queue
-                (queue.prepend_n if block.block_hash is None else queue.append_n)([block])
-
-
-@wrong("block_pool", "has one reference")
-class NewBlocksWithoutReference(Base):
-    def get_new_blocks(self, num_blocks):
-        blocks = super().get_new_blocks(num_blocks)
-        for block in blocks:
-            block.ref_cnt = 0
-        return blocks
-
-
-@wrong("block_pool", "more blocks than are free")
-class TakesWhatThereIs(Base):
-    def get_new_blocks(self, num_blocks):
-        return super().get_new_blocks(min(num_blocks, self.get_num_free_blocks()))
-
-
-@wrong("block_pool", "passes silently")
-class DoesNotCount(Base):
-    def get_new_blocks(self, num_blocks):
-        blocks = self.free_block_queue.popleft_n(num_blocks)
-        for block in blocks:
-            self.evict(block)
-            block.ref_cnt = 1
-        return blocks
-
-
-@wrong("block_pool", "not computed in full")
-class CachesPartialBlocks(Base):
-    """All blocks that have a hash, also those that are not computed yet."""
-
-    def cache_full_blocks(self, blocks, block_hashes, num_cached_blocks, num_full_blocks):
-        super().cache_full_blocks(blocks, block_hashes, num_cached_blocks, len(block_hashes))
-
-
-@wrong("block_pool", "but its `block_hash` is")
-class HashesOutOfStep(Base):
-    def cache_full_blocks(self, blocks, block_hashes, num_cached_blocks, num_full_blocks):
-        new = blocks[num_cached_blocks:num_full_blocks]
-        for block, block_hash in zip(new, block_hashes, strict=False):
-            self.cache(block, block_hash)
-
-
-@wrong("block_pool", "cannot be found, though block")
-class OnlyMarksTheBlock(Base):
-    def cache(self, block, block_hash):
-        block.block_hash = block_hash
-
-    def forget(self, block):
-        pass
-
-
-@wrong("block_pool", "its `block_hash` is None")
-class OnlyFillsTheTable(Base):
-    def cache(self, block, block_hash):
-        self.cached_block_hash_to_block.setdefault(block_hash, {})[block.block_id] = block
-
-
-@wrong("block_pool", "Another block with the same hash was evicted")
-class OneBlockPerHash(Base):
-    def get_cached_block(self, block_hash):
-        return self.cached_block_hash_to_block.get(block_hash)
-
-    def cache(self, block, block_hash):
-        block.block_hash = block_hash
-        self.cached_block_hash_to_block[block_hash] = block
-
-    def forget(self, block):
-        self.cached_block_hash_to_block.pop(block.block_hash, None)
-
-
-@wrong("block_pool", "KeyError")
-class LookupRaises(Base):
-    def get_cached_block(self, block_hash):
-        return next(iter(self.cached_block_hash_to_block[block_hash].values()))
-
+QUEUE = "Next in the queue is"
+FORGETS = "`free_blocks` forgets what a block holds"
+classes(
+    "block_pool", Base,
+    ("LetsTheEngineEvict", "engine's own method",
+     {"get_new_blocks": lambda s, n: super(Base, s).get_new_blocks(n)}),
+    ("EvictedIsStillFound", "is still found by its hash", {"forget": lambda s, b: None}),
+    ("NeverEvicts", "keeps its old hash", {"evict": lambda s, b: None}),
+    ("StaleHash", "keeps its old hash", {"evict": lambda s, b:
+     s.cached_block_hash_to_block.get(b.block_hash, {}).pop(b.block_id, None)}),
+    ("HitWithoutReference", "must raise the reference count",
+     {"touch": each(lambda s, b: b.ref_cnt or s.free_block_queue.remove(b))}),
+    ("TouchedStaysInTheQueue", "still in the free queue",
+     {"touch": each(lambda s, b: count(b, 1))}),
+    ("TouchRemovesAlways", "not in the free queue",
+     {"touch": each(lambda s, b: (s.free_block_queue.remove(b), count(b, 1)))}),
+    ("TouchLooksTooLate", "still in the free queue", {"touch": each(too_late)}),
+    ("ForgetsWhenFreed", FORGETS, {"enqueue": lambda s, free: (
+        [s.forget(b) for b in free if b.block_hash is not None], Base.enqueue(s, free))}),
+    ("ForgetsTheHashWhenFreed", FORGETS, {"enqueue": lambda s, free: (
+        [s.evict(b) for b in free], Base.enqueue(s, free))}),
+    ("ForgetsAllWhenFreed", QUEUE, {"free_blocks": each(frees_and_forgets)}),
+    ("MostRecentFirst", QUEUE,
+     {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, False)))}),
+    ("ReversesTheGivenOrder", "one `free_blocks` are reused in the wrong order",
+     {"enqueue": lambda s, free: Base.enqueue(s, free[::-1])}),
+    ("EmptyOnesToTheBack", "go to the back of the queue",
+     {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, True)))}),
+    ("EmptyOnesTurnedAround", "the last in the list is reused first", {"free_blocks": each(
+        lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, b.block_hash is not None)))}),
+    ("FreesWhatOthersHold", "free block in the queue",
+     {"free_blocks": each(frees_what_others_hold)}),
+    ("ForgetsToFree", "0 free blocks in the queue",
+     {"free_blocks": each(lambda s, b: count(b, -1))}),
+    ("FreeSetsZero", "lower the reference count by one", {"free_blocks": each(free_sets_zero)}),
+    ("WalksTwice", "in the queue", {"free_blocks": twice}),
+    ("NewBlocksWithoutReference", "has one reference", {"take": without_references}),
+    ("TakesWhatThereIs", "more blocks than are free",
+     {"get_new_blocks": lambda s, n: s.take(min(n, s.get_num_free_blocks()))}),
+    ("DoesNotCount", "raise a ValueError if fewer are free", {"get_new_blocks": Base.take}),
+    ("RefusesAnExactFit", "raised ValueError", {"get_new_blocks": lambda s, n:
+     Base.get_new_blocks(s, n + (n == s.get_num_free_blocks()))}),
+    ("CachesPartialBlocks", "not computed in full",
+     {"cache_full_blocks": lambda s, b, h, i, n: Base.cache_full_blocks(s, b, h, i, len(h))}),
+    ("HashesOutOfStep", "out of step",
+     {"cache_full_blocks": lambda s, b, h, i, n: Base.cache_full_blocks(s, b[i:n], h, 0, n - i)}),
+    ("OnlyMarksTheBlock", "nothing is found", {
+        "cache": lambda s, b, h: setattr(b, "block_hash", h), "forget": lambda s, b: None}),
+    ("OnlyFillsTheTable", "a `block_hash` is wrong", {"cache": lambda s, b, h:
+     s.cached_block_hash_to_block.setdefault(h, {}).update({b.block_id: b})}),
+    ("OneBlockPerHash", "when one of them is evicted", {
+        "get_cached_block": lambda s, h: s.cached_block_hash_to_block.get(h),
+        "cache": lambda s, b, h: (setattr(b, "block_hash", h),
+                                  s.cached_block_hash_to_block.update({h: b})),
+        "forget": lambda s, b: s.cached_block_hash_to_block.pop(b.block_hash, None)}),
+    ("LookupRaises", "KeyError", {"get_cached_block": lambda s, h:
+     next(iter(s.cached_block_hash_to_block[h].values()))}),
+    ("FindsOnlyFreeOnes", "nothing is found", {"get_cached_block": hidden}),
+    ("LookupIsAUse", QUEUE, {"get_cached_block": freshened}),
+    ("KnowsADigestOnly", "Expected", {
+        "get_cached_block": lambda s, h: Base.get_cached_block(s, h.digest),
+        "cache": lambda s, b, h: (Base.cache(s, b, h.digest), setattr(b, "block_hash", h))[0],
+        "forget": lambda s, b:
+            s.cached_block_hash_to_block[b.block_hash.digest].pop(b.block_id)}),
+)  # fmt: skip
 
 # 5 free_request
 
@@ -740,30 +607,29 @@ def by_slice(block_pool, block_table):
 
 @right("free_request")
 def one_by_one(block_pool, block_table):
-    while block_table:
-        block_pool.free_blocks([block_table.pop()])
+    left = list(block_table)
+    while left:
+        block_pool.free_blocks([left.pop()])
 
 
-@wrong("free_request", "head of the prefix")
-def head_first(block_pool, block_table):
-    block_pool.free_blocks(block_table)
-
-
-@wrong("free_request", "wrong blocks are evicted first")
-def by_block_id(block_pool, block_table):
-    middle = len(block_table) // 2
-    block_pool.free_blocks(block_table[middle:] + block_table[:middle])
-
-
-@wrong("free_request", "blocks are free after the request ended")
-def only_the_tail(block_pool, block_table):
-    block_pool.free_blocks(block_table[-1:])
-
-
-@wrong("free_request", "Another request's blocks are taken away, or this request's are kept")
-def keeps_shared_ones(block_pool, block_table):
-    block_pool.free_blocks([b for b in reversed(block_table) if b.ref_cnt == 1])
-
+OTHERS = "Another request's blocks are taken away, or this request's are kept"
+formulas(
+    "free_request", "pool, table",
+    ("head_first", "head of the prefix", "pool.free_blocks(table)"),
+    ("by_halves", "wrong blocks are evicted first",
+     "pool.free_blocks(table[len(table) // 2 :] + table[: len(table) // 2])"),
+    ("by_block_id", "that of the block numbers",
+     "pool.free_blocks(sorted(table, key=lambda b: -b.block_id))"),
+    ("only_the_tail", OTHERS, "pool.free_blocks(table[-1:])"),
+    ("keeps_shared_ones", "Only the blocks that nobody else holds",
+     "pool.free_blocks([b for b in reversed(table) if b.ref_cnt == 1])"),
+    ("keeps_partial_ones", "Only full blocks are given back",
+     "pool.free_blocks([b for b in reversed(table) if b.block_hash is not None])"),
+    ("turned_in_place", "changes `block_table` in place",
+     "table.reverse() or pool.free_blocks(table)"),
+    ("emptied", "changes `block_table` in place",
+     "[pool.free_blocks([table.pop()]) for _ in range(len(table))]"),
+)  # fmt: skip
 
 # 6 BlockHash
 
@@ -776,8 +642,14 @@ class Key:
     def __hash__(self):
         return hash(self.digest)
 
+    def __eq__(self, other):
+        return isinstance(other, Key) and self.owns() == other.owns()
+
     def own(self):
         return self.digest, self.token_ids, self.extra_keys
+
+    def owns(self):
+        return [link.own() for link in self.path()]
 
     def path(self):
         here, links = self, []
@@ -796,24 +668,21 @@ class ComparesPaths(Key):
     def __eq__(self, other):
         if not isinstance(other, ComparesPaths):
             return NotImplemented
-        return [link.own() for link in self.path()] == [link.own() for link in other.path()]
+        return self.owns() == other.owns()
 
 
 @right("block_hash")
 class KeepsThePrefix(Key):
-    """Right: carries all tokens from the start, so it needs no parents."""
+    """Right: carries everything from the start, so it needs no parents."""
 
     def __init__(self, digest, parent, token_ids, extra_keys=None):
         super().__init__(digest, parent, token_ids, extra_keys)
-        self.prefix = [*(parent.prefix if parent else []), (token_ids, extra_keys)]
+        self.prefix = [*(parent.prefix if parent else []), self.own()]
 
     __hash__ = Key.__hash__
 
     def __eq__(self, other):
-        return type(self) is type(other) and (self.digest, self.prefix) == (
-            other.digest,
-            other.prefix,
-        )
+        return type(self) is type(other) and self.prefix == other.prefix
 
 
 @right("block_hash")
@@ -821,145 +690,75 @@ class EnginesOwn(kv_cache_utils.BlockHash):
     """Right: the engine's own, which also lets equal chains share their past."""
 
 
-@wrong("block_hash", "digest alone decides")
-class TrustsTheDigest(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return isinstance(other, Key) and self.digest == other.digest
+def same_by(part):
+    """`__eq__` that compares only this part of two hashes."""
+    return {"__eq__": lambda one, two: isinstance(two, Key) and part(one) == part(two)}
 
 
-@wrong("block_hash", "Only the block's own tokens")
-class ComparesOwnTokens(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return isinstance(other, Key) and self.own() == other.own()
-
-
-@wrong("block_hash", "stops at the parent")
-class ComparesParentsTokens(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key) or self.own() != other.own():
-            return False
-        if self.parent is None or other.parent is None:
-            return self.parent is other.parent
-        return self.parent.own() == other.parent.own()
+def parents_tokens(one, two):
+    if not isinstance(two, Key) or one.own() != two.own():
+        return False
+    if one.parent is None or two.parent is None:
+        return one.parent is two.parent
+    return one.parent.own() == two.parent.own()
 
 
-@wrong("block_hash", "salts are not compared")
-class ForgetsTheSalt(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key):
-            return False
-        mine, theirs = self.path(), other.path()
-        return [(k.digest, k.token_ids) for k in mine] == [(k.digest, k.token_ids) for k in theirs]
+def up_to_the_shorter(one, two):
+    pairs = zip(one.path(), two.path(), strict=False) if isinstance(two, Key) else ()
+    return isinstance(two, Key) and all(a.own() == b.own() for a, b in pairs)
 
 
-@wrong("block_hash", "first block equals a later one")
-class StopsAtTheShorterChain(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key):
-            return False
-        pairs = zip(self.path(), other.path(), strict=False)
-        return all(one.own() == two.own() for one, two in pairs)
-
-
-@wrong("block_hash", "first block equals a later one")
-class StopsWhereTheOtherBegins(Key):
+def where_the_other_begins(one, two):
     """Asked the other way round, it is right."""
-
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        here = self
-        while isinstance(other, Key):
-            if here is None or here.own() != other.own():
-                return False
-            here, other = here.parent, other.parent
-        return other is None and here is not self
-
-
-@wrong("block_hash", "salt of the first block is not compared")
-class SaltOfThisBlockOnly(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key) or self.extra_keys != other.extra_keys:
+    here = one
+    while isinstance(two, Key):
+        if here is None or here.own() != two.own():
             return False
-        mine, theirs = self.path(), other.path()
-        return [k.token_ids for k in mine] == [k.token_ids for k in theirs] and (
-            self.digest == other.digest
+        here, two = here.parent, two.parent
+    return two is None and here is not one
+
+
+def same_attributes(one, two):
+    try:
+        return one.own() == (two.digest, two.token_ids, two.extra_keys) and (
+            one.owns()[1:] == (two.parent.owns() if two.parent else [])
         )
+    except AttributeError:
+        return False
 
 
-@wrong("block_hash", "RecursionError")
-class Recursive(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key):
-            return False
-        return self.own() == other.own() and self.parent == other.parent
-
-
-@wrong("block_hash", "nothing would ever be found")
-class SameObjectOnly(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return self is other
-
-
-@wrong("block_hash", "nothing would ever be found")
-class SameParentObject(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return isinstance(other, Key) and self.own() == other.own() and self.parent is other.parent
-
-
-@wrong("block_hash", "different `hash(...)`")
-class HashOfTheObject(ComparesPaths):
-    __eq__ = ComparesPaths.__eq__
-
-    def __hash__(self):
-        return id(self)
-
-
-@wrong("block_hash", "unhashable type")
-class NoHash(Key):
-    def __eq__(self, other):
-        return isinstance(other, Key) and [k.own() for k in self.path()] == [
-            k.own() for k in other.path()
-        ]
-
-
-@wrong("block_hash", "NoneType")
-class FailsOnNone(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return [k.own() for k in self.path()] == [k.own() for k in other.path()]
-
-
-@wrong("block_hash", "Different digests count as equal")
-class IgnoresTheDigest(Key):
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, Key):
-            return False
-        return [(k.token_ids, k.extra_keys) for k in self.path()] == [
-            (k.token_ids, k.extra_keys) for k in other.path()
-        ]
-
+LOST = "nothing would ever be found"
+classes(
+    "block_hash", Key,
+    ("TrustsTheDigest", "digest alone decides", same_by(lambda k: k.digest)),
+    ("ComparesOwnTokens", "Only the block's own contents", same_by(Key.own)),
+    ("ComparesParentsTokens", "stops at the parent", {"__eq__": parents_tokens}),
+    ("ForgetsTheSalt", "salts are not compared",
+     same_by(lambda k: [(x.digest, x.token_ids) for x in k.path()])),
+    ("StopsAtTheShorterChain", "first block equals a later one", {"__eq__": up_to_the_shorter}),
+    ("StopsWhereTheOtherBegins", "first block equals a later one",
+     {"__eq__": where_the_other_begins}),
+    ("SaltOfThisBlockOnly", "a tenant finds another tenant's blocks",
+     same_by(lambda k: (k.digest, k.extra_keys, [x.token_ids for x in k.path()]))),
+    ("Recursive", "RecursionError", {"__eq__": lambda one, two: isinstance(two, Key)
+     and one.own() == two.own() and one.parent == two.parent}),
+    ("SameObjectOnly", LOST, {"__eq__": lambda one, two: one is two}),
+    ("SameParentObject", "Parents are compared by `is`",
+     same_by(lambda k: (k.own(), id(k.parent)))),
+    ("HashOfTheObject", "different `hash(...)`", {"__hash__": lambda k: id(k)}),
+    ("HashOfTheParentObject", "different `hash(...)`",
+     {"__hash__": lambda k: hash((k.digest, id(k.parent)))}),
+    ("NoHash", "unhashable type", {"__hash__": None}),
+    ("OneForAll", "All hashes have the same", {"__hash__": lambda k: 7}),
+    ("WalksBackForItsHash", "takes longer for a long prompt",
+     {"__hash__": lambda k: hash(tuple(k.owns()))}),
+    ("FailsOnNone", "NoneType", {"__eq__": lambda one, two: one.owns() == two.owns()}),
+    ("TakesWhatLooksLikeIt", "no BlockHash", {"__eq__": same_attributes}),
+    ("IgnoresTheDigest", "Different digests count as equal",
+     same_by(lambda k: [(x.token_ids, x.extra_keys) for x in k.path()])),
+    ("ComparesOwnDigest", "Different digests count as equal",
+     same_by(lambda k: (k.digest, [(x.token_ids, x.extra_keys) for x in k.path()]))),
+)  # fmt: skip
 
 # 7 predict_num_cached_tokens
 
@@ -992,77 +791,19 @@ def with_a_tree(prompts, block_size):
 
 
 def best_of(prompts, i, searched=slice(None)):
-    earlier = prompts[:i][searched]
-    return max((common(prompts[i], e) for e in earlier), default=0)
-
-
-@wrong("predict_num_cached_tokens", "leaves no token to compute")
-def everything_found(prompts, block_size):
-    return [best_of(prompts, i) // block_size * block_size for i in range(len(prompts))]
-
-
-@wrong("predict_num_cached_tokens", "rounding comes too early")
-def one_token_off(prompts, block_size):
-    return [
-        min(best_of(prompts, i) // block_size * block_size, len(p) - 1)
-        for i, p in enumerate(prompts)
-    ]
-
-
-@wrong("predict_num_cached_tokens", "count single tokens")
-def single_tokens(prompts, block_size):
-    return [min(best_of(prompts, i), len(p) - 1) for i, p in enumerate(prompts)]
-
-
-@wrong("predict_num_cached_tokens", "round up")
-def rounds_up(prompts, block_size):
-    return [
-        min(-(-best_of(prompts, i) // block_size), (len(p) - 1) // block_size) * block_size
-        for i, p in enumerate(prompts)
-    ]
-
-
-@wrong("predict_num_cached_tokens", "just before")
-def last_prompt_only(prompts, block_size):
-    return [
-        min(best_of(prompts, i, slice(-1, None)), len(p) - 1) // block_size * block_size
-        for i, p in enumerate(prompts)
-    ]
-
-
-@wrong("predict_num_cached_tokens", "very first prompt")
-def first_prompt_only(prompts, block_size):
-    return [
-        min(best_of(prompts, i, slice(1)), len(p) - 1) // block_size * block_size
-        for i, p in enumerate(prompts)
-    ]
+    return max((common(prompts[i], e) for e in prompts[:i][searched]), default=0)
 
 
 @wrong("predict_num_cached_tokens", "without what comes before")
 def blocks_without_prefix(prompts, block_size):
     seen, found = set(), []
     for prompt in prompts:
-        blocks = [
-            tuple(prompt[i : i + block_size])
-            for i in range(0, len(prompt) - block_size + 1, block_size)
-        ]
-        most = (len(prompt) - 1) // block_size
-        found.append(block_size * len(list(takewhile(seen.__contains__, blocks[:most]))))
+        ends = range(block_size, len(prompt) + 1, block_size)
+        blocks = [tuple(prompt[end - block_size : end]) for end in ends]
+        usable = blocks[: (len(prompt) - 1) // block_size]
+        found.append(block_size * len(list(takewhile(seen.__contains__, usable))))
         seen.update(blocks)
     return found
-
-
-@wrong("predict_num_cached_tokens", "count blocks")
-def blocks_not_tokens(prompts, block_size):
-    return [tokens // block_size for tokens in longest_common_prefix(prompts, block_size)]
-
-
-@wrong("predict_num_cached_tokens", "always left out")
-def one_block_less(prompts, block_size):
-    return [
-        max(0, best_of(prompts, i) // block_size * block_size - block_size)
-        for i in range(len(prompts))
-    ]
 
 
 @wrong("predict_num_cached_tokens", "finds itself")
@@ -1071,11 +812,40 @@ def finds_itself(prompts, block_size):
     for prompt in prompts:
         ends = range(block_size, len(prompt) + 1, block_size)
         seen.update(tuple(prompt[:end]) for end in ends)
-        found.append(
-            max((e for e in ends if e < len(prompt) and tuple(prompt[:e]) in seen), default=0)
-        )
+        known = (e for e in ends if e < len(prompt) and tuple(prompt[:e]) in seen)
+        found.append(max(known, default=0))
     return found
 
+
+def each_prompt(*wrong_ones):
+    """Predictions for prompt i, `p`, of which `best` tokens are in common with an earlier one."""
+    for name, says, rule in wrong_ones:
+        formulas("predict_num_cached_tokens", "prompts, size", (name, says, (
+            f"[(lambda p, best: {rule})(prompts[i], best_of(prompts, i)) "
+            "for i in range(len(prompts))]")))  # fmt: skip
+
+
+SEARCHED = "min(max((common(p, e) for e in prompts[:i][{}]), default=0), len(p) - 1) // size * size"
+each_prompt(
+    ("everything_found", "leaves no token to compute", "best // size * size"),
+    ("one_token_off", "rounding comes too early", "min(best // size * size, len(p) - 1)"),
+    ("single_tokens", "count single tokens", "min(best, len(p) - 1)"),
+    ("rounds_up", "round up", "min(-(-best // size), (len(p) - 1) // size) * size"),
+    ("blocks_not_tokens", "count blocks", "min(best, len(p) - 1) // size"),
+    ("one_block_less", "always left out", "max(0, best // size * size - size)"),
+)
+formulas(
+    "predict_num_cached_tokens", "prompts, size",
+    ("last_prompt_only", "just before", "[min(best_of(prompts, i, slice(-1, None)), len(p) - 1) "
+     "// size * size for i, p in enumerate(prompts)]"),
+    ("first_prompt_only", "very first prompt", "[min(best_of(prompts, i, slice(1)), len(p) - 1) "
+     "// size * size for i, p in enumerate(prompts)]"),
+    ("up_to_64", "prediction is wrong",
+     "[min(n, 64 // size * size) for n in longest_common_prefix(prompts, size)]"),
+    ("sorted_in_place", "changes in place", "[longest_common_prefix(prompts, size), "
+     "[p.clear() for p in prompts]][0]"),
+    ("a_generator", "Expected a list", "(n for n in longest_common_prefix(prompts, size))"),
+)  # fmt: skip
 
 # 8 engine: right parts, plugged together, and one of them wrong
 
@@ -1105,9 +875,46 @@ def all_right(config, hash_function):
 @right("engine")
 def all_written_otherwise(config, hash_function):
     return plugged(
-        config, hash_function, hash_tokens=as_text, hasher=salt_in_every_block,
+        config, hash_function, hash_tokens=as_text, hasher=recursive,
         pool=QueueOfItsOwn, lookup=with_takewhile, free=one_by_one, key=KeepsThePrefix,
     )  # fmt: skip
+
+
+def named(exercise, name):
+    """A wrong answer of this zoo."""
+    return next(
+        s.answer for s in zoo.wrong_answers if (s.exercise, s.answer.__name__) == (exercise, name)
+    )
+
+
+def one_wrong(*wrong_ones):
+    """Managers in which one part is wrong: a name, words, the part and its exercise."""
+    for name, says, part, exercise, answer in wrong_ones:
+        parts = {part: named(exercise, answer)}
+        manager = lambda c, h, parts=parts: plugged(c, h, **parts)  # noqa: E731
+        manager.__name__ = name
+        wrong("engine", says)(manager)
+
+
+one_wrong(
+    ("real_tokens_are_larger", "Exercise 1 is not right yet. Your code raised ValueError",
+     "hash_tokens", "hash_block_tokens", "tokens_as_bytes"),
+    ("parents_ignored", "Exercise 1 is not right", "hash_tokens", "hash_block_tokens", "no_parent"),
+    ("shares_between_tenants", "Exercise 2 is not right yet. The salt is ignored",
+     "hasher", "request_block_hasher", "no_salt"),
+    ("chain_is_broken", "Exercise 2 is not right", "hasher", "request_block_hasher", "no_chain"),
+    ("blocks_are_missing", "Exercise 2 is not right yet. The last full block",
+     "hasher", "request_block_hasher", "misses_the_last_block"),
+    ("takes_all", "Exercise 3 is not right", "lookup", "get_computed_blocks", "nothing_left"),
+    ("evicts_the_newest", "Exercise 4 is not right", "pool", "block_pool", "MostRecentFirst"),
+    ("digest_as_the_key", "Exercise 4 is not right", "pool", "block_pool", "KnowsADigestOnly"),
+    ("the_engines_own_pool", "Exercise 4 is not right yet. The engine's own method",
+     "pool", "block_pool", "JustTheEngines"),
+    ("frees_head_first", "Exercise 5 is not right yet. The head", "free", "free_request",
+     "head_first"),
+    ("collisions_trusted", "Exercise 6 is not right yet. The digest alone", "key", "block_hash",
+     "TrustsTheDigest"),
+)  # fmt: skip
 
 
 @wrong("engine", "engine's own parts")
@@ -1116,7 +923,7 @@ def the_engines_own(config, hash_function):
 
 
 @wrong("engine", "engine's own parts")
-def the_engines_own_pool(config, hash_function):
+def the_engines_blocks(config, hash_function):
     return plugged(config, hash_function, pool=BlockPool)
 
 
@@ -1125,67 +932,76 @@ def forgot_to_return_the_manager(config, hash_function):
     plugged(config, hash_function)
 
 
-@wrong("engine", "another prompt's keys and values")
-def collisions_trusted(config, hash_function):
-    return plugged(config, hash_function, key=TrustsTheDigest)
+@wrong("engine", "Exercise 1 is not right yet. `hash_function` is never called")
+def another_hash_function(config, hash_function):
+    return plugged(config, kv_cache_utils.get_hash_fn_by_name("xxhash"))
 
 
-@wrong("engine", "another prompt's keys and values")
-def digest_as_the_key(config, hash_function):
-    """The hashes are compared in the right way, but the pool never sees them."""
+@wrong("engine", "collide")
+def digests_instead_of_hashes(config, hash_function):
+    """What the parts make is right; what is put into the pool is not."""
+    manager = plugged(config, hash_function)
 
-    class ByDigest(Straight):
-        def get_cached_block(self, block_hash):
-            return super().get_cached_block(block_hash.digest)
+    def only_digests(request):
+        request.kept = getattr(request, "kept", [])
+        known, request.block_hashes = request.block_hashes, request.kept
+        new = hasher(request)
+        request.kept, request.block_hashes = [*request.kept, *new], known
+        return [key.digest for key in new]
 
-        def cache(self, block, block_hash):
-            super().cache(block, block_hash.digest)
-
-    return plugged(config, hash_function, pool=ByDigest)
+    hasher, manager.block_hasher = manager.block_hasher, only_digests
+    return manager
 
 
-@wrong("engine", "other blocks than the engine's own")
+@wrong("engine", "Exercise 3 is not right yet")
 def no_lookup(config, hash_function):
     return plugged(config, hash_function, lookup=lambda request, size, pool: ([], 0))
 
 
-@wrong("engine", "other blocks than the engine's own")
-def frees_head_first(config, hash_function):
-    return plugged(config, hash_function, free=head_first)
+def lookup_where(change):
+    """A lookup whose blocks are changed: (blocks, block_size, pool)."""
+
+    def lookup(request, block_size, block_pool):
+        blocks, _ = step_by_step(request, block_size, block_pool)
+        return counted(change(blocks, block_size, block_pool), block_size)
+
+    return lookup
 
 
-@wrong("engine", "other blocks than the engine's own")
-def shares_between_tenants(config, hash_function):
-    return plugged(config, hash_function, hasher=no_salt)
-
-
-@wrong("engine", "other blocks than the engine's own")
-def evicts_the_newest(config, hash_function):
-    return plugged(config, hash_function, pool=MostRecentFirst)
+@wrong("engine", "Exercise 3 is not right yet")
+def block_size_of_the_check(config, hash_function):
+    lookup = lookup_where(lambda blocks, size, pool: blocks[: 4 if size != 4 else None])
+    return plugged(config, hash_function, lookup=lookup)
 
 
 @wrong("engine", "something else than without a cache")
 def one_block_again_and_again(config, hash_function):
-    """Right in blocks of 4, in which the random requests come. Only the text shows it."""
-
-    def lookup(request, block_size, block_pool):
-        blocks, num_tokens = step_by_step(request, block_size, block_pool)
-        if block_size > 4:
-            blocks = blocks[:1] * len(blocks)
-        return blocks, num_tokens
-
+    """Right in the small pools of the checks. Only the text shows it."""
+    lookup = lookup_where(
+        lambda blocks, size, pool: (
+            blocks[:1] * len(blocks) if (size, pool.num_gpu_blocks) == (16, 64) else blocks
+        )
+    )
     return plugged(config, hash_function, lookup=lookup)
 
 
-@wrong("engine", "must be in range(0, 256)")
-def real_tokens_are_larger(config, hash_function):
-    return plugged(config, hash_function, hash_tokens=tokens_as_bytes)
-
-
 @wrong("engine", "finds other tokens than predicted")
-def block_size_of_the_check(config, hash_function):
+def few_blocks_in_a_large_pool(config, hash_function):
+    lookup = lookup_where(
+        lambda blocks, size, pool: blocks[:2] if (size, pool.num_gpu_blocks) == (16, 64) else blocks
+    )
+    return plugged(config, hash_function, lookup=lookup)
+
+
+@wrong("engine", "finds other blocks than the engine's own")
+def forgets_every_third_request(config, hash_function):
+    """Each part is right alone; one of them counts requests."""
+    asked = []
+
     def lookup(request, block_size, block_pool):
-        blocks, _ = with_takewhile(request, 4, block_pool)
-        return blocks[:4], 4 * len(blocks[:4])
+        asked.append(request.request_id)
+        if request.request_id.isdigit() and len(asked) % 3 == 0 and int(request.request_id) > 1:
+            return [], 0
+        return step_by_step(request, block_size, block_pool)
 
     return plugged(config, hash_function, lookup=lookup)

@@ -15,15 +15,23 @@ from utils.engine.request import RequestStatus
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
+
+def wrong_ones(exercise, *rows):
+    """Each a name, words that the feedback must contain, and the answer."""
+    for name, says, answer in rows:
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
+
+
 # 1 batch_waste
-
-
-def batches(values, size):
-    return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def spare(values):
     return len(values) * max(values) - sum(values)
+
+
+def per_batch(rule, lens, size):
+    return sum(rule(lens[i : i + size]) for i in range(0, len(lens), size))
 
 
 @right("batch_waste")
@@ -38,64 +46,37 @@ def place_by_place(prompt_lens, output_lens, batch_size):
 
 @right("batch_waste")
 def with_sums(prompt_lens, output_lens, batch_size):
-    return tuple(sum(map(spare, batches(x, batch_size))) for x in (prompt_lens, output_lens))
+    return tuple(per_batch(spare, lens, batch_size) for lens in (prompt_lens, output_lens))
 
 
-@wrong("batch_waste", "longest of *all*")
-def one_maximum(prompt_lens, output_lens, batch_size):
-    return spare(prompt_lens), spare(output_lens)
+@wrong("batch_waste", "changes in place what it was given")
+def empties_its_lists(prompt_lens, output_lens, batch_size):
+    padding = idle = 0
+    while prompt_lens:
+        padding += spare(prompt_lens[:batch_size])
+        idle += spare(output_lens[:batch_size])
+        del prompt_lens[:batch_size], output_lens[:batch_size]
+    return padding, idle
 
 
-@wrong("batch_waste", "swapped")
-def idle_first(prompt_lens, output_lens, batch_size):
-    return with_sums(output_lens, prompt_lens, batch_size)
-
-
-@wrong("batch_waste", "last batch is forgotten")
-def whole_batches_only(prompt_lens, output_lens, batch_size):
-    end = len(prompt_lens) // batch_size * batch_size
-    return with_sums(prompt_lens[:end], output_lens[:end], batch_size)
-
-
-@wrong("batch_waste", "has fewer requests")
-def full_last_batch(prompt_lens, output_lens, batch_size):
-    def waste(lens):
-        return sum(batch_size * max(b) - sum(b) for b in batches(lens, batch_size))
-
-    return waste(prompt_lens), waste(output_lens)
-
-
-@wrong("batch_waste", "longest prompt plus answer")
-def ends_together(prompt_lens, output_lens, batch_size):
-    both = [p + o for p, o in zip(prompt_lens, output_lens, strict=True)]
-    return with_sums(prompt_lens, both, batch_size)
-
-
-@wrong("batch_waste", "useful ones included")
-def all_places(prompt_lens, output_lens, batch_size):
-    def places(lens):
-        return sum(len(b) * max(b) for b in batches(lens, batch_size))
-
-    return places(prompt_lens), places(output_lens)
-
-
-@wrong("batch_waste", "shortest")
-def minimum(prompt_lens, output_lens, batch_size):
-    def waste(lens):
-        return sum(sum(b) - len(b) * min(b) for b in batches(lens, batch_size))
-
-    return waste(prompt_lens), waste(output_lens)
-
-
-@wrong("batch_waste", "padding is right")
-def idle_of_the_first_batch(prompt_lens, output_lens, batch_size):
-    padding, _ = with_sums(prompt_lens, output_lens, batch_size)
-    return padding, spare(output_lens[:batch_size])
-
-
-@wrong("batch_waste", "expected a pair")
-def one_number(prompt_lens, output_lens, batch_size):
-    return sum(with_sums(prompt_lens, output_lens, batch_size))
+wrong_ones(
+    "batch_waste",
+    ("one_maximum", "longest of *all*", lambda p, o, b: (spare(p), spare(o))),
+    ("idle_first", "swapped", lambda p, o, b: with_sums(o, p, b)),
+    ("whole_batches_only", "last batch is forgotten",
+     lambda p, o, b: with_sums(p[: len(p) // b * b], o[: len(o) // b * b], b)),
+    ("full_last_batch", "has fewer requests", lambda p, o, b: tuple(
+        per_batch(lambda x: b * max(x) - sum(x), lens, b) for lens in (p, o))),
+    ("ends_together", "longest prompt plus answer",
+     lambda p, o, b: with_sums(p, [x + y for x, y in zip(p, o, strict=True)], b)),
+    ("all_places", "useful ones included", lambda p, o, b: tuple(
+        per_batch(lambda x: len(x) * max(x), lens, b) for lens in (p, o))),
+    ("minimum", "shortest", lambda p, o, b: tuple(
+        per_batch(lambda x: sum(x) - len(x) * min(x), lens, b) for lens in (p, o))),
+    ("idle_of_the_first_batch", "padding is right",
+     lambda p, o, b: (with_sums(p, o, b)[0], spare(o[:b]) if o else 0)),
+    ("one_number", "expected a pair", lambda p, o, b: sum(with_sums(p, o, b))),
+)  # fmt: skip
 
 
 # 2 choose_tokens
@@ -130,21 +111,10 @@ def with_a_flag(running, waiting, max_num_seqs, max_num_batched_tokens):
 
 
 def choose(running, waiting, max_num_seqs, budget, *, spend=1, counted=0, skip=False,
-           amount=lacking, first="running", order=lambda line: line,
-           fits=lambda n, budget: n <= budget):  # fmt: skip
+           amount=lacking, order=list, fits=lambda n, budget: n <= budget):  # fmt: skip
     """The engine of the wrong answers below: each changes one thing."""
-    chosen = {}
-
-    def serve_running():
-        nonlocal budget
-        for request in running:
-            if first == "waiting" and lacking(request) > budget:
-                return
-            chosen[request.request_id] = amount(request)
-            budget -= spend * amount(request)
-
-    if first == "running":
-        serve_running()
+    chosen = {request.request_id: amount(request) for request in running}
+    budget -= spend * sum(chosen.values())
     num_seqs = len(running) - counted
     for request in order(waiting):
         if num_seqs >= max_num_seqs or not fits(lacking(request), budget):
@@ -154,78 +124,20 @@ def choose(running, waiting, max_num_seqs, budget, *, spend=1, counted=0, skip=F
         chosen[request.request_id] = amount(request)
         budget -= amount(request)
         num_seqs += 1
-    if first == "waiting":
-        serve_running()
     return chosen
-
-
-@wrong("choose_tokens", "the budget is 8")
-def running_ones_are_free(*state):
-    return choose(*state, spend=0)
-
-
-@wrong("choose_tokens", "the budget is")
-def budget_ignored(running, waiting, max_num_seqs, max_num_batched_tokens):
-    return choose(running, waiting, max_num_seqs, 10**6)
-
-
-@wrong("choose_tokens", "max_num_seqs is")
-def max_num_seqs_ignored(running, waiting, max_num_seqs, max_num_batched_tokens):
-    return choose(running, waiting, 10**6, max_num_batched_tokens)
-
-
-@wrong("choose_tokens", "max_num_seqs is")
-def only_newcomers_are_counted(running, *rest):
-    return choose(running, *rest, counted=len(running))
 
 
 @wrong("choose_tokens", "is served before")
 def newcomers_first(running, waiting, max_num_seqs, budget):
-    return choose(running, waiting, max_num_seqs, budget, first="waiting")
+    chosen = choose([], waiting, max_num_seqs - len(running), budget)
+    for request in running:
+        if sum(chosen.values()) + lacking(request) > budget:
+            break
+        chosen[request.request_id] = lacking(request)
+    return chosen
 
 
-@wrong("choose_tokens", "overtakes")
-def skips_ahead(*state):
-    return choose(*state, skip=True)
-
-
-@wrong("choose_tokens", "overtakes")
-def shortest_first(*state):
-    return choose(*state, order=lambda line: sorted(line, key=lacking))
-
-
-@wrong("choose_tokens", "overtakes")
-def last_come_first_served(*state):
-    return choose(*state, order=lambda line: line[::-1])
-
-
-@wrong("choose_tokens", "counted with its whole prompt")
-def decode_as_whole_prompt(*state):
-    return choose(*state, amount=lambda request: request.num_tokens)
-
-
-@wrong("choose_tokens", "is running, but gets no token")
-def prompts_only(running, waiting, max_num_seqs, max_num_batched_tokens):
-    rest = max_num_seqs - len(running), max_num_batched_tokens - len(running)
-    return choose([], waiting, *rest)
-
-
-@wrong("choose_tokens", "is left out")
-def decodes_only(running, waiting, max_num_seqs, max_num_batched_tokens):
-    return choose(running, [], max_num_seqs, max_num_batched_tokens)
-
-
-@wrong("choose_tokens", "is left out")
-def exactly_full_is_too_full(*state):
-    return choose(*state, fits=lambda n, budget: n < budget)
-
-
-@wrong("choose_tokens", "is left out")
-def one_at_a_time(running, waiting, *limits):
-    return choose(running, waiting[:1], *limits)
-
-
-@wrong("choose_tokens", "parts come in exercise 3")
+@wrong("choose_tokens", "Parts come in exercise 3")
 def cuts_prompts_already(running, waiting, max_num_seqs, budget):
     chosen = choose(running, waiting, max_num_seqs, budget)
     left = budget - sum(chosen.values())
@@ -247,15 +159,33 @@ def pops_from_the_line(running, waiting, max_num_seqs, budget):
     return chosen
 
 
-@wrong("choose_tokens", "expected a dict")
-def a_list_of_names(*state):
-    return list(choose(*state))
-
-
 @wrong("choose_tokens", "with 0 tokens")
 def zeros_for_the_others(running, waiting, *limits):
     chosen = choose(running, waiting, *limits)
     return {r.request_id: chosen.get(r.request_id, 0) for r in (*running, *waiting)}
+
+
+wrong_ones(
+    "choose_tokens",
+    ("running_ones_are_free", "do not lower your budget", lambda *s: choose(*s, spend=0)),
+    ("budget_ignored", "budget is ignored", lambda r, w, n, b: choose(r, w, n, 10**6)),
+    ("max_num_seqs_ignored", "is ignored", lambda r, w, n, b: choose(r, w, 10**6, b)),
+    ("only_newcomers_are_counted", "Only newcomers are counted",
+     lambda r, *rest: choose(r, *rest, counted=len(r))),
+    ("skips_ahead", "overtakes", lambda *s: choose(*s, skip=True)),
+    ("shortest_first", "overtakes: the shortest",
+     lambda *s: choose(*s, order=lambda line: sorted(line, key=lacking))),
+    ("last_come_first_served", "overtakes", lambda *s: choose(*s, order=lambda line: line[::-1])),
+    ("decode_as_whole_prompt", "counted with its whole text",
+     lambda *s: choose(*s, amount=lambda request: request.num_tokens)),
+    ("prompts_only", "running gets no token",
+     lambda r, w, n, b: choose([], w, n - len(r), b - len(r))),
+    ("decodes_only", "is left out", lambda r, w, n, b: choose(r, [], n, b)),
+    ("exactly_full_is_too_full", "fills the step exactly",
+     lambda *s: choose(*s, fits=lambda n, budget: n < budget)),
+    ("one_at_a_time", "is left out", lambda r, w, *limits: choose(r, w[:1], *limits)),
+    ("a_list_of_names", "expected a dict", lambda *s: list(choose(*s))),
+)  # fmt: skip
 
 
 # 3 next_chunk
@@ -275,67 +205,37 @@ def as_a_list(request, budget, num_running_after):
     return [end - request.num_computed_tokens, end >= request.num_tokens]
 
 
-@wrong("next_chunk", "sampled after every chunk")
-def samples_always(request, budget, num_running_after):
-    return as_a_list(request, budget, num_running_after)[0], True
+def chunk(request, budget, after):
+    return as_a_list(request, budget, after)[0]
 
 
-@wrong("next_chunk", "as soon as the *prompt* is computed")
-def samples_after_the_prompt(request, budget, num_running_after):
-    n, _ = as_a_list(request, budget, num_running_after)
-    return n, request.num_computed_tokens + n >= request.num_prompt_tokens
+def prompt_left(request):
+    return len(request.prompt_token_ids) - request.num_computed_tokens
 
 
-@wrong("next_chunk", "a step too late")
-def samples_a_step_late(request, budget, num_running_after):
-    n, _ = as_a_list(request, budget, num_running_after)
-    return n, request.num_computed_tokens >= request.num_prompt_tokens
+def and_whether(tokens):
+    return lambda r, b, a: (tokens(r, b, a), tokens(r, b, a) == lacking(r))
 
 
-@wrong("next_chunk", "no new one is sampled")
-def never_samples(request, budget, num_running_after):
-    return as_a_list(request, budget, num_running_after)[0], False
-
-
-@wrong("next_chunk", "leaves nothing for the running requests that come after")
-def takes_all(request, budget, num_running_after):
-    return as_a_list(request, budget, 0)
-
-
-@wrong("next_chunk", "prompt is not cut")
-def whole_prompt(request, budget, num_running_after):
-    return lacking(request), True
-
-
-@wrong("next_chunk", "counted again")
-def whole_text(request, budget, num_running_after):
-    n = min(request.num_tokens, budget - num_running_after)
-    return n, n == lacking(request)
-
-
-@wrong("next_chunk", "Only the prompt is looked at")
-def forgets_the_answer(request, budget, num_running_after):
-    room = budget - num_running_after
-    n = request.num_prompt_tokens - request.num_computed_tokens
-    n = min(n if n > 0 else 1, room)
-    return n, n == lacking(request)
-
-
-@wrong("next_chunk", "belongs to the budget")
-def others_taken_from_the_request(request, budget, num_running_after):
-    n = min(lacking(request) - num_running_after, budget)
-    return n, n == lacking(request)
-
-
-@wrong("next_chunk", "stays unused")
-def one_too_few(request, budget, num_running_after):
-    n = min(lacking(request), budget - num_running_after - 1)
-    return n, n == lacking(request)
-
-
-@wrong("next_chunk", "expected a pair")
-def no_flag(request, budget, num_running_after):
-    return as_a_list(request, budget, num_running_after)[0]
+wrong_ones(
+    "next_chunk",
+    ("samples_always", "sampled after every chunk", lambda r, b, a: (chunk(r, b, a), True)),
+    ("samples_after_the_prompt", "as soon as the *prompt* is computed",
+     lambda r, b, a: (chunk(r, b, a), chunk(r, b, a) >= prompt_left(r))),
+    ("samples_a_step_late", "a step too late",
+     lambda r, b, a: (chunk(r, b, a), prompt_left(r) <= 0)),
+    ("never_samples", "no new one is sampled", lambda r, b, a: (chunk(r, b, a), False)),
+    ("takes_all", "leaves nothing for the running requests that come after",
+     lambda r, b, a: as_a_list(r, b, 0)),
+    ("whole_prompt", "prompt is not cut", lambda r, b, a: (lacking(r), True)),
+    ("whole_text", "counted again", and_whether(lambda r, b, a: min(r.num_tokens, b - a))),
+    ("forgets_the_answer", "Only the prompt is looked at", and_whether(
+        lambda r, b, a: min(prompt_left(r) if prompt_left(r) > 0 else 1, b - a))),
+    ("others_taken_from_the_request", "belongs to the budget",
+     and_whether(lambda r, b, a: min(lacking(r) - a, b))),
+    ("one_too_few", "stays unused", and_whether(lambda r, b, a: min(lacking(r), b - a - 1))),
+    ("no_flag", "expected a pair", chunk),
+)  # fmt: skip
 
 
 # 4 make_room
@@ -389,93 +289,68 @@ def queue_filled_at_the_end(request, num_new_tokens, running, waiting, kv_cache_
 
 
 def room(request, n, running, waiting, manager, *, choose=lambda running, request: running[-1],
-         change=preempt, stop=True):  # fmt: skip
-    """The engine of the wrong answers below: each changes one thing."""
+         change=preempt, undo=lambda victim, waiting, request: None):  # fmt: skip
+    """The engine of the wrong answers below: each changes one thing, or undoes it."""
     victims = []
     while manager.allocate_slots(request, n) is None:
         victim = choose(running, request)
+        if victim is None:
+            break
         running.remove(victim)
         change(victim, waiting, manager)
+        undo(victim, waiting, request)
         victims.append(victim)
-        if stop and victim is request:
+        if victim is request:
             break
     return victims
 
 
-@wrong("make_room", "keeps num_computed_tokens")
-def keeps_the_count(*state):
-    def change(victim, waiting, manager):
-        computed = victim.num_computed_tokens
-        preempt(victim, waiting, manager)
-        victim.num_computed_tokens = computed
-
-    return room(*state, change=change)
-
-
-@wrong("make_room", "keeps num_computed_tokens = ")
-def keeps_the_prompt(*state):
+def keeps_the_prompt(request, n, running, waiting, manager):
     """As if the prompt were still cached."""
-
-    def change(victim, waiting, manager):
-        computed = min(victim.num_computed_tokens, len(victim.prompt_token_ids))
-        preempt(victim, waiting, manager)
-        victim.num_computed_tokens = computed
-
-    return room(*state, change=change)
+    computed = {r: min(r.num_computed_tokens, len(r.prompt_token_ids)) for r in running}
+    victims = room(request, n, running, waiting, manager)
+    for victim in victims:
+        victim.num_computed_tokens = computed[victim]
+    return victims
 
 
-@wrong("make_room", "is no longer in `running`, but keeps its blocks")
+def without_free(victim, waiting, manager):
+    victim.num_computed_tokens, victim.status = 0, RequestStatus.PREEMPTED
+    waiting.insert(0, victim)
+
+
+def without_count(victim, waiting, manager):
+    manager.free(victim)
+    victim.status = RequestStatus.PREEMPTED
+    waiting.insert(0, victim)
+
+
+def keeps_the_count(*state):
+    return room(*state, change=without_count)
+
+
 def keeps_the_blocks(*state):
-    def change(victim, waiting, manager):
-        victim.num_computed_tokens = 0
-        victim.status = RequestStatus.PREEMPTED
-        waiting.insert(0, victim)
-
-    return room(*state, change=change)
+    return room(*state, change=without_free)
 
 
-@wrong("make_room", "keeps its blocks")
-def frees_all_but_itself(request, *rest):
-    def change(victim, waiting, manager):
-        if victim is not request:
-            preempt(victim, waiting, manager)
-        else:
-            victim.num_computed_tokens, victim.status = 0, RequestStatus.PREEMPTED
-            waiting.insert(0, victim)
-
-    return room(request, *rest, change=change)
-
-
-@wrong("make_room", "most important one")
 def the_oldest(*state):
     return room(*state, choose=lambda running, request: running[0])
 
 
-@wrong("make_room", "gives way itself, though")
-def always_itself(*state):
-    return room(*state, choose=lambda running, request: request)
-
-
-@wrong("make_room", "has to give way itself")
-def never_itself(request, n, running, waiting, manager):
-    victims = []
-    while manager.allocate_slots(request, n) is None:
-        others = [other for other in running if other is not request]
-        if not others:
-            break
-        running.remove(others[-1])
-        preempt(others[-1], waiting, manager)
-        victims.append(others[-1])
-    return victims
-
-
-@wrong("make_room", "back of the line")
 def to_the_back(*state):
-    def change(victim, waiting, manager):
-        preempt(victim, waiting, manager)
-        waiting.append(waiting.pop(0))
+    return room(*state, undo=lambda victim, waiting, _: waiting.append(waiting.pop(0)))
 
-    return room(*state, change=change)
+
+def lost(*state):
+    return room(*state, undo=lambda victim, waiting, _: waiting.remove(victim))
+
+
+@wrong("make_room", "wrong numbers of blocks")
+def frees_all_but_itself(request, *rest):
+    def change(victim, waiting, manager):
+        (without_free if victim is request else preempt)(victim, waiting, manager)
+
+    return room(request, *rest, change=change)
 
 
 @wrong("make_room", "wrong order in `waiting`")
@@ -486,41 +361,22 @@ def victims_reversed(request, n, running, waiting, manager):
     return victims
 
 
-@wrong("make_room", "neither runs nor waits")
-def lost(*state):
-    def change(victim, waiting, manager):
-        preempt(victim, waiting, manager)
-        waiting.remove(victim)
-
-    return room(*state, change=change)
-
-
-@wrong("make_room", "expected PREEMPTED")
-def status_stays(*state):
-    def change(victim, waiting, manager):
-        preempt(victim, waiting, manager)
-        victim.status = RequestStatus.RUNNING
-
-    return room(*state, change=change)
-
-
-@wrong("make_room", "lost tokens of its text")
+@wrong("make_room", "lost or gained tokens of its text")
 def starts_over(*state):
-    def change(victim, waiting, manager):
-        preempt(victim, waiting, manager)
+    def forget(victim, waiting, request):
         victim.output_token_ids.clear()
         victim.all_token_ids = list(victim.prompt_token_ids)
 
-    return room(*state, change=change)
+    return room(*state, undo=forget)
 
 
-@wrong("make_room", "nobody gives way")
+@wrong("make_room", "wrong requests are left in `running`")
 def shrugs(request, n, running, waiting, manager):
     manager.allocate_slots(request, n)
     return []
 
 
-@wrong("make_room", "block; expected 2")
+@wrong("make_room", "wrong numbers of blocks")
 def one_victim_only(request, n, running, waiting, manager):
     if manager.allocate_slots(request, n) is not None:
         return []
@@ -529,14 +385,16 @@ def one_victim_only(request, n, running, waiting, manager):
     return [victim]
 
 
-@wrong("make_room", "though there is room")
+@wrong("make_room", "before it is asked")
 def preempts_without_asking(request, n, running, waiting, manager):
     victim = running.pop()
     preempt(victim, waiting, manager)
+    if victim is request:
+        return [victim]
     return [victim, *room(request, n, running, waiting, manager)]
 
 
-@wrong("make_room", "got blocks all the same")
+@wrong("make_room", "wrong numbers of blocks")
 def allocates_after_giving_way(request, n, running, waiting, manager):
     victims = room(request, n, running, waiting, manager)
     if request in victims:
@@ -544,7 +402,7 @@ def allocates_after_giving_way(request, n, running, waiting, manager):
     return victims
 
 
-@wrong("make_room", "again and again")
+@wrong("make_room", "does not come to an end")
 def nobody_leaves(request, n, running, waiting, manager):
     victims = []
     while manager.allocate_slots(request, n) is None:
@@ -552,36 +410,30 @@ def nobody_leaves(request, n, running, waiting, manager):
     return victims
 
 
-@wrong("make_room", "still in `running`")
+@wrong("make_room", "wrong requests are left in `running`")
 def stays_in_running(request, n, running, waiting, manager):
-    victims = []
-    for victim in reversed(running):
-        if manager.allocate_slots(request, n) is not None:
-            break
-        preempt(victim, waiting, manager)
-        victims.append(victim)
-        if victim is request:
-            break
-    return victims
+    return room(request, n, list(running), waiting, manager)
 
 
-@wrong("make_room", "returned in the wrong order")
-def last_victim_first(*state):
-    return room(*state)[::-1]
-
-
-@wrong("make_room", "twice")
-def queued_twice(*state):
-    def change(victim, waiting, manager):
-        preempt(victim, waiting, manager)
-        waiting.append(victim)
-
-    return room(*state, change=change)
-
-
-@wrong("make_room", "expected a list")
-def true_or_false(request, *rest):
-    return request not in room(request, *rest)
+wrong_ones(
+    "make_room",
+    ("keeps_the_count", "keeps `num_computed_tokens`", keeps_the_count),
+    ("keeps_the_prompt", "`num_computed_tokens` is wrong", keeps_the_prompt),
+    ("keeps_the_blocks", "keeps its blocks", keeps_the_blocks),
+    ("the_oldest", "most important one", the_oldest),
+    ("always_itself", "gives way itself, though",
+     lambda *s: room(*s, choose=lambda running, request: request)),
+    ("never_itself", "has to give way itself", lambda *s: room(*s, choose=lambda running, request: (
+        next((other for other in running[::-1] if other is not request), None)))),
+    ("to_the_back", "back of the line", to_the_back),
+    ("lost", "neither runs nor waits", lost),
+    ("status_stays", "status is wrong", lambda *s: room(
+        *s, undo=lambda victim, *_: setattr(victim, "status", RequestStatus.RUNNING))),
+    ("last_victim_first", "in the order in which they were preempted", lambda *s: room(*s)[::-1]),
+    ("queued_twice", "line of those who wait is wrong",
+     lambda *s: room(*s, undo=lambda victim, waiting, _: waiting.append(victim))),
+    ("true_or_false", "expected a list", lambda r, *rest: r not in room(r, *rest)),
+)  # fmt: skip
 
 
 # 5 by_importance
@@ -612,55 +464,31 @@ def insertion(requests):
     return line
 
 
-@wrong("by_importance", "Upside down: the *lower*")
-def higher_first(requests):
-    return sorted(requests, key=lambda r: (-r.priority, arrival(r)))
-
-
-@wrong("by_importance", "Ties are broken wrongly")
-def newest_first(requests):
-    return sorted(requests, key=lambda r: (r.priority, -arrival(r)))
-
-
-@wrong("by_importance", "Ties are broken wrongly")
-def whatever_order_they_come_in(requests):
-    return sorted(requests, key=lambda r: r.priority)
-
-
-@wrong("by_importance", "Ties are broken wrongly")
-def ties_by_name(requests):
-    return sorted(requests, key=lambda r: (r.priority, r.request_id))
-
-
-@wrong("by_importance", "Upside down: you begin with the least important")
-def all_reversed(requests):
-    return sorted(requests, key=lambda r: (r.priority, arrival(r)), reverse=True)
-
-
-@wrong("by_importance", "priority is not what counts first")
-def arrival_only(requests):
-    return sorted(requests, key=arrival)
-
-
-@wrong("by_importance", "priority is not what counts first")
-def arrival_first(requests):
-    return sorted(requests, key=lambda r: (arrival(r), r.priority))
-
-
-@wrong("by_importance", "sorts the list that it is given")
+@wrong("by_importance", "returns the list that it is given")
 def in_place(requests):
     requests.sort(key=lambda r: (r.priority, arrival(r)))
     return requests
 
 
-@wrong("by_importance", "expected a list")
-def sort_returns_none(requests):
-    return list(requests).sort(key=lambda r: (r.priority, arrival(r)))
+def sorts(key, **options):
+    return lambda requests: sorted(requests, key=key, **options)
 
 
-@wrong("by_importance", "missing, or come twice")
-def one_per_rank(requests):
-    return [r for _, r in sorted({r.priority: r for r in requests}.items())]
+wrong_ones(
+    "by_importance",
+    ("higher_first", "Upside down: the *lower*", sorts(lambda r: (-r.priority, arrival(r)))),
+    ("newest_first", "Ties are broken wrongly", sorts(lambda r: (r.priority, -arrival(r)))),
+    ("whatever_order_they_come_in", "Ties are broken wrongly", sorts(lambda r: r.priority)),
+    ("ties_by_name", "Ties are broken wrongly", sorts(lambda r: (r.priority, r.request_id))),
+    ("all_reversed", "Upside down: you begin with the least important",
+     sorts(lambda r: (r.priority, arrival(r)), reverse=True)),
+    ("arrival_only", "priority is not what counts first", sorts(arrival)),
+    ("arrival_first", "priority is not what counts first",
+     sorts(lambda r: (arrival(r), r.priority))),
+    ("sort_returns_none", "expected a list", lambda requests: list(requests).sort(key=arrival)),
+    ("one_per_rank", "missing, come twice",
+     lambda requests: [r for _, r in sorted({r.priority: r for r in requests}.items())]),
+)  # fmt: skip
 
 
 # 6 recovery_seconds
@@ -674,12 +502,17 @@ def blocks(n, costs):
     return -(-n // costs.block_size)
 
 
-def again(n, costs):
-    return (2 * n * costs.num_weights + triangle(n) * costs.flops_per_pair) / costs.flops
+def again(n, costs, flops=None):
+    flops = flops or 2 * n * costs.num_weights + triangle(n) * costs.flops_per_pair
+    return flops / costs.flops
+
+
+def per_copy(costs):
+    return costs.seconds_per_copy + costs.block_bytes / costs.bandwidth
 
 
 def copies(n, costs):
-    return 2 * blocks(n, costs) * (costs.seconds_per_copy + costs.block_bytes / costs.bandwidth)
+    return 2 * blocks(n, costs) * per_copy(costs)
 
 
 @right("recovery_seconds")
@@ -688,91 +521,37 @@ def with_a_sum(num_tokens, costs):
     return [flops / costs.flops, copies(num_tokens, costs)]
 
 
-@right("recovery_seconds")
-def half_the_square(num_tokens, costs):
-    """Right up to the diagonal, which does not count for long texts."""
-    flops = 2 * costs.num_weights * num_tokens + num_tokens**2 / 2 * costs.flops_per_pair
-    moved = 2 * blocks(num_tokens, costs) * costs.block_bytes
-    started = 2 * blocks(num_tokens, costs) * costs.seconds_per_copy
-    return flops / costs.flops, moved / costs.bandwidth + started
-
-
-@wrong("recovery_seconds", "*two* FLOPs")
-def one_flop_per_weight(n, costs):
-    flops = n * costs.num_weights + triangle(n) * costs.flops_per_pair
-    return flops / costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "Attention is missing")
-def no_attention(n, costs):
-    return 2 * n * costs.num_weights / costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "Attention is causal")
-def full_square(n, costs):
-    flops = 2 * n * costs.num_weights + n * n * costs.flops_per_pair
-    return flops / costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "one pair per token")
-def linear_attention(n, costs):
-    flops = 2 * n * costs.num_weights + n * costs.flops_per_pair
-    return flops / costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "Only the last token is computed")
-def one_decode_step(n, costs):
-    flops = 2 * costs.num_weights + n * costs.flops_per_pair
-    return flops / costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "travels twice")
-def one_way(n, costs):
-    return again(n, costs), copies(n, costs) / 2
-
-
-@wrong("recovery_seconds", "has to be started")
-def bandwidth_only(n, costs):
-    return again(n, costs), 2 * blocks(n, costs) * costs.block_bytes / costs.bandwidth
-
-
-@wrong("recovery_seconds", "not once")
-def started_once(n, costs):
-    moved = blocks(n, costs) * costs.block_bytes / costs.bandwidth
-    return again(n, costs), 2 * (costs.seconds_per_copy + moved)
-
-
-@wrong("recovery_seconds", "moved as a whole")
-def part_of_a_block(n, costs):
-    per_copy = costs.seconds_per_copy + costs.block_bytes / costs.bandwidth
-    return again(n, costs), 2 * n / costs.block_size * per_copy
-
-
-@wrong("recovery_seconds", "last block is forgotten")
-def rounded_down(n, costs):
-    per_copy = costs.seconds_per_copy + costs.block_bytes / costs.bandwidth
-    return again(n, costs), 2 * (n // costs.block_size) * per_copy
-
-
-@wrong("recovery_seconds", "as if it were a whole block")
-def tokens_as_blocks(n, costs):
-    per_copy = costs.seconds_per_copy + costs.block_bytes / costs.bandwidth
-    return again(n, costs), 2 * n * per_copy
-
-
-@wrong("recovery_seconds", "two numbers are swapped")
-def other_way_round(n, costs):
-    return copies(n, costs), again(n, costs)
-
-
-@wrong("recovery_seconds", "seconds to recompute are wrong")
-def flops_times_time(n, costs):
-    return 2 * n * costs.num_weights * costs.flops, copies(n, costs)
-
-
-@wrong("recovery_seconds", "expected two numbers")
-def only_the_winner(n, costs):
-    return "swap" if again(n, costs) > copies(n, costs) else "recompute"
+wrong_ones(
+    "recovery_seconds",
+    ("half_the_square", "Each token looks at itself, too", lambda n, c: (
+        again(n, c, 2 * c.num_weights * n + n**2 / 2 * c.flops_per_pair), copies(n, c))),
+    ("one_flop_per_weight", "*two* FLOPs", lambda n, c: (
+        again(n, c, n * c.num_weights + triangle(n) * c.flops_per_pair), copies(n, c))),
+    ("no_attention", "Attention is missing",
+     lambda n, c: (again(n, c, 2 * n * c.num_weights), copies(n, c))),
+    ("full_square", "Attention is causal", lambda n, c: (
+        again(n, c, 2 * n * c.num_weights + n * n * c.flops_per_pair), copies(n, c))),
+    ("linear_attention", "one pair per token", lambda n, c: (
+        again(n, c, 2 * n * c.num_weights + n * c.flops_per_pair), copies(n, c))),
+    ("one_decode_step", "Only the last token is computed", lambda n, c: (
+        again(n, c, 2 * c.num_weights + n * c.flops_per_pair), copies(n, c))),
+    ("one_way", "travels twice", lambda n, c: (again(n, c), copies(n, c) / 2)),
+    ("bandwidth_only", "has to be started",
+     lambda n, c: (again(n, c), 2 * blocks(n, c) * c.block_bytes / c.bandwidth)),
+    ("started_once", "not once", lambda n, c: (
+        again(n, c), 2 * (c.seconds_per_copy + blocks(n, c) * c.block_bytes / c.bandwidth))),
+    ("part_of_a_block", "moved as a whole",
+     lambda n, c: (again(n, c), 2 * n / c.block_size * per_copy(c))),
+    ("rounded_down", "last block is forgotten",
+     lambda n, c: (again(n, c), 2 * (n // c.block_size) * per_copy(c))),
+    ("tokens_as_blocks", "as if it were a whole block",
+     lambda n, c: (again(n, c), 2 * n * per_copy(c))),
+    ("other_way_round", "two numbers are swapped", lambda n, c: (copies(n, c), again(n, c))),
+    ("flops_times_time", "seconds to recompute are wrong",
+     lambda n, c: (2 * n * c.num_weights * c.flops, copies(n, c))),
+    ("only_the_winner", "expected two numbers",
+     lambda n, c: "swap" if again(n, c) > copies(n, c) else "recompute"),
+)  # fmt: skip
 
 
 # 7 MyScheduler
@@ -798,7 +577,10 @@ class Base:
         return min(lacking(request), budget - after)
 
     def make_room(self, request, n):
-        return room(request, n, self.running, self.waiting, self.kv_cache_manager)
+        return self.room(room, request, n)
+
+    def room(self, function, request, n):
+        return function(request, n, self.running, self.waiting, self.kv_cache_manager)
 
     def may_join(self, preempted):
         return not preempted
@@ -932,16 +714,9 @@ class WithDeques:
                     self.manager.free(request)
 
 
-@right("scheduler")
-class SubclassOfTheEngines(Scheduler):
-    """It inherits from the engine's, and writes all three methods itself."""
-
-    add_request = Base.add_request
-    order, chunk, make_room, may_join = Base.order, Base.chunk, Base.make_room, Base.may_join
-    is_full, output, take, join = Base.is_full, Base.output, Base.take, Base.join
-    serve_running, serve_waiting = Base.serve_running, Base.serve_waiting
-    schedule, update_from_output = Base.schedule, Base.update_from_output
-    abort_requests = Base.abort_requests
+# It inherits from the engine's, and writes all three methods itself.
+own = {name: value for name, value in vars(Base).items() if name not in ("__init__", "__dict__")}
+right("scheduler")(type("SubclassOfTheEngines", (Scheduler,), own))
 
 
 @wrong("scheduler", "engine's own scheduler does the work")
@@ -949,31 +724,7 @@ class LetsTheEngineDoIt(Scheduler):
     pass
 
 
-@wrong("scheduler", "the budget is 8")
-class BudgetNeverLowered(Base):
-    def take(self, request, n):
-        self.scheduled[request.request_id] = n
-
-
-@wrong("scheduler", "the budget is")
-class WholePrompts(Base):
-    def chunk(self, request, budget, after):
-        return lacking(request)
-
-
-@wrong("scheduler", "max_num_seqs is 2")
-class MaxNumSeqsIgnored(Base):
-    def is_full(self):
-        return False
-
-
-@wrong("scheduler", "max_num_seqs is 2")
-class OneTooMany(Base):
-    def is_full(self):
-        return len(self.running) > self.config.max_num_seqs
-
-
-@wrong("scheduler", "is served before")
+@wrong("scheduler", "running, but without a token")
 class NewcomersFirst(Base):
     def serve_running(self):
         pass
@@ -987,11 +738,8 @@ class NewcomersFirst(Base):
                 self.take(request, n)
 
 
-@wrong("scheduler", "would stand still")
+@wrong("scheduler", "stand still")
 class NothingLeftForOthers(Base):
-    def chunk(self, request, budget, after):
-        return min(lacking(request), budget)
-
     def serve_running(self):
         for request in list(self.running):
             n = min(lacking(request), self.budget)
@@ -1001,13 +749,7 @@ class NothingLeftForOthers(Base):
                     self.take(request, n)
 
 
-@wrong("scheduler", "lacks 1 of its 4 tokens")
-class DecodeAsWholePrompt(Base):
-    def chunk(self, request, budget, after):
-        return min(request.num_tokens, budget - after)
-
-
-@wrong("scheduler", "is let in, in a step in which B lost its blocks")
+@wrong("scheduler", "get tokens in the same step")
 class AdmitsDuringPreemption(Base):
     def may_join(self, preempted):
         return True
@@ -1017,19 +759,7 @@ class AdmitsDuringPreemption(Base):
         super().serve_waiting()
 
 
-@wrong("scheduler", "in the same step")
-class VictimComesBackAtOnce(Base):
-    def may_join(self, preempted):
-        return True
-
-
-@wrong("scheduler", "but B is less important")
-class VictimIsTheOldest(Base):
-    def make_room(self, request, n):
-        return the_oldest(request, n, self.running, self.waiting, self.kv_cache_manager)
-
-
-@wrong("scheduler", "so that B can join")
+@wrong("scheduler", "wrong requests are preempted")
 class WaitingOnesPreempt(Base):
     """Whoever waits drives out who runs, until it has room."""
 
@@ -1046,7 +776,7 @@ class WaitingOnesPreempt(Base):
             self.take(request, n)
 
 
-@wrong("scheduler", "has to give way as well")
+@wrong("scheduler", "wrong requests are preempted")
 class OneVictimIsEnough(Base):
     """And the request goes without, if it is not."""
 
@@ -1060,100 +790,36 @@ class OneVictimIsEnough(Base):
         return [victim]
 
 
-@wrong("scheduler", "keeps num_computed_tokens = 4")
-class PreemptedKeepsItsCount(Base):
-    def make_room(self, request, n):
-        return keeps_the_count(request, n, self.running, self.waiting, self.kv_cache_manager)
-
-
-@wrong("scheduler", "B is preempted, but keeps its blocks")
-class VictimKeepsItsBlocks(Base):
-    def make_room(self, request, n):
-        return keeps_the_blocks(request, n, self.running, self.waiting, self.kv_cache_manager)
-
-
-@wrong("scheduler", "it is not in `waiting`")
-class VictimIsLost(Base):
-    def make_room(self, request, n):
-        return lost(request, n, self.running, self.waiting, self.kv_cache_manager)
-
-
-@wrong("scheduler", "overtakes B")
-class ToTheBackAndUnsorted(Base):
-    """The victim goes to the back of the line."""
-
-    def order(self, requests):
-        return list(requests)
-
-    def make_room(self, request, n):
-        return to_the_back(request, n, self.running, self.waiting, self.kv_cache_manager)
-
-
-@wrong("scheduler", "overtakes")
-class LastComeFirstServed(Base):
-    def order(self, requests):
-        return sorted(requests, key=arrival, reverse=True)
-
-
-@wrong("scheduler", "overtakes")
-class PriorityIgnored(Base):
-    def order(self, requests):
-        return sorted(requests, key=arrival)
-
-
-@wrong("scheduler", "overtakes")
-class PriorityUpsideDown(Base):
-    def order(self, requests):
-        return sorted(requests, key=lambda r: (-r.priority, arrival(r)))
-
-
-@wrong("scheduler", "is less important")
+@wrong("scheduler", "wrong requests are preempted")
 class OnlyTheWaitingAreSorted(Base):
     """A newcomer is appended to `running`, whatever its priority."""
 
-    def schedule(self):
-        before = list(self.running)
-        self.order, order = (
-            lambda requests: requests if requests and requests[0] in before else order(requests),
-            self.order,
-        )
-        try:
-            return super().schedule()
-        finally:
-            self.order = order
+    def order(self, requests):
+        return requests if requests is self.running else super().order(requests)
 
 
-@wrong("scheduler", "could be let in, and is not")
+@wrong("scheduler", "wrong requests are let in")
 class OneNewcomerPerStep(Base):
     def is_full(self):
-        return len(self.running) == self.config.max_num_seqs or bool(
+        return super().is_full() or bool(
             self.scheduled and self.running[-1].num_computed_tokens == 0
         )
 
 
-@wrong("scheduler", "could be let in, and is not")
-class StaticBatching(Base):
-    """The next batch starts when the last one has ended."""
-
-    def serve_waiting(self):
-        if not self.scheduled:
-            super().serve_waiting()
-
-
-@wrong("scheduler", "could be let in, and is not")
+@wrong("scheduler", "wrong requests are let in")
 class OnlyWholePromptsJoin(Base):
     def serve_waiting(self):
         if self.waiting and (lacking(self.waiting[0]) <= self.budget or not self.running):
             super().serve_waiting()
 
 
-@wrong("scheduler", "gets 7 tokens; expected 8")
+@wrong("scheduler", "must be at least 1, got 0")
 class NewcomerLeavesATokenForNobody(Base):
     def chunk(self, request, budget, after):
         return super().chunk(request, budget, after if request in self.running else min(1, budget))
 
 
-@wrong("scheduler", "gets 6 tokens; expected 7")
+@wrong("scheduler", "wrong requests are let in")
 class NewcomerLeavesATokenForEachRunningOne(Base):
     """These have had theirs already."""
 
@@ -1171,15 +837,7 @@ class ForgetsToAllocate(Base):
             self.take(request, self.chunk(request, self.budget, 0))
 
 
-@wrong("scheduler", "but has no room for it")
-class AllocatesOnlyOnce(Base):
-    """Only when a request joins, and not when it grows."""
-
-    def make_room(self, request, n):
-        return []
-
-
-@wrong("scheduler", "holds 5 blocks, and needs 2 so far")
+@wrong("scheduler", "wrong numbers of blocks")
 class BlocksForTheWholePrompt(Base):
     def serve_waiting(self):
         for request in self.waiting[:1]:
@@ -1187,13 +845,7 @@ class BlocksForTheWholePrompt(Base):
         super().serve_waiting()
 
 
-@wrong("scheduler", "gets tokens, but is not in `running`")
-class NeverMovedToRunning(Base):
-    def join(self, request):
-        request.status = RequestStatus.RUNNING
-
-
-@wrong("scheduler", "must be in `running` only")
+@wrong("scheduler", "in the wrong list, or in both")
 class StaysInWaitingToo(Base):
     def join(self, request):
         super().join(request)
@@ -1203,12 +855,6 @@ class StaysInWaitingToo(Base):
         if getattr(self, "joined", None):
             self.waiting.append(self.joined)
         return super().output()
-
-
-@wrong("scheduler", "status of A is WAITING")
-class StatusForgotten(Base):
-    def join(self, request):
-        self.running.append(request)
 
 
 @wrong("scheduler", "Nothing is computed yet")
@@ -1223,124 +869,54 @@ class CountsInSchedule(Base):
         super().update_from_output(scheduler_output({}, [], [], self.kv_cache_manager), sampled)
 
 
-@wrong("scheduler", "stays the same")
-class NeverMovesOn(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(scheduler_output({}, [], [], self.kv_cache_manager), sampled)
-
-
-@wrong("scheduler", "is counted as computed")
-class CountsTheNewToken(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, sampled)
-        for request in sampled:
-            request.num_computed_tokens += 1
-
-
-@wrong("scheduler", "is set to this step's tokens")
-class SetsTheCount(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, sampled)
-        for request in output.scheduled_requests:
-            request.num_computed_tokens = output.num_scheduled_tokens[request.request_id]
-
-
-@wrong("scheduler", "num_computed_tokens of A is wrong")
-class JumpsToTheEnd(Base):
-    """As if every chunk were the whole prompt."""
-
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, sampled)
-        for request in output.scheduled_requests:
-            request.num_computed_tokens = max(
-                request.num_computed_tokens, len(request.prompt_token_ids)
-            )
-
-
-@wrong("scheduler", "is finished, but stays in `running`")
-class FinishedStays(Base):
-    def update_from_output(self, output, sampled):
-        running = list(self.running)
-        super().update_from_output(output, sampled)
-        self.running = running
-
-
-@wrong("scheduler", "is finished, but keeps its blocks")
-class FinishedKeepsItsBlocks(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, [])
-
-
-@wrong("scheduler", "is finished, but stays in `running`")
-class RemovesWhileLooping(Base):
-    """The loop jumps over the one behind each request that it removes."""
+def afterwards(change):
+    """A right update, and then something more."""
 
     def update_from_output(self, output, sampled):
         running = self.running
-        super().update_from_output(output, sampled)
-        self.running = running
-        for request in self.running:
-            if request.is_finished:
-                self.running.remove(request)
+        Base.update_from_output(self, output, sampled)
+        change(self, output, sampled, running)
+
+    return update_from_output
 
 
-@wrong("scheduler", "must stay in `running`")
-class AllSampledLeave(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, sampled)
-        self.running = [request for request in self.running if request not in sampled]
+def set_the_count(self, output, sampled, _):
+    for request in output.scheduled_requests:
+        request.num_computed_tokens = output.num_scheduled_tokens[request.request_id]
 
 
-@wrong("scheduler", "must keep 1 block")
-class AllSampledAreFreed(Base):
-    def update_from_output(self, output, sampled):
-        super().update_from_output(output, sampled)
-        for request in sampled:
-            self.kv_cache_manager.free(request)
+def jump_to_the_end(self, output, sampled, _):
+    for request in output.scheduled_requests:
+        request.num_computed_tokens = max(
+            request.num_computed_tokens, len(request.prompt_token_ids)
+        )
 
 
-@wrong("scheduler", "is aborted, but keeps its blocks")
-class AbortForgetsBlocks(Base):
+def count_the_new_token(self, output, sampled, _):
+    for request in sampled:
+        request.num_computed_tokens += 1
+
+
+def remove_while_looping(self, output, sampled, running):
+    self.running = running
+    for request in self.running:  # jumps over the one behind each that it removes
+        if request.is_finished:
+            self.running.remove(request)
+
+
+def abort(free=True, mark=True, sift=("running", "waiting"), finished=False):
     def abort_requests(self, requests):
         for request in requests:
-            if not request.is_finished:
-                request.status = RequestStatus.FINISHED_ABORTED
-        super().abort_requests([])
+            if finished or not request.is_finished:
+                if free:
+                    self.kv_cache_manager.free(request)
+                if mark:
+                    request.status = RequestStatus.FINISHED_ABORTED
+        for name in sift:
+            line = [r for r in getattr(self, name) if not (r.is_finished or r in requests)]
+            setattr(self, name, line)
 
-
-@wrong("scheduler", "is aborted, but stays in `running`")
-class AbortOnlyMarks(Base):
-    def abort_requests(self, requests):
-        for request in requests:
-            if not request.is_finished:
-                request.status = RequestStatus.FINISHED_ABORTED
-                self.kv_cache_manager.free(request)
-
-
-@wrong("scheduler", "is aborted, but stays in `waiting`")
-class AbortForgetsTheLine(Base):
-    def abort_requests(self, requests):
-        waiting = list(self.waiting)
-        super().abort_requests(requests)
-        self.waiting = waiting
-
-
-@wrong("scheduler", "is aborted, but its status is RUNNING")
-class AbortWithoutStatus(Base):
-    def abort_requests(self, requests):
-        for request in requests:
-            self.kv_cache_manager.free(request)
-        self.running = [request for request in self.running if request not in requests]
-        self.waiting = [request for request in self.waiting if request not in requests]
-
-
-@wrong("scheduler", "is now marked as aborted")
-class AbortsTheFinished(Base):
-    def abort_requests(self, requests):
-        for request in requests:
-            request.status = RequestStatus.FINISHED_ABORTED
-            self.kv_cache_manager.free(request)
-        super().abort_requests([])
+    return abort_requests
 
 
 @wrong("scheduler", "ValueError")
@@ -1352,25 +928,7 @@ class AbortLooksInRunningOnly(Base):
             self.kv_cache_manager.free(request)
 
 
-@wrong("scheduler", "has_unfinished_requests()` is True")
-class NeverDone(Base):
-    def has_unfinished_requests(self):
-        return True
-
-
-@wrong("scheduler", "has_unfinished_requests()` is False")
-class OnlyLooksAtRunning(Base):
-    def has_unfinished_requests(self):
-        return bool(self.running)
-
-
-@wrong("scheduler", "expected a SchedulerOutput")
-class ReturnsTheDict(Base):
-    def output(self):
-        return self.scheduled
-
-
-@wrong("scheduler", "with 0 tokens")
+@wrong("scheduler", "number of tokens that is none: B: 0")
 class ZeroTokens(Base):
     def serve_waiting(self):
         super().serve_waiting()
@@ -1382,7 +940,7 @@ class ZeroTokens(Base):
             self.take(request, 0)
 
 
-@wrong("scheduler", "again and again")
+@wrong("scheduler", "does not come to an end")
 class AsksForEver(Base):
     def serve_waiting(self):
         while self.waiting and self.budget > 0 and not self.preempted and not self.is_full():
@@ -1397,14 +955,10 @@ class AsksForEver(Base):
 class LoopsWhenFull(Base):
     def serve_waiting(self):
         while self.waiting and self.budget > 0 and not self.preempted:
-            if self.is_full():
-                continue
-            request = self.waiting[0]
-            n = self.chunk(request, self.budget, 0)
-            if self.kv_cache_manager.allocate_slots(request, n) is None:
-                break
-            self.join(self.waiting.pop(0))
-            self.take(request, n)
+            if not self.is_full():
+                super().serve_waiting()
+                if not self.is_full():
+                    break
 
 
 @wrong("scheduler", "IndexError")
@@ -1420,7 +974,7 @@ class LoopsBeyondTheEnd(Base):
                 self.take(request, n)
 
 
-@wrong("scheduler", "too few blocks for all, and nobody gives way")
+@wrong("scheduler", "wrong requests are preempted")
 class SkipsWhomThereIsNoRoomFor(Base):
     def make_room(self, request, n):
         return []
@@ -1432,40 +986,88 @@ class SkipsWhomThereIsNoRoomFor(Base):
                 self.take(request, n)
 
 
+def but(exercise, *rows):
+    """Each a name, words, and the methods that are not as in `Base`."""
+    classes = ((name, says, type(name, (Base,), methods)) for name, says, methods in rows)
+    wrong_ones(exercise, *classes)
+
+
+def in_order_of(key):
+    return {"order": lambda self, requests: sorted(requests, key=key)}
+
+
+def makes_room_as(function):
+    return {"make_room": lambda self, request, n: self.room(function, request, n)}
+
+
+but(
+    "scheduler",
+    ("BudgetNeverLowered", "budget is not lowered",
+     {"take": lambda self, request, n: self.scheduled.update({request.request_id: n})}),
+    ("WholePrompts", "the budget is 1", {"chunk": lambda self, request, *_: lacking(request)}),
+    ("MaxNumSeqsIgnored", "`max_num_seqs` is not kept", {"is_full": lambda self: False}),
+    ("OneTooMany", "`max_num_seqs` is not kept",
+     {"is_full": lambda self: len(self.running) > self.config.max_num_seqs}),
+    ("DecodeAsWholePrompt", "computed already would be computed again",
+     {"chunk": lambda self, request, budget, after: min(request.num_tokens, budget - after)}),
+    ("VictimComesBackAtOnce", "lost its blocks", {"may_join": lambda self, preempted: True}),
+    ("VictimIsTheOldest", "wrong requests are preempted", makes_room_as(the_oldest)),
+    ("PreemptedKeepsItsCount", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
+    ("VictimKeepsItsBlocks", "wrong requests are", makes_room_as(keeps_the_blocks)),
+    ("VictimIsLost", "must be in `waiting`", makes_room_as(lost)),
+    ("ToTheBackAndUnsorted", "wrong requests are", makes_room_as(to_the_back) | {
+        "order": lambda self, requests: list(requests)}),
+    ("LastComeFirstServed", "wrong requests are", in_order_of(lambda r: -arrival(r))),
+    ("PriorityIgnored", "wrong requests are", in_order_of(arrival)),
+    ("PriorityUpsideDown", "wrong requests are", in_order_of(lambda r: (-r.priority, arrival(r)))),
+    ("StaticBatching", "wrong requests are let in",
+     {"serve_waiting": lambda self: None if self.scheduled else Base.serve_waiting(self)}),
+    ("AllocatesOnlyOnce", "wrong", {"make_room": lambda self, request, n: []}),
+    ("NeverMovedToRunning", "in the wrong list", {
+        "join": lambda self, request: setattr(request, "status", RequestStatus.RUNNING)}),
+    ("StatusForgotten", "A: WAITING, expected A: RUNNING",
+     {"join": lambda self, request: self.running.append(request)}),
+    ("NeverMovesOn", "`num_computed_tokens` is wrong", {"update_from_output": lambda self, o, s: (
+        Base.update_from_output(self, scheduler_output({}, [], [], self.kv_cache_manager), s))}),
+    ("CountsTheNewToken", "is counted as computed",
+     {"update_from_output": afterwards(count_the_new_token)}),
+    ("SetsTheCount", "`num_computed_tokens` is wrong",
+     {"update_from_output": afterwards(set_the_count)}),
+    ("JumpsToTheEnd", "`num_computed_tokens` is wrong",
+     {"update_from_output": afterwards(jump_to_the_end)}),
+    ("FinishedStays", "Who is finished leaves `running`", {"update_from_output": afterwards(
+        lambda self, output, sampled, running: setattr(self, "running", running))}),
+    ("FinishedKeepsItsBlocks", "finished keeps its blocks",
+     {"update_from_output": lambda self, o, s: Base.update_from_output(self, o, [])}),
+    ("RemovesWhileLooping", "Who is finished leaves `running`",
+     {"update_from_output": afterwards(remove_while_looping)}),
+    ("AllSampledLeave", "all others stay", {"update_from_output": afterwards(
+        lambda self, output, sampled, running: setattr(
+            self, "running", [r for r in self.running if r not in sampled]))}),
+    ("AllSampledAreFreed", "others keep theirs", {"update_from_output": afterwards(
+        lambda self, output, sampled, running: list(map(self.kv_cache_manager.free, sampled)))}),
+    ("AbortForgetsBlocks", "aborted keeps its blocks", {"abort_requests": abort(free=False)}),
+    ("AbortOnlyMarks", "in the wrong list", {"abort_requests": abort(sift=())}),
+    ("AbortForgetsTheLine", "stays in `waiting`", {"abort_requests": abort(sift=("running",))}),
+    ("AbortWithoutStatus", "status is wrong after `abort", {"abort_requests": abort(mark=False)}),
+    ("AbortsTheFinished", "marked as aborted", {"abort_requests": abort(finished=True)}),
+    ("NeverDone", "has_unfinished_requests()` is True",
+     {"has_unfinished_requests": lambda self: True}),
+    ("OnlyLooksAtRunning", "has_unfinished_requests()` is False",
+     {"has_unfinished_requests": lambda self: bool(self.running)}),
+    ("ReturnsTheDict", "expected a SchedulerOutput", {"output": lambda self: self.scheduled}),
+)  # fmt: skip
+
+
 # 8 engine
 
+right("engine")(InSmallParts)
 
-@right("engine")
-class Sorted(Base):
-    pass
-
-
-@wrong("engine", "steps are not those of exercise 7")
-class ShyScheduler(Base):
-    """The answers are right, but it leaves room unused."""
-
-    def is_full(self):
-        return len(self.running) >= 2 and self.config.max_num_seqs > 2
-
-
-@wrong("engine", "priorities are not kept")
-class FirstComeFirstServed(Base):
-    def order(self, requests):
-        return sorted(requests, key=arrival)
-
-
-@wrong("engine", "still held")
-class AbortLeaks(Base):
-    def abort_requests(self, requests):
-        for request in requests:
-            request.status = RequestStatus.FINISHED_ABORTED
-        self.running = [request for request in self.running if not request.is_finished]
-        self.waiting = [request for request in self.waiting if not request.is_finished]
-
-
-@wrong("engine", "says something else")
-class ReadsStaleBlocks(Base):
-    """Preempted requests keep their count of computed tokens: no block holds these any more."""
-
-    def make_room(self, request, n):
-        return keeps_the_count(request, n, self.running, self.waiting, self.kv_cache_manager)
+but(
+    "engine",
+    ("ShyScheduler", "Exercise 7 is not right yet", {"is_full": lambda self: (
+        len(self.running) >= min(2, self.config.max_num_seqs))}),
+    ("FirstComeFirstServed", "Exercise 7 is not right yet", in_order_of(arrival)),
+    ("AbortLeaks", "Exercise 7 is not right yet", {"abort_requests": abort(free=False)}),
+    ("ReadsStaleBlocks", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
+)  # fmt: skip

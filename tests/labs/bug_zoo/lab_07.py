@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,15 @@ from utils.engine.spec_decode.tree import follow_tree as engines_follow_tree
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
+
+
+def table(exercise, parameters, *wrong_ones):
+    """Answers of one line: a name, words that the feedback must contain, the expression."""
+    for name, says, expression in wrong_ones:
+        answer = eval(f"lambda {parameters}: {expression}", globals())
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
+
 
 # 1 propose
 
@@ -37,22 +47,58 @@ def the_engines_own(token_ids, prompt_lookup_min, prompt_lookup_max, num_specula
     return proposer.propose(token_ids, num_speculative_tokens)
 
 
-def lookup(token_ids, sizes, k, starts=lambda end, n: range(end - n)):
+def lookup(text, sizes, k, starts=lambda end, n: range(end - n), begin=lambda start, n: start + n):
     for n in sizes:
-        for start in starts(len(token_ids), n):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start + n : start + n + k]
+        for start in starts(len(text), n):
+            if text[start : start + n] == text[-n:]:
+                return text[begin(start, n) :][:k]
     return []
 
 
-@wrong("propose", "suffix finds itself")
-def finds_itself_at_the_end(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low - 1, -1), k, lambda end, n: range(end - n, -1, -1))
+def down(low, high):
+    return range(high, low - 1, -1)
+
+
+table(
+    "propose", "text, low, high, k",
+    ("finds_itself_at_the_end", "suffix finds itself",
+     "lookup(text, down(low, high), k, lambda end, n: range(end - n, -1, -1))"),
+    ("finds_itself_if_nothing_else", "shorter ones are never tried",
+     "lookup(text, down(low, min(high, len(text))), k, lambda end, n: range(end - n + 1))"),
+    ("shortest_first", "shortest suffix is tried first", "lookup(text, range(low, high + 1), k)"),
+    ("longest_only", "shorter ones are never tried", "lookup(text, [high], k)"),
+    ("down_to_one", "shorter than `prompt_lookup_min`", "lookup(text, range(high, 0, -1), k)"),
+    ("up_to_the_whole_text", "longer than `prompt_lookup_max`",
+     "lookup(text, range(len(text) - 1, low - 1, -1), k)"),
+    ("range_ends_too_early", "exactly `prompt_lookup_min` tokens are never tried",
+     "lookup(text, range(high, low, -1), k)"),
+    ("range_begins_too_late", "exactly `prompt_lookup_max` tokens are never tried",
+     "lookup(text, reversed(range(low, high)), k)"),
+    ("last_occurrence", "the last is taken",
+     "lookup(text, down(low, high), k, lambda e, n: range(e - n - 1, -1, -1))"),
+    ("all_that_follow", "More than `num_speculative_tokens`",
+     "lookup(text, down(low, high), len(text))"),
+    ("the_match_too", "not the tokens behind the first place",
+     "lookup(text, down(low, high), k, begin=lambda start, n: start)"),
+    ("begins_too_early", "one token too early",
+     "lookup(text, down(low, high), k, begin=lambda start, n: start + n - 1)"),
+    ("begins_too_late", "one token too late",
+     "lookup(text, down(low, high), k, begin=lambda start, n: start + n + 1)"),
+    ("no_overlap", "overlaps the suffix is not found",
+     "lookup(text, down(low, high), k, lambda end, n: range(max(0, end - 2 * n)))"),
+    ("padded", "A made-up token is a wrong guess",
+     "(lookup(text, down(low, high), k) + [0] * k)[:k]"),
+    ("none_if_nothing_is_found", "returned None", "lookup(text, down(low, high), k) or None"),
+    ("takes_the_suffix_off", "changes the list",
+     "(lookup(list(text), down(low, high), k), text.pop() if text else 0)[0]"),
+    ("within_a_window", "A match is not found",
+     "lookup(text[-64:], down(low, high), k)"),
+)  # fmt: skip
 
 
 @wrong("propose", "suffix finds itself")
 def last_index_of_each(token_ids, low, high, k):
-    for n in range(high, low - 1, -1):
+    for n in down(low, high):
         windows = [token_ids[i : i + n] for i in range(len(token_ids) - n + 1)]
         if token_ids[-n:] in windows:
             start = len(windows) - 1 - windows[::-1].index(token_ids[-n:])
@@ -60,108 +106,13 @@ def last_index_of_each(token_ids, low, high, k):
     return []
 
 
-@wrong("propose", "shorter ones are never tried")
-def finds_itself_if_nothing_else(token_ids, low, high, k):
-    sizes = [n for n in range(high, low - 1, -1) if n <= len(token_ids)]
-    return lookup(token_ids, sizes, k, lambda end, n: range(end - n + 1))
-
-
-@wrong("propose", "shortest suffix is tried first")
-def shortest_first(token_ids, low, high, k):
-    return lookup(token_ids, range(low, high + 1), k)
-
-
-@wrong("propose", "shorter ones are never tried")
-def longest_only(token_ids, low, high, k):
-    return lookup(token_ids, [high], k)
-
-
-@wrong("propose", "shorter than `prompt_lookup_min`")
-def down_to_one(token_ids, low, high, k):
-    return lookup(token_ids, range(high, 0, -1), k)
-
-
-@wrong("propose", "longer than `prompt_lookup_max`")
-def up_to_the_whole_text(token_ids, low, high, k):
-    return lookup(token_ids, range(len(token_ids) - 1, low - 1, -1), k)
-
-
-@wrong("propose", "exactly `prompt_lookup_min` tokens are never tried")
-def range_ends_too_early(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low, -1), k)
-
-
-@wrong("propose", "exactly `prompt_lookup_max` tokens are never tried")
-def range_begins_too_late(token_ids, low, high, k):
-    return lookup(token_ids, reversed(range(low, high)), k)
-
-
-@wrong("propose", "the last is taken")
-def last_occurrence(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low - 1, -1), k, lambda e, n: range(e - n - 1, -1, -1))
-
-
-@wrong("propose", "More than `num_speculative_tokens`")
-def all_that_follow(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low - 1, -1), len(token_ids))
-
-
-@wrong("propose", "the match itself")
-def the_match_too(token_ids, low, high, k):
-    for n in range(high, low - 1, -1):
-        for start in range(len(token_ids) - n):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start : start + k]
-    return []
-
-
-@wrong("propose", "one token too early")
-def begins_too_early(token_ids, low, high, k):
-    for n in range(high, low - 1, -1):
-        for start in range(len(token_ids) - n):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start + n - 1 : start + n - 1 + k]
-    return []
-
-
-@wrong("propose", "one token too late")
-def begins_too_late(token_ids, low, high, k):
-    for n in range(high, low - 1, -1):
-        for start in range(len(token_ids) - n):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start + n + 1 : start + n + 1 + k]
-    return []
-
-
-@wrong("propose", "overlaps the suffix is not found")
-def no_overlap(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low - 1, -1), k, lambda end, n: range(max(0, end - 2 * n)))
-
-
-@wrong("propose", "filled up")
-def padded(token_ids, low, high, k):
-    return (lookup(token_ids, range(high, low - 1, -1), k) + [0] * k)[:k]
-
-
 @wrong("propose", "thrown away")
 def all_or_nothing(token_ids, low, high, k):
-    found = lookup(token_ids, range(high, low - 1, -1), k)
+    found = lookup(token_ids, down(low, high), k)
     return found if len(found) == k else []
 
 
-@wrong("propose", "returned None")
-def none_if_nothing_is_found(token_ids, low, high, k):
-    return lookup(token_ids, range(high, low - 1, -1), k) or None
-
-
-@wrong("propose", "changes the list")
-def takes_the_suffix_off(token_ids, low, high, k):
-    found = lookup(list(token_ids), range(high, low - 1, -1), k)
-    token_ids.pop()
-    return found
-
-
-@wrong("propose", "not the tokens behind the first place")
+@wrong("propose", "there is nothing to guess")
 def what_followed_the_last_token(token_ids, low, high, k):
     where = [i for i, token in enumerate(token_ids[:-1]) if token == token_ids[-1]]
     return token_ids[where[-1] + 1 : where[-1] + 1 + k] if where else []
@@ -186,72 +137,32 @@ def agreeing(draft, target):
     return len(with_takewhile(draft, target)) - 1
 
 
-@wrong("verify_greedy", "own token behind them is missing")
-def accepted_only(draft, target):
-    return draft[: agreeing(draft, target)]
+def shifted(draft, target):
+    pairs = zip(draft, target[1:], strict=True)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-@wrong("verify_greedy", "bonus token is missing")
-def no_bonus(draft, target):
-    out = []
-    for guess, token in zip(draft, target, strict=False):
-        out.append(token)
-        if guess != token:
-            break
-    return out
-
-
-@wrong("verify_greedy", "bonus token is taken after a rejection")
-def bonus_in_place_of_the_recovered(draft, target):
-    return draft[: agreeing(draft, target)] + target[-1:]
-
-
-@wrong("verify_greedy", "bonus token is taken after a rejection")
-def recovered_and_bonus(draft, target):
-    count = agreeing(draft, target)
-    recovered = target[count : count + 1] if count < len(draft) else []
-    return draft[:count] + recovered + [target[-1]]
-
-
-@wrong("verify_greedy", "rejected guess is returned")
-def keeps_the_rejected(draft, target):
-    for i, guess in enumerate(draft):
-        if guess != target[i]:
-            return draft[: i + 1]
-    return [*draft, target[-1]]
-
-
-@wrong("verify_greedy", "All of the target's tokens")
-def the_whole_target(draft, target):
-    return list(target)
-
-
-@wrong("verify_greedy", "accepted behind a wrong one")
-def each_on_its_own(draft, target):
-    return [g for g, t in zip(draft, target, strict=False) if g == t] + [target[-1]]
-
-
-@wrong("verify_greedy", "one place too late")
-def shifted_by_one(draft, target):
-    count = 0
-    while count < len(draft) and draft[count] == target[count + 1]:
-        count += 1
-    return [*draft[:count], target[count]]
-
-
-@wrong("verify_greedy", "rejects all of them")
-def all_or_one(draft, target):
-    return list(target) if draft == target[:-1] else target[:1]
-
-
-@wrong("verify_greedy", "All guesses are accepted")
-def believes_everything(draft, target):
-    return [*draft, target[-1]]
-
-
-@wrong("verify_greedy", "IndexError")
-def fails_without_guesses(draft, target):
-    return with_takewhile(draft, target) if draft[0] is not None else []
+table(
+    "verify_greedy", "draft, target",
+    ("accepted_only", "own token behind them is missing", "draft[: agreeing(draft, target)]"),
+    ("no_bonus", "bonus token is missing", "with_takewhile(draft, target)[: len(draft)]"),
+    ("bonus_in_place_of_the_recovered", "bonus token is taken after a rejection",
+     "draft[: agreeing(draft, target)] + target[-1:]"),
+    ("recovered_and_bonus", "bonus token is taken after a rejection",
+     "with_takewhile(draft, target) + (target[-1:] if agreeing(draft, target) < len(draft) else "
+     "[])"),
+    ("keeps_the_rejected", "rejected guess is returned",
+     "(draft + target[-1:])[: agreeing(draft, target) + 1]"),
+    ("the_whole_target", "All of the target's tokens", "list(target)"),
+    ("each_on_its_own", "accepted behind a wrong one",
+     "[g for g, t in zip(draft, target, strict=False) if g == t] + [target[-1]]"),
+    ("shifted_by_one", "one place too late",
+     "[*draft[: shifted(draft, target)], target[shifted(draft, target)]]"),
+    ("all_or_one", "rejects all of them", "list(target) if draft == target[:-1] else target[:1]"),
+    ("believes_everything", "All guesses are accepted", "[*draft, target[-1]]"),
+    ("fails_without_guesses", "IndexError",
+     "with_takewhile(draft, target) if draft[0] is not None else []"),
+)  # fmt: skip
 
 
 # 3 is_accepted
@@ -267,69 +178,25 @@ def with_the_minimum(token_id, target_probs, draft_probs, uniform):
     return uniform < torch.clamp(target_probs / draft_probs, max=1.0)[token_id]
 
 
-@wrong("is_accepted", "wrong way round")
-def above_the_ratio(token_id, p, q, uniform):
-    return uniform > (p[token_id] / q[token_id]).item()
-
-
-@wrong("is_accepted", "probability q / p")
-def upside_down(token_id, p, q, uniform):
-    return bool(uniform < q[token_id] / p[token_id])
-
-
-@wrong("is_accepted", "probability p, and ignore")
-def target_alone(token_id, p, q, uniform):
-    return uniform < p[token_id].item()
-
-
-@wrong("is_accepted", "probability q, and ignore the target")
-def draft_alone(token_id, p, q, uniform):
-    return uniform < q[token_id].item()
-
-
-@wrong("is_accepted", "p / (p + q)")
-def barker(token_id, p, q, uniform):
-    return uniform < (p[token_id] / (p[token_id] + q[token_id])).item()
-
-
-@wrong("is_accepted", "exactly where p >= q")
-def no_chance(token_id, p, q, uniform):
-    return bool(p[token_id] >= q[token_id])
-
-
-@wrong("is_accepted", "exactly where p > q")
-def no_chance_and_strict(token_id, p, q, uniform):
-    return bool(p[token_id] > q[token_id])
-
-
-@wrong("is_accepted", "greedy verification")
-def only_the_best(token_id, p, q, uniform):
-    return token_id == int(p.argmax())
-
-
-@wrong("is_accepted", "two largest probabilities")
-def of_the_maxima(token_id, p, q, uniform):
-    return uniform < float(p.max() / q.max())
-
-
-@wrong("is_accepted", "would never make can be accepted")
-def at_most(token_id, p, q, uniform):
-    return uniform <= float(p[token_id] / q[token_id])
-
-
-@wrong("is_accepted", "Every guess is accepted")
-def always(token_id, p, q, uniform):
-    return True
-
-
-@wrong("is_accepted", "expected True or False")
-def returns_the_ratio(token_id, p, q, uniform):
-    return min(1.0, float(p[token_id] / q[token_id]))
-
-
-@wrong("is_accepted", "judged wrongly")
-def draws_again(token_id, p, q, uniform):
-    return random.Random(int(uniform * 1000)).random() < float(p[token_id] / q[token_id])
+table(
+    "is_accepted", "i, p, q, uniform",
+    ("above_the_ratio", "wrong way round", "uniform > (p[i] / q[i]).item()"),
+    ("upside_down", "probability q / p", "bool(uniform < q[i] / p[i])"),
+    ("target_alone", "probability p, and ignore", "uniform < p[i].item()"),
+    ("draft_alone", "probability q, and ignore the target", "uniform < q[i].item()"),
+    ("barker", "p / (p + q)", "uniform < (p[i] / (p[i] + q[i])).item()"),
+    ("no_chance", "random number does not matter", "bool(p[i] >= q[i])"),
+    ("no_chance_and_strict", "random number does not matter", "bool(p[i] > q[i])"),
+    ("only_the_best", "greedy verification", "i == int(p.argmax())"),
+    ("of_the_maxima", "two largest probabilities", "uniform < float(p.max() / q.max())"),
+    ("at_most", "would never make can be accepted", "uniform <= float(p[i] / q[i])"),
+    ("always", "Every guess is accepted", "True"),
+    ("returns_the_ratio", "expected True or False", "min(1.0, float(p[i] / q[i]))"),
+    ("draws_again", "judged wrongly",
+     "random.Random(int(uniform * 1000)).random() < float(p[i] / q[i])"),
+    ("in_hundredths", "judged wrongly", "round(uniform, 2) < float(p[i] / q[i])"),
+    ("with_an_epsilon", "judged wrongly", "uniform < float(p[i] / (q[i] + 1e-8))"),
+)  # fmt: skip
 
 
 # 4 recovered_probs
@@ -346,58 +213,25 @@ def with_relu(target_probs, draft_probs):
     return F.normalize(F.relu(target_probs - draft_probs), p=1, dim=-1)
 
 
-@wrong("recovered_probs", "target's own distribution")
-def from_the_target(p, q):
-    return p.clone()
+def shared(weights):
+    return weights / weights.sum()
 
 
-@wrong("recovered_probs", "does not sum to 1")
-def not_renormalised(p, q):
-    return (p - q).clamp(min=0)
-
-
-@wrong("recovered_probs", "wrong way round")
-def q_minus_p(p, q):
-    residual = (q - p).clamp(min=0)
-    return residual / residual.sum()
-
-
-@wrong("recovered_probs", "absolute difference")
-def absolute(p, q):
-    return (p - q).abs() / (p - q).abs().sum()
-
-
-@wrong("recovered_probs", "not set to 0")
-def not_clamped(p, q):
-    return p - q
-
-
-@wrong("recovered_probs", "divide before you clamp")
-def divided_too_early(p, q):
-    return ((p - q) / (p - q).sum()).clamp(min=0)
-
-
-@wrong("recovered_probs", "softmax gives every token")
-def softmax(p, q):
-    return (p - q).clamp(min=0).softmax(-1)
-
-
-@wrong("recovered_probs", "you keep all of p")
-def masked(p, q):
-    kept = torch.where(p > q, p, torch.zeros_like(p))
-    return kept / kept.sum()
-
-
-@wrong("recovered_probs", "draft's distribution")
-def from_the_draft(p, q):
-    return q.clone()
-
-
-@wrong("recovered_probs", "in place")
-def writes_into_p(p, q):
-    p -= q
-    p.clamp_(min=0)
-    return p / p.sum()
+table(
+    "recovered_probs", "p, q",
+    ("from_the_target", "target's own distribution", "p.clone()"),
+    ("not_renormalised", "does not sum to 1", "(p - q).clamp(min=0)"),
+    ("q_minus_p", "wrong way round", "shared((q - p).clamp(min=0))"),
+    ("absolute", "absolute difference", "shared((p - q).abs())"),
+    ("not_clamped", "not set to 0", "p - q"),
+    ("divided_too_early", "divide before you clamp", "((p - q) / (p - q).sum()).clamp(min=0)"),
+    ("softmax", "softmax gives every token", "(p - q).clamp(min=0).softmax(-1)"),
+    ("masked", "you keep all of p", "shared(torch.where(p > q, p, torch.zeros_like(p)))"),
+    ("from_the_draft", "draft's distribution", "q.clone()"),
+    ("writes_into_p", "in place", "shared(p.sub_(q).clamp_(min=0))"),
+    ("divides_by_a_little_more", "numbers are wrong",
+     "(p - q).clamp(min=0) / ((p - q).clamp(min=0).sum() + 1e-6)"),
+)  # fmt: skip
 
 
 # 5 rejection_sample
@@ -411,26 +245,22 @@ def uniform_from(generator):
     return torch.rand((), generator=generator).item()
 
 
-def row_of(draft_probs, i, token, p):
-    return F.one_hot(torch.tensor(token), len(p)) if draft_probs is None else draft_probs[i]
-
-
-def residual_of(p, q, token):
-    return (p - q).clamp(min=0)
+def one_hot(token, like):
+    return F.one_hot(torch.tensor(token), len(like)).float()
 
 
 def sampler(
-    draft, draft_probs, target_probs, generator, *, accept=None, recover=residual_of,
-    draw_one=draw, row=lambda i: i, bonus=lambda p, q: p[-1], one_uniform=False,
-    bonus_after_rejection=False, go_on=False,
+    draft, draft_probs, target_probs, generator, *,
+    accept=lambda p, q, token, u: u < p[token] / q[token],
+    recover=lambda p, q, token: (p - q).clamp(min=0), draw_one=draw, row=lambda i: i,
+    bonus=lambda p, q: p[-1], one_uniform=False, bonus_after_rejection=False, go_on=False,
 ):  # fmt: skip
     """The right one, with parts that can be exchanged."""
-    accept = accept or (lambda p, q, token, u: u < p[token] / q[token])
     out = []
     u = uniform_from(generator)
     for i, token in enumerate(draft):
         p = target_probs[row(i)]
-        q = row_of(draft_probs, i, token, p)
+        q = one_hot(token, p) if draft_probs is None else draft_probs[i]
         u = u if one_uniform else uniform_from(generator)
         if accept(p, q, token, u):
             out.append(token)
@@ -476,210 +306,78 @@ def by_inverse_transform(draft_token_ids, draft_probs, target_probs, generator):
     return sampler(draft_token_ids, draft_probs, target_probs, generator, draw_one=pick)
 
 
-@wrong("rejection_sample", "draw from the target, not from the residual")
-def resamples_from_the_target(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: p)
-
-
-@wrong("rejection_sample", "without the rejected guess")
-def only_the_guess_removed(d, q, p, g):
-    def without(p, q, token):
-        return p * (1 - F.one_hot(torch.tensor(token), len(p)))
-
-    return sampler(d, q, p, g, recover=without)
-
-
-@wrong("rejection_sample", "draw from the draft's distribution")
-def resamples_from_the_draft(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: q.float())
-
-
-@wrong("rejection_sample", "q - p instead of p - q")
-def residual_backwards(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: (q - p).clamp(min=0).float())
-
-
-@wrong("rejection_sample", "absolute differences")
-def residual_absolute(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: (p - q).abs())
-
-
-@wrong("rejection_sample", "can be any token")
-def residual_by_softmax(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: (p - q).softmax(-1))
-
-
-@wrong("rejection_sample", "most probable one of the residual")
-def residual_argmax(d, q, p, g):
-    def best(p, q, token):
-        return F.one_hot((p - q).argmax(), len(p)).float()
-
-    return sampler(d, q, p, g, recover=best)
-
-
-@wrong("rejection_sample", "no token is recovered")
-def nothing_recovered(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: None)
-
-
-@wrong("rejection_sample", "bonus token instead of a recovered one")
-def bonus_in_its_place(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: None, bonus_after_rejection=True)
-
-
-@wrong("rejection_sample", "bonus token is taken after a rejection")
-def bonus_after_a_rejection(d, q, p, g):
-    return sampler(d, q, p, g, bonus_after_rejection=True)
-
-
-@wrong("rejection_sample", "bonus token is missing")
-def without_bonus(d, q, p, g):
-    return sampler(d, q, p, g, bonus=lambda p, q: None)
-
-
-@wrong("rejection_sample", "draft's last row")
-def bonus_from_the_draft(d, q, p, g):
-    return sampler(d, q, p, g, bonus=lambda p, q: p[-1] if q is None else q[-1])
-
-
-@wrong("rejection_sample", "row of the last guess")
-def bonus_from_the_row_before(d, q, p, g):
-    return sampler(d, q, p, g, bonus=lambda p, q: p[max(0, len(d) - 1)])
-
-
-@wrong("rejection_sample", "most probable one. It must be drawn")
-def bonus_argmax(d, q, p, g):
-    return sampler(d, q, p, g, bonus=lambda p, q: F.one_hot(p[-1].argmax(), p.shape[1]).float())
-
-
-@wrong("rejection_sample", "when the random number is *above*")
-def accepts_above(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: u > p[token] / q[token])
-
-
-@wrong("rejection_sample", "probability q / p")
-def ratio_upside_down(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: u < q[token] / p[token])
-
-
-@wrong("rejection_sample", "probability p, and ignore")
-def accepts_by_p(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: u < p[token])
-
-
-@wrong("rejection_sample", "exactly where p >= q")
-def accepts_without_chance(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: p[token] >= q[token])
-
-
-@wrong("rejection_sample", "Every guess is accepted")
-def accepts_all(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: True)
-
-
-@wrong("rejection_sample", "Every guess that the target could make")
-def accepts_the_possible(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: p[token] > 0)
-
-
-@wrong("rejection_sample", "greedy verification")
-def greedy_in_disguise(d, q, p, g):
-    best = p.argmax(-1).tolist()
-    return with_takewhile(list(d), best)
-
-
-@wrong("rejection_sample", "greedy verification")
-def accepts_the_best(d, q, p, g):
-    def is_best(p, q, token, u):
-        return token == int(p.argmax())
-
-    return sampler(d, q, p, g, accept=is_best, recover=lambda p, q, token: p)
-
-
-@wrong("rejection_sample", "One random number serves for all")
-def one_number_for_all(d, q, p, g):
-    return sampler(d, q, p, g, one_uniform=True)
-
-
-@wrong("rejection_sample", "row one place too late")
-def target_row_too_late(d, q, p, g):
-    return sampler(d, q, p, g, row=lambda i: i + 1)
-
-
-@wrong("rejection_sample", "another guess's row")
-def draft_row_before(d, q, p, g):
-    return sampler(d, None if q is None else q.roll(1, 0), p, g)
-
-
-@wrong("rejection_sample", "go on with the next guess")
-def goes_on_after_a_rejection(d, q, p, g):
-    return sampler(d, q, p, g, go_on=True)
-
-
-@wrong("rejection_sample", "even where the guess was drawn from `draft_probs`")
-def ignores_the_draft(d, q, p, g):
-    return sampler(d, None, p, g)
-
-
-@wrong("rejection_sample", "even where the guess was drawn from `draft_probs`")
-def draws_and_compares(d, q, p, g):
-    out = []
-    for i in range(len(d) + 1):
-        out.append(draw(p[i], g))
-        if i == len(d) or out[-1] != d[i]:
-            return out
-
-
-@wrong("rejection_sample", "chose among all tokens alike")
-def certain_means_uniform(d, q, p, g):
-    if q is None:
-        q = torch.full((len(d), p.shape[1]), 1 / p.shape[1])
-    return sampler(d, q, p, g)
-
-
-@wrong("rejection_sample", "TypeError")
-def none_is_forgotten(d, q, p, g):
-    return sampler(d, q[: len(d)], p, g)
-
-
-@wrong("rejection_sample", "expected a list of ints")
-def returns_tensors(d, q, p, g):
-    return [torch.tensor(token) for token in sampler(d, q, p, g)]
-
-
-@wrong("rejection_sample", "changes `draft_token_ids`")
-def appends_to_the_guesses(d, q, p, g):
-    out = sampler(d, q, p, g)
-    d[:] = out
-    return d
-
-
-@wrong("rejection_sample", "changes `target_probs`")
-def subtracts_in_place(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: p.sub_(q).clamp_(min=0))
-
-
-@wrong("rejection_sample", "not all random numbers come from `generator`")
-def global_random_numbers(d, q, p, g):
-    accept = lambda p, q, token, u: random.random() < p[token] / q[token]  # noqa: E731
-    return sampler(d, q, p, g, accept=accept)
-
-
-@wrong("rejection_sample", "is accepted too seldom")
-def ratio_squared(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: u < (p[token] / q[token]) ** 2)
-
-
-@wrong("rejection_sample", "is accepted too often")
-def ratio_rooted(d, q, p, g):
-    return sampler(d, q, p, g, accept=lambda p, q, token, u: u < (p[token] / q[token]) ** 0.5)
+@right("rejection_sample")
+def by_an_exponential_race(draft_token_ids, draft_probs, target_probs, generator):
+    """As vLLM draws on a GPU."""
+
+    def pick(weights, generator):
+        return int((weights / torch.empty_like(weights).exponential_(generator=generator)).argmax())
+
+    return sampler(draft_token_ids, draft_probs, target_probs, generator, draw_one=pick)
+
+
+for _name, _says, _switches in (
+    ("resamples_from_the_target", "draw from the target, not from the residual",
+     {"recover": lambda p, q, token: p}),
+    ("only_the_guess_removed", "without the rejected guess",
+     {"recover": lambda p, q, token: p * (1 - one_hot(token, p))}),
+    ("resamples_from_the_draft", "in place of guess 0", {"recover": lambda p, q, token: q}),
+    ("residual_backwards", "q - p instead of p - q",
+     {"recover": lambda p, q, token: (q - p).clamp(min=0)}),
+    ("residual_absolute", "absolute differences", {"recover": lambda p, q, token: (p - q).abs()}),
+    ("residual_by_softmax", "in place of guess 0",
+     {"recover": lambda p, q, token: (p - q).softmax(-1)}),
+    ("residual_argmax", "most probable one of the residual",
+     {"recover": lambda p, q, token: one_hot(int((p - q).argmax()), p)}),
+    ("residual_squared", "drawn in their place are at fault",
+     {"recover": lambda p, q, token: (p - q).clamp(min=0) ** 2}),
+    ("nothing_recovered", "then one token", {"recover": lambda p, q, token: None}),
+    ("bonus_in_its_place", "bonus token is taken after a rejection",
+     {"recover": lambda p, q, token: None, "bonus_after_rejection": True}),
+    ("bonus_after_a_rejection", "bonus token is taken after a rejection",
+     {"bonus_after_rejection": True}),
+    ("without_bonus", "bonus token is missing", {"bonus": lambda p, q: None}),
+    ("bonus_from_the_draft", "bonus token can only be",
+     {"bonus": lambda p, q: p[-1] if q is None or not len(q) else q[-1]}),
+    ("bonus_from_the_row_before", "row of the last guess",
+     {"bonus": lambda p, q: p[max(0, len(p) - 2)]}),
+    ("bonus_argmax", "bonus token is not distributed",
+     {"bonus": lambda p, q: one_hot(int(p[-1].argmax()), p[-1])}),
+    ("bonus_by_softmax", "bonus token is not distributed",
+     {"bonus": lambda p, q: p[-1].clamp(min=1e-9).sqrt() * (p[-1] > 0)}),
+    ("accepts_above", "when the random number is *above*",
+     {"accept": lambda p, q, token, u: u > p[token] / q[token]}),
+    ("ratio_upside_down", "probability q / p",
+     {"accept": lambda p, q, token, u: u < q[token] / p[token]}),
+    ("accepts_by_p", "probability p, and ignore", {"accept": lambda p, q, token, u: u < p[token]}),
+    ("accepts_without_chance", "no random number decides",
+     {"accept": lambda p, q, token, u: p[token] >= q[token]}),
+    ("accepts_all", "Every guess is accepted", {"accept": lambda p, q, token, u: True}),
+    ("accepts_the_possible", "accepted too often", {"accept": lambda p, q, token, u: p[token] > 0}),
+    ("accepts_the_best", "greedy verification",
+     {"accept": lambda p, q, token, u: token == int(p.argmax()), "recover": lambda p, q, t: p}),
+    ("one_number_for_all", "One random number serves for all", {"one_uniform": True}),
+    ("target_row_too_late", "guess 0", {"row": lambda i: i + 1}),
+    ("goes_on_after_a_rejection", "go on with the next guess", {"go_on": True}),
+    ("subtracts_in_place", "changes what it was given",
+     {"recover": lambda p, q, token: p.sub_(q).clamp_(min=0)}),
+    ("global_random_numbers", "Not all random numbers come from `generator`",
+     {"accept": lambda p, q, token, u: random.random() < p[token] / q[token]}),
+    ("ratio_squared", "is accepted too seldom",
+     {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 2}),
+    ("ratio_rooted", "is accepted too often",
+     {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 0.5}),
+):  # fmt: skip
+    _answer = partial(sampler, **_switches)
+    _answer.__name__ = _name
+    wrong("rejection_sample", _says)(_answer)
 
 
 @wrong("rejection_sample", "random number that rejected the guess")
 def recovers_with_the_same_number(d, q, p, g):
     """The number that rejected the guess picks the recovered token, too."""
     for i, token in enumerate(d):
-        row = row_of(q, i, token, p[i])
+        row = one_hot(token, p[i]) if q is None else q[i]
         u = uniform_from(g)
         if not u < p[i][token] / row[token]:
             cumulative = (p[i] - row).clamp(min=0).double().cumsum(-1)
@@ -688,17 +386,46 @@ def recovers_with_the_same_number(d, q, p, g):
     return [*d, draw(p[-1], g)]
 
 
-@wrong("rejection_sample", "not distributed as the target says")
-def residual_squared(d, q, p, g):
-    return sampler(d, q, p, g, recover=lambda p, q, token: (p - q).clamp(min=0) ** 2)
+@wrong("rejection_sample", "guess 0 can only be accepted here")
+def draws_and_compares(d, q, p, g):
+    out = []
+    for i in range(len(d) + 1):
+        out.append(draw(p[i], g))
+        if i == len(d) or out[-1] != d[i]:
+            return out
 
 
-@wrong("rejection_sample", "bonus token is not distributed")
-def bonus_by_softmax(d, q, p, g):
-    def hotter(p, q):
-        return p[-1].clamp(min=1e-9).sqrt() * (p[-1] > 0)
+@wrong("rejection_sample", "too often")
+def certain_means_uniform(d, q, p, g):
+    if q is None:
+        q = torch.full((len(d), p.shape[1]), 1 / p.shape[1])
+    return sampler(d, q, p, g)
 
-    return sampler(d, q, p, g, bonus=hotter)
+
+@wrong("rejection_sample", "changes what it was given")
+def appends_to_the_guesses(d, q, p, g):
+    d[:] = sampler(d, q, p, g)
+    return d
+
+
+@wrong("rejection_sample", "`generator` is seeded anew")
+def seeds_it_anew(d, q, p, g):
+    return sampler(d, q, p, g.manual_seed(0))
+
+
+table(
+    "rejection_sample", "d, q, p, g",
+    ("greedy_in_disguise", "bonus token is not distributed",
+     "with_takewhile(list(d), p.argmax(-1).tolist())"),
+    ("draft_row_before", "drawn in their place are at fault",
+     "sampler(d, None if q is None else q.roll(1, 0), p, g)"),
+    ("ignores_the_draft", "probability p, and ignore", "sampler(d, None, p, g)"),
+    ("none_is_forgotten", "TypeError", "sampler(d, q[: len(d)], p, g)"),
+    ("returns_tensors", "expected a list of ints",
+     "[torch.tensor(token) for token in sampler(d, q, p, g)]"),
+    ("own_generator", "another generator is used",
+     "sampler(d, q, p, torch.Generator().manual_seed(0))"),
+)  # fmt: skip
 
 
 # 6 expected_tokens
@@ -718,39 +445,17 @@ def step_by_step(acceptance_rate, num_speculative_tokens):
     return total
 
 
-@wrong("expected_tokens", "step's own token is missing")
-def guesses_only(a, k):
-    return sum(a**i for i in range(1, k + 1))
-
-
-@wrong("expected_tokens", "bonus token is missing")
-def one_term_less(a, k):
-    return sum(a**i for i in range(k))
-
-
-@wrong("expected_tokens", "one term too many")
-def one_term_more(a, k):
-    return sum(a**i for i in range(k + 2))
-
-
-@wrong("expected_tokens", "each guess on its own")
-def linear(a, k):
-    return 1 + k * a
-
-
-@wrong("expected_tokens", "only the case that all guesses")
-def all_accepted(a, k):
-    return (k + 1) * a**k
-
-
-@wrong("expected_tokens", "0 / 0")
-def zero_by_zero(a, k):
-    return (1 - a ** (k + 1)) / (1 - a)
-
-
-@wrong("expected_tokens", "The number is wrong")
-def a_product(a, k):
-    return (1 + a) ** k
+table(
+    "expected_tokens",
+    "a, k",
+    ("guesses_only", "step's own token is missing", "sum(a**i for i in range(1, k + 1))"),
+    ("one_term_less", "bonus token is missing", "sum(a**i for i in range(k))"),
+    ("one_term_more", "one term too many", "sum(a**i for i in range(k + 2))"),
+    ("linear", "each guess on its own", "1 + k * a"),
+    ("all_accepted", "only the case that all guesses", "(k + 1) * a**k"),
+    ("zero_by_zero", "0 / 0", "(1 - a ** (k + 1)) / (1 - a)"),
+    ("a_product", "times what it should be", "(1 + a) ** k"),
+)
 
 
 # 7 choose_num_speculative_tokens
@@ -774,49 +479,29 @@ def least_time_per_token(acceptance_rate, max_num_speculative_tokens, draft_toke
     return min(range(max_num_speculative_tokens + 1), key=time)
 
 
-@wrong("choose_num_speculative_tokens", "never choose 0")
-def at_least_one(a, most, cost):
-    return max(1, with_a_loop(a, most, cost))
+def gain(a, cost):
+    return lambda k: step_by_step(a, k) / (1 + k * cost)
 
 
-@wrong("choose_num_speculative_tokens", "never choose 0")
-def range_from_one(a, most, cost):
-    return max(range(1, most + 1), key=lambda k: closed_form(a, k) / (1 + k * cost), default=0)
-
-
-@wrong("choose_num_speculative_tokens", "does not matter to your cost")
-def most_tokens(a, most, cost):
-    return max(range(most + 1), key=lambda k: closed_form(a, k))
-
-
-@wrong("choose_num_speculative_tokens", "itself is never chosen")
-def range_to_most(a, most, cost):
-    return max(range(most), key=lambda k: closed_form(a, k) / (1 + k * cost), default=0)
-
-
-@wrong("choose_num_speculative_tokens", "take the cost off")
-def difference(a, most, cost):
-    return max(range(most + 1), key=lambda k: closed_form(a, k) - k * cost)
-
-
-@wrong("choose_num_speculative_tokens", "cost of the step itself is missing")
-def guesses_cost_only(a, most, cost):
-    return max(range(most + 1), key=lambda k: closed_form(a, k) / (k * cost or 1))
-
-
-@wrong("choose_num_speculative_tokens", "does not matter to your cost")
-def one_guess_costs(a, most, cost):
-    return max(range(most + 1), key=lambda k: closed_form(a, k) / (1 + cost))
-
-
-@wrong("choose_num_speculative_tokens", "worst number")
-def minimum(a, most, cost):
-    return min(range(most + 1), key=lambda k: closed_form(a, k) / (1 + k * cost))
-
-
-@wrong("choose_num_speculative_tokens", "expected an int, the number of guesses")
-def returns_the_gain(a, most, cost):
-    return max(closed_form(a, k) / (1 + k * cost) for k in range(most + 1))
+table(
+    "choose_num_speculative_tokens", "a, most, cost",
+    ("at_least_one", "never choose 0", "max(1, with_a_loop(a, most, cost))"),
+    ("range_from_one", "never choose 0", "max(range(1, most + 1), key=gain(a, cost), default=0)"),
+    ("most_tokens", "does not matter to your cost",
+     "max(range(most + 1), key=lambda k: step_by_step(a, k))"),
+    ("range_to_most", "itself is never chosen", "max(range(most), key=gain(a, cost), default=0)"),
+    ("difference", "take the cost off",
+     "max(range(most + 1), key=lambda k: step_by_step(a, k) - k * cost)"),
+    ("guesses_cost_only", "cost of the step itself is missing",
+     "max(range(most + 1), key=lambda k: step_by_step(a, k) / (k * cost or 1))"),
+    ("one_guess_costs", "gives more tokens per time",
+     "max(range(most + 1), key=lambda k: step_by_step(a, k) / (1 + cost))"),
+    ("minimum", "worst number", "min(range(most + 1), key=gain(a, cost))"),
+    ("the_largest_of_equals", "A smaller number gives as many",
+     "max(range(most, -1, -1), key=gain(a, cost))"),
+    ("returns_the_gain", "expected an int, the number of guesses",
+     "max(map(gain(a, cost), range(most + 1)))"),
+)  # fmt: skip
 
 
 # 8 tree_attention_mask
@@ -834,34 +519,6 @@ def by_walking_up(parents):
     return mask
 
 
-@right("tree_attention_mask")
-def by_powers(parents):
-    """Reachable in any number of steps up."""
-    size = 1 + len(parents)
-    up = torch.eye(size)
-    for guess, parent in enumerate(parents):
-        up[guess + 1, parent + 1] = 1
-    return torch.linalg.matrix_power(up, size) > 0
-
-
-@wrong("tree_attention_mask", "causal mask of a chain")
-def causal(parents):
-    return torch.ones(1 + len(parents), 1 + len(parents), dtype=torch.bool).tril()
-
-
-@wrong("tree_attention_mask", "A token does not see itself")
-def not_itself(parents):
-    return by_walking_up(parents) & ~torch.eye(1 + len(parents), dtype=torch.bool)
-
-
-@wrong("tree_attention_mask", "A guess does not see itself")
-def guesses_not_themselves(parents):
-    mask = not_itself(parents)
-    mask[0, 0] = True
-    return mask
-
-
-@wrong("tree_attention_mask", "grandparents are missing")
 def parent_and_self(parents):
     mask = torch.eye(1 + len(parents), dtype=torch.bool)
     for guess, parent in enumerate(parents):
@@ -869,23 +526,10 @@ def parent_and_self(parents):
     return mask
 
 
-@wrong("tree_attention_mask", "grandparents are missing")
-def root_parent_and_self(parents):
-    mask = parent_and_self(parents)
-    mask[:, 0] = True
-    return mask
-
-
-@wrong("tree_attention_mask", "do not see the last confirmed token")
-def without_the_root(parents):
-    mask = by_walking_up(parents)
-    mask[1:, 0] = False
-    return mask
-
-
-@wrong("tree_attention_mask", "Rows and columns are exchanged")
-def transposed(parents):
-    return by_walking_up(parents).T.clone()
+@right("tree_attention_mask")
+def by_powers(parents):
+    """Reachable in any number of steps up."""
+    return torch.linalg.matrix_power(parent_and_self(parents).float(), 1 + len(parents)) > 0
 
 
 @wrong("tree_attention_mask", "off by one")
@@ -897,34 +541,43 @@ def parents_not_shifted(parents):
     return mask
 
 
-@wrong("tree_attention_mask", "siblings")
-def sees_siblings(parents):
-    mask = by_walking_up(parents)
-    for one, parent in enumerate(parents):
-        for other, others_parent in enumerate(parents):
-            if parent == others_parent:
-                mask[one + 1, other + 1] = True
-    return mask
+def eye(size):
+    return torch.eye(size, dtype=torch.bool)
 
 
-@wrong("tree_attention_mask", "Everybody sees everybody")
-def everything(parents):
-    return torch.ones(1 + len(parents), 1 + len(parents), dtype=torch.bool)
+def column(size):
+    return torch.arange(size)[None] == 0
 
 
-@wrong("tree_attention_mask", "True and False are exchanged")
-def inverted(parents):
-    return ~by_walking_up(parents)
+def below_the_root(size):
+    return torch.arange(size)[:, None] > 0
 
 
-@wrong("tree_attention_mask", "has no row")
-def guesses_only_mask(parents):
-    return by_walking_up(parents)[1:, 1:]
+def siblings(parents):
+    same = torch.tensor([[one == other for other in parents] for one in parents], dtype=torch.bool)
+    return F.pad(same.reshape(len(parents), len(parents)), (1, 0, 1, 0))
 
 
-@wrong("tree_attention_mask", "dtype")
-def as_numbers(parents):
-    return by_walking_up(parents).long()
+table(
+    "tree_attention_mask", "parents, mask=by_walking_up",
+    ("causal", "causal mask of a chain", "torch.ones_like(mask(parents)).tril()"),
+    ("not_itself", "does not see itself", "mask(parents) & ~eye(1 + len(parents))"),
+    ("guesses_not_themselves", "does not see itself",
+     "mask(parents) & ~(eye(1 + len(parents)) & below_the_root(1 + len(parents)))"),
+    ("only_the_parent", "grandparents are missing", "parent_and_self(parents)"),
+    ("root_parent_and_self", "grandparents are missing",
+     "parent_and_self(parents) | column(1 + len(parents))"),
+    ("without_the_root", "do not see the last confirmed token",
+     "mask(parents) & ~(column(1 + len(parents)) & below_the_root(1 + len(parents)))"),
+    ("transposed", "Rows and columns are exchanged", "mask(parents).T.clone()"),
+    ("sees_siblings", "siblings", "mask(parents) | siblings(parents)"),
+    ("everything", "Everybody sees everybody", "torch.ones_like(mask(parents))"),
+    ("inverted", "True and False are exchanged", "~mask(parents)"),
+    ("guesses_only_mask", "has no row", "mask(parents)[1:, 1:]"),
+    ("as_numbers", "dtype", "mask(parents).long()"),
+    ("of_64_at_most", "should be True",
+     "mask(parents) & (torch.arange(1 + len(parents)) < 64)"),
+)  # fmt: skip
 
 
 # 9 follow_tree
@@ -943,87 +596,41 @@ def recursively(draft_token_ids, parents, target_token_ids, node=-1):
     return []
 
 
-@wrong("follow_tree", "first child, whatever the target says")
-def first_child(tokens, parents, target):
+def walk(fits):
+    """One loop over all guesses; `fits` says whether a guess goes on from the path so far."""
     path, node = [], -1
-    while node in parents:
-        node = parents.index(node)
-        path.append(node)
-    return path
+    for i in itertools.count():
+        try:
+            if fits(i, node, path):
+                path.append(i)
+                node = i
+        except IndexError:
+            return path
 
 
-@wrong("follow_tree", "Only the first child is looked at")
-def first_child_if_right(tokens, parents, target):
-    path, node = [], -1
-    while node in parents and tokens[parents.index(node)] == target[node + 1]:
-        node = parents.index(node)
-        path.append(node)
-    return path
-
-
-@wrong("follow_tree", "no child of the current one")
-def any_node_behind(tokens, parents, target):
-    path, node = [], -1
-    for i, token in enumerate(tokens):
-        if token == target[node + 1]:
-            path.append(i)
-            node = i
-    return path
-
-
-@wrong("follow_tree", "row of the depth")
-def row_by_depth(tokens, parents, target):
-    path, node = [], -1
-    for i, token in enumerate(tokens):
-        if parents[i] == node and token == target[len(path)]:
-            path.append(i)
-            node = i
-    return path
-
-
-@wrong("follow_tree", "rows are off by one")
-def rows_not_shifted(tokens, parents, target):
-    path, node = [], -1
-    for i, token in enumerate(tokens):
-        if parents[i] == node and token == target[max(node, 0)]:
-            path.append(i)
-            node = i
-    return path
-
-
-@wrong("follow_tree", "stop after the first right guess")
-def one_level(tokens, parents, target):
-    return recursively(tokens, parents, target)[:1]
-
-
-@wrong("follow_tree", "return the tokens")
-def tokens_of_the_path(tokens, parents, target):
-    return [tokens[i] for i in recursively(tokens, parents, target)]
-
-
-@wrong("follow_tree", "root is in your path")
-def with_the_root(tokens, parents, target):
-    return [-1, *recursively(tokens, parents, target)]
-
-
-@wrong("follow_tree", "rows of the mask")
-def rows_in_place_of_numbers(tokens, parents, target):
-    return [i + 1 for i in recursively(tokens, parents, target)]
-
-
-@wrong("follow_tree", "below a rejected one")
-def all_that_fit_their_parent(tokens, parents, target):
-    return [i for i, token in enumerate(tokens) if token == target[parents[i] + 1]]
-
-
-@wrong("follow_tree", "wrong order")
-def upwards(tokens, parents, target):
-    return recursively(tokens, parents, target)[::-1]
-
-
-@wrong("follow_tree", "Only the last accepted node")
-def the_last_one(tokens, parents, target):
-    return recursively(tokens, parents, target)[-1:]
+table(
+    "follow_tree", "d, p, t, good=recursively",
+    ("first_child", "first child, whatever the target says",
+     "walk(lambda i, node, path: p[i] == node)"),
+    ("first_child_if_right", "Only the first child is looked at",
+     "walk(lambda i, node, path: p[i] == node and p.index(node) == i and d[i] == t[node + 1])"),
+    ("any_node_behind", "no child of the current one",
+     "walk(lambda i, node, path: d[i] == t[node + 1])"),
+    ("row_by_depth", "row of the depth",
+     "walk(lambda i, node, path: p[i] == node and d[i] == t[len(path)])"),
+    ("rows_not_shifted", "rows are off by one",
+     "walk(lambda i, node, path: p[i] == node and d[i] == t[max(node, 0)])"),
+    ("one_level", "stop after the first right guess", "good(d, p, t)[:1]"),
+    ("tokens_of_the_path", "return the tokens", "[d[i] for i in good(d, p, t)]"),
+    ("with_the_root", "root is in your path", "[-1, *good(d, p, t)]"),
+    ("rows_in_place_of_numbers", "not the numbers of the longest path",
+     "[i + 1 for i in good(d, p, t)]"),
+    ("all_that_fit_their_parent", "below a rejected one",
+     "[i for i, token in enumerate(d) if token == t[p[i] + 1]]"),
+    ("upwards", "not the numbers of the longest path", "good(d, p, t)[::-1]"),
+    ("the_last_one", "not the numbers of the longest path", "good(d, p, t)[-1:]"),
+    ("to_a_depth_of_3", "not the numbers of the longest path", "good(d, p, t)[:3]"),
+)  # fmt: skip
 
 
 # 10 engine
@@ -1031,7 +638,17 @@ def the_last_one(tokens, parents, target):
 
 class Proposer:
     def propose(self, token_ids, num_speculative_tokens):
-        return lookup(token_ids, range(4, 1, -1), num_speculative_tokens)
+        return lookup(token_ids, down(2, 4), num_speculative_tokens)
+
+
+class Silent:
+    def propose(self, token_ids, num_speculative_tokens):
+        return []
+
+
+class Bold:
+    def propose(self, token_ids, num_speculative_tokens):
+        return lookup(token_ids, down(1, 4), num_speculative_tokens)
 
 
 class Verifier:
@@ -1046,55 +663,23 @@ def plugged():
     return Proposer(), Verifier()
 
 
-@wrong("engine", "engine's own parts")
-def the_engines_proposer():
-    return NgramProposer(2, 4), Verifier()
-
-
-@wrong("engine", "engine's own parts")
-def the_engines_sampler():
-    return Proposer(), RejectionSampler()
-
-
-@wrong("engine", "must return a pair")
-def only_one_part():
-    return Proposer()
-
-
-@wrong("engine", "says something else than without")
-def believes_every_guess():
-    return Proposer(), Verifier(greedy=believes_everything)
-
-
-@wrong("engine", "more steps than predicted")
-def never_guesses():
-    class Silent:
-        def propose(self, token_ids, num_speculative_tokens):
-            return []
-
-    return Silent(), Verifier()
-
-
-@wrong("engine", "fewer steps than predicted")
-def guesses_by_one_token_too():
-    class Bold:
-        def propose(self, token_ids, num_speculative_tokens):
-            return lookup(token_ids, range(4, 0, -1), num_speculative_tokens)
-
-    return Bold(), Verifier()
-
-
-@wrong("engine", "answers are distributed otherwise", "n-gram proposer")
-def samples_from_the_target_again():
-    return Proposer(), Verifier(sample=resamples_from_the_target)
-
-
-@wrong("engine", "answers are distributed otherwise", "draft model")
-def removes_only_the_guess():
-    """Right for n-grams, and wrong for a draft model."""
-    return Proposer(), Verifier(sample=only_the_guess_removed)
-
-
-@wrong("engine", "The rejection sampler returned")
-def returns_too_much():
-    return Proposer(), Verifier(greedy=recovered_and_bonus)
+table(
+    "engine", "",
+    ("the_engines_proposer", "engine's own parts", "(NgramProposer(2, 4), Verifier())"),
+    ("the_engines_sampler", "engine's own parts", "(Proposer(), RejectionSampler())"),
+    ("a_proposer_of_its_kind", "engine's own parts",
+     "(type('Mine', (NgramProposer,), {})(2, 4), Verifier())"),
+    ("only_one_part", "must return a pair", "Proposer()"),
+    ("believes_every_guess", "Exercise 2 is not right yet",
+     "(Proposer(), Verifier(lambda draft, target: [*draft, target[-1]]))"),
+    ("never_guesses", "Exercise 1 is not right yet. There is never a guess",
+     "(Silent(), Verifier())"),
+    ("guesses_by_one_token_too", "Exercise 1 is not right yet", "(Bold(), Verifier())"),
+    ("samples_from_the_target_again", "Exercise 5 is not right yet. After a rejection you draw",
+     "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: p)))"),
+    ("removes_only_the_guess", "Exercise 5 is not right yet",
+     "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: "
+     "p * (1 - one_hot(token, p)))))"),
+    ("returns_too_much", "Exercise 2 is not right yet",
+     "(Proposer(), Verifier(lambda draft, target: with_takewhile(draft, target) + target[-1:]))"),
+)  # fmt: skip

@@ -13,6 +13,14 @@ from utils.quant.rtn import QuantizedWeight, group_index, to_codes
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
+
+def table(exercise, **wrong_ones):
+    """Wrong answers: a name, words that the feedback must contain, the answer."""
+    for name, (*says, answer) in wrong_ones.items():
+        answer.__name__ = name
+        wrong(exercise, *says)(answer)
+
+
 # 1 find_params
 
 
@@ -35,130 +43,76 @@ def params_with_min_and_max(groups, bits, sym):
     return scales, torch.clamp((0 - low) / scales, 0, top).round()
 
 
-def grid(groups, bits, sym, low, high, steps, zero=None):
-    scales = (high - low) / steps
-    scales = torch.where(scales > 0, scales, 1.0)
-    return scales, torch.full_like(scales, zero) if sym else torch.round(-low / scales)
-
-
 def limits(groups, sym):
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     size = groups.abs().amax(-1)
     return (-size, size) if sym else (low, high)
 
 
-@wrong("find_params", "divided by 2^bits.")
-def sixteen_steps(groups, bits, sym):
-    return grid(groups, bits, sym, *limits(groups, sym), 2**bits, 2 ** (bits - 1))
+def params(groups, bits, sym, low_high=None, steps=-1, least=0.0, zero=None, guard=1.0):
+    low, high = low_high or limits(groups, sym)
+    scales = ((high - low) / (2**bits + steps)).clamp(min=least)
+    scales = torch.where(scales > 0, scales, guard)
+    if zero is not None:
+        return scales, zero(low, scales, sym)
+    return scales, torch.full_like(scales, 2 ** (bits - 1)) if sym else torch.round(-low / scales)
 
 
-@wrong("find_params", "max|w| / (2^(bits-1) - 1)")
-def signed_sevens(groups, bits, sym):
-    if not sym:
-        return quant.find_params(groups, bits, sym)
-    scales = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)
-    return torch.where(scales > 0, scales, 1.0), torch.full_like(scales, 2 ** (bits - 1))
+def zeros_of(asymmetric=None, symmetric=None):
+    """Other zeros than the right ones."""
+
+    def find(groups, bits, sym):
+        scales, zeros = quant.find_params(groups, bits, sym)
+        low = groups.amin(-1).clamp(max=0)
+        change = symmetric if sym else asymmetric
+        return scales, change(zeros, low / scales, bits) if change else zeros
+
+    return find
 
 
-@wrong("find_params", "max|w| / 2^(bits-1)")
-def signed_eights(groups, bits, sym):
-    if not sym:
-        return quant.find_params(groups, bits, sym)
-    scales = groups.abs().amax(-1) / 2 ** (bits - 1)
-    return torch.where(scales > 0, scales, 1.0), torch.full_like(scales, 2 ** (bits - 1))
-
-
-@wrong("find_params", "does not include 0")
-def range_without_zero(groups, bits, sym):
-    if sym:
-        return quant.find_params(groups, bits, sym)
-    low, high = groups.amin(-1), groups.amax(-1)
-    return grid(groups, bits, sym, low, high, 2**bits - 1)
-
-
-@wrong("find_params", "not rounded")
-def zero_not_rounded(groups, bits, sym):
-    scales, zeros = quant.find_params(groups, bits, sym)
-    return scales, zeros if sym else -groups.amin(-1).clamp(max=0) / scales
-
-
-@wrong("find_params", "cut off")
-def zero_cut_off(groups, bits, sym):
-    scales, zeros = quant.find_params(groups, bits, sym)
-    return scales, zeros if sym else (-groups.amin(-1).clamp(max=0) / scales).int().float()
-
-
-@wrong("find_params", "scale 0")
-def nothing_for_zeros(groups, bits, sym):
-    low, high = limits(groups, sym)
-    scales = (high - low) / (2**bits - 1)
-    zeros = torch.full_like(scales, 2 ** (bits - 1)) if sym else torch.round(-low / scales)
-    return scales, zeros
-
-
-@wrong("find_params", "largest weight only")
-def forgets_the_magnitude(groups, bits, sym):
-    if not sym:
-        return quant.find_params(groups, bits, sym)
-    scales = 2 * groups.amax(-1) / (2**bits - 1)
-    return torch.where(scales == 0, 1.0, scales), torch.full_like(scales, 2 ** (bits - 1))
-
-
-@wrong("find_params", "7 of 0..15")
-def middle_by_integer_division(groups, bits, sym):
-    scales, zeros = quant.find_params(groups, bits, sym)
-    return scales, torch.full_like(zeros, (2**bits - 1) // 2) if sym else zeros
-
-
-@wrong("find_params", "zero is 0")
-def signed_zero(groups, bits, sym):
-    scales, zeros = quant.find_params(groups, bits, sym)
-    return scales, torch.zeros_like(zeros) if sym else zeros
-
-
-@wrong("find_params", "wrong sign")
-def sign_of_the_zero(groups, bits, sym):
-    scales, zeros = quant.find_params(groups, bits, sym)
-    return scales, zeros if sym else -zeros
-
-
-@wrong("find_params", "whole tensor")
-def one_range_for_all(groups, bits, sym):
+def of_all(groups, bits, sym):
     scales, zeros = quant.find_params(groups.flatten(), bits, sym)
     return scales.expand(groups.shape[:-1]).clone(), zeros.expand(groups.shape[:-1]).clone()
 
 
-@wrong("find_params", "`bits` is ignored")
-def always_four(groups, bits, sym):
-    return quant.find_params(groups, 4, sym)
+def only_sym(function):
+    return lambda g, b, sym: function(g, b) if sym else quant.find_params(g, b, sym)
 
 
-@wrong("find_params", "always use the asymmetric")
-def never_symmetric(groups, bits, sym):
-    return quant.find_params(groups, bits, False)
-
-
-@wrong("find_params", "expected the tensors `scales`, `zeros`")
-def scales_only(groups, bits, sym):
-    return quant.find_params(groups, bits, sym)[0]
-
-
-@wrong("find_params", "one range, and one scale")
-def one_number_for_all(groups, bits, sym):
-    low, high = groups.min().clamp(max=0), groups.max().clamp(min=0)
-    if sym:
-        high = groups.abs().max()
-        low = -high
-    scale = (high - low) / (2**bits - 1)
-    scale = torch.where(scale > 0, scale, 1.0)
-    return scale, torch.full_like(scale, 2 ** (bits - 1)) if sym else torch.round(-low / scale)
-
-
-@wrong("find_params", "gets the scale 1e-05")
-def a_tiny_scale_for_zeros(groups, bits, sym):
-    low, high = limits(groups, sym)
-    scales = ((high - low) / (2**bits - 1)).clamp(min=1e-5)
-    return scales, torch.full_like(scales, 2 ** (bits - 1)) if sym else torch.round(-low / scales)
+table(
+    "find_params",
+    sixteen_steps=("divided by 2^bits.", lambda *a: params(*a, steps=0)),
+    signed_sevens=(
+        "max|w| / (2^(bits-1) - 1)", only_sym(lambda g, b: params(g, b, True, steps=-2))
+    ),
+    signed_eights=("max|w| / 2^(bits-1)", only_sym(lambda g, b: params(g, b, True, steps=0))),
+    range_without_zero=(
+        "does not include 0",
+        lambda g, b, s: params(g, b, s, None if s else (g.amin(-1), g.amax(-1))),
+    ),
+    zero_not_rounded=("not rounded", zeros_of(lambda z, low, b: -low)),
+    zero_cut_off=("cut off", zeros_of(lambda z, low, b: (-low).int().float())),
+    nothing_for_zeros=("scale 0", lambda *a: params(*a, guard=0.0)),
+    forgets_the_magnitude=(
+        "largest weight only",
+        only_sym(lambda g, b: (
+            torch.where(g.amax(-1) == 0, 1.0, 2 * g.amax(-1) / (2**b - 1)),
+            torch.full(g.shape[:-1], 2.0 ** (b - 1)),
+        )),
+    ),
+    middle_by_integer_division=("7 of 0..15", zeros_of(None, lambda z, low, b: z - 1)),
+    signed_zero=("the middle code if", zeros_of(None, lambda z, low, b: 0 * z)),
+    sign_of_the_zero=("read back as 0.0", zeros_of(lambda z, low, b: -z)),
+    one_range_for_all=("whole tensor", of_all),
+    always_four=("number of steps", lambda g, b, s: quant.find_params(g, 4, s)),
+    never_symmetric=("range that its codes cover", lambda g, b, s: quant.find_params(g, b, False)),
+    scales_only=("must return the tensors `scales`, `zeros`", lambda *a: quant.find_params(*a)[0]),
+    one_number_for_all=(
+        "`scales` has the shape ()",
+        lambda g, b, s: quant.find_params(g.flatten(), b, s),
+    ),
+    a_tiny_scale_for_zeros=("smallest scale is set", lambda *a: params(*a, least=1e-5)),
+)  # fmt: skip
 
 
 # 2 quantize
@@ -166,6 +120,10 @@ def a_tiny_scale_for_zeros(groups, bits, sym):
 
 def wide(per_group, weight):
     return per_group.repeat_interleave(weight.shape[1] // per_group.shape[1], dim=1)
+
+
+def tiled(per_group, weight):
+    return per_group.repeat(1, weight.shape[1] // per_group.shape[1])
 
 
 @right("quantize")
@@ -181,67 +139,34 @@ def by_group_numbers(weight, scales, zeros, bits):
     return torch.minimum(q.clamp(min=0), torch.tensor(2.0**bits - 1)).byte()
 
 
-@wrong("quantize", "before the zero is added")
-def clamped_early(weight, scales, zeros, bits):
-    q = (weight / wide(scales, weight)).round().clamp(0, 2**bits - 1) + wide(zeros, weight)
-    return q.to(torch.uint8)
+def codes(steps=lambda w, s, z: (w / s).round() + z, most=lambda b: 2**b - 1, spread=wide):
+    def quantize(weight, scales, zeros, bits):
+        q = steps(weight, spread(scales, weight), spread(zeros, weight))
+        return q.clamp(0, most(bits)).long().to(torch.uint8)
+
+    return quantize
 
 
-@wrong("quantize", "cut off")
-def converted_without_rounding(weight, scales, zeros, bits):
-    q = (weight / wide(scales, weight) + wide(zeros, weight)).clamp(0, 2**bits - 1)
-    return q.to(torch.uint8)
-
-
-@wrong("quantize", "not clamped")
-def unclamped(weight, scales, zeros, bits):
-    return ((weight / wide(scales, weight)).round() + wide(zeros, weight)).long().to(torch.uint8)
-
-
-@wrong("quantize", "clamped to 2^bits.")
-def one_code_too_many(weight, scales, zeros, bits):
-    q = (weight / wide(scales, weight)).round() + wide(zeros, weight)
-    return q.clamp(0, 2**bits).long().to(torch.uint8)
-
-
-@wrong("quantize", "never used: you clamp to 2^bits - 2")
-def one_code_too_few(weight, scales, zeros, bits):
-    q = (weight / wide(scales, weight)).round() + wide(zeros, weight)
-    return q.clamp(0, 2**bits - 2).to(torch.uint8)
-
-
-@wrong("quantize", "tiled")
-def tiled_scales(weight, scales, zeros, bits):
-    times = weight.shape[1] // scales.shape[1]
-    q = (weight / scales.repeat(1, times)).round() + zeros.repeat(1, times)
-    return q.clamp(0, 2**bits - 1).to(torch.uint8)
-
-
-@wrong("quantize", "The zero is subtracted")
-def zero_subtracted(weight, scales, zeros, bits):
-    q = (weight / wide(scales, weight)).round() - wide(zeros, weight)
-    return q.clamp(0, 2**bits - 1).to(torch.uint8)
-
-
-@wrong("quantize", "The zero is left out")
-def zero_left_out(weight, scales, zeros, bits):
-    return (weight / wide(scales, weight)).round().clamp(0, 2**bits - 1).to(torch.uint8)
-
-
-@wrong("quantize", "multiply by the scale")
-def multiplied(weight, scales, zeros, bits):
-    q = (weight * wide(scales, weight)).round() + wide(zeros, weight)
-    return q.clamp(0, 2**bits - 1).to(torch.uint8)
-
-
-@wrong("quantize", "always clamp to 15")
-def always_fifteen(weight, scales, zeros, bits):
-    return by_unflatten(weight, scales, zeros, 4)
-
-
-@wrong("quantize", "expected uint8")
-def codes_as_floats(weight, scales, zeros, bits):
-    return by_unflatten(weight, scales, zeros, bits).float()
+table(
+    "quantize",
+    clamped_early=(
+        "before the zero is added",
+        lambda w, s, z, b: ((w / wide(s, w)).round().clamp(0, 2**b - 1) + wide(z, w)).byte(),
+    ),
+    converted_without_rounding=("cut off", codes(lambda w, s, z: w / s + z)),
+    unclamped=(
+        "not clamped",
+        lambda w, s, z, b: ((w / wide(s, w)).round() + wide(z, w)).long().to(torch.uint8),
+    ),
+    one_code_too_many=("clamped to 2^bits.", codes(most=lambda b: 2**b)),
+    one_code_too_few=("never used: you clamp to 2^bits - 2", codes(most=lambda b: 2**b - 2)),
+    tiled_scales=("tiled", codes(spread=tiled)),
+    zero_subtracted=("The zero is subtracted", codes(lambda w, s, z: (w / s).round() - z)),
+    zero_left_out=("The zero is left out", codes(lambda w, s, z: (w / s).round())),
+    multiplied=("multiply by the scale", codes(lambda w, s, z: (w * s).round() + z)),
+    always_fifteen=("always clamp to 15", lambda w, s, z, b: by_unflatten(w, s, z, 4)),
+    codes_as_floats=("expected uint8", lambda *args: by_unflatten(*args).float()),
+)  # fmt: skip
 
 
 # 3 dequantize
@@ -258,40 +183,23 @@ def multiplied_out(q, scales, zeros):
     return q * wide(scales, q) - wide(zeros * scales, q)
 
 
-@wrong("dequantize", "subtract in uint8")
-def wraps_around(q, scales, zeros):
-    return (q - wide(zeros, q)) * wide(scales, q)
+def weights(rule, spread=wide):
+    return lambda q, scales, zeros: rule(q, spread(scales, q), spread(zeros, q))
 
 
-@wrong("dequantize", "after the scaling")
-def scaled_first(q, scales, zeros):
-    return q * wide(scales, q) - wide(zeros, q)
-
-
-@wrong("dequantize", "The zero is added")
-def zero_added(q, scales, zeros):
-    return (q.float() + wide(zeros, q)) * wide(scales, q)
-
-
-@wrong("dequantize", "The zero is left out")
-def without_zero(q, scales, zeros):
-    return q * wide(scales, q)
-
-
-@wrong("dequantize", "tiled")
-def tiled_back(q, scales, zeros):
-    times = q.shape[1] // scales.shape[1]
-    return (q.float() - zeros.repeat(1, times)) * scales.repeat(1, times)
-
-
-@wrong("dequantize", "divide by the scale")
-def divided_back(q, scales, zeros):
-    return (q.float() - wide(zeros, q)) / wide(scales, q)
-
-
-@wrong("dequantize", "int8 ends at 127")
-def signed_bytes(q, scales, zeros):
-    return (q.to(torch.int8) - wide(zeros, q).to(torch.int8)) * wide(scales, q)
+table(
+    "dequantize",
+    wraps_around=("subtract in uint8", weights(lambda q, s, z: (q - z) * s)),
+    scaled_first=("after the scaling", weights(lambda q, s, z: q * s - z)),
+    zero_added=("The zero is added", weights(lambda q, s, z: (q.float() + z) * s)),
+    without_zero=("The zero is left out", weights(lambda q, s, z: q * s)),
+    tiled_back=("tiled", weights(lambda q, s, z: (q.float() - z) * s, tiled)),
+    divided_back=("divide by the scale", weights(lambda q, s, z: (q.float() - z) / s)),
+    signed_bytes=(
+        "int8 ends at 127",
+        weights(lambda q, s, z: (q.to(torch.int8) - z.to(torch.int8)) * s),
+    ),
+)  # fmt: skip
 
 
 # 4 checkpoint_bytes
@@ -300,7 +208,7 @@ def signed_bytes(q, scales, zeros):
 @right("checkpoint_bytes")
 def size_by_bits(linear_shapes, num_other_params, bits, group_size):
     weights = sum(out * width for out, width in linear_shapes)
-    return (weights * bits + weights // group_size * (16 + bits)) // 8 + 2 * num_other_params
+    return -(-(weights * bits + weights // group_size * (16 + bits)) // 8) + 2 * num_other_params
 
 
 @right("checkpoint_bytes")
@@ -309,64 +217,42 @@ def size_by_bits_per_weight(linear_shapes, num_other_params, bits, group_size):
     return weights * (bits + (16 + bits) / group_size) / 8 + 16 * num_other_params / 8
 
 
-def size(shapes, other, bits, group, per_group, other_bits=16):
+def size(shapes, other, bits, group, per_group=None, other_bits=16, code=None, groups=None):
     weights = sum(out * width for out, width in shapes)
-    return (weights * bits + weights / group * per_group + other * other_bits) / 8
+    groups = weights / group if groups is None else groups
+    per_group = 16 + bits if per_group is None else per_group
+    return (weights * (code or bits) + groups * per_group + other * other_bits) / 8
 
 
-@wrong("checkpoint_bytes", "Scales and zeros are left out")
-def codes_only(shapes, other, bits, group):
-    return size(shapes, other, bits, group, 0)
+table(
+    "checkpoint_bytes",
+    codes_only=("Scales and zeros are left out", lambda *a: size(*a, 0)),
+    no_zeros=("The zeros are left out", lambda *a: size(*a, 16)),
+    no_scales=("The scales are left out", lambda s, o, b, g: size(s, o, b, g, b)),
+    scales_in_32_bits=("4 bytes each", lambda s, o, b, g: size(s, o, b, g, 32 + b)),
+    no_embedding=("other parameters are left out", lambda s, o, b, g: size(s, 0, b, g)),
+    embedding_in_four_bits=(
+        "other parameters are quantized, too",
+        lambda s, o, b, g: size(s, o, b, g, other_bits=b),
+    ),
+    size_in_bits=("in bits", lambda *a: 8 * size(*a)),
+    a_byte_per_code=("whole byte", lambda *a: size(*a, code=8)),
+    a_scale_per_layer=("one scale per layer", lambda s, *a: size(s, *a, groups=len(s))),
+    groups_of_one_row=(
+        "groups of one output only",
+        lambda s, o, b, g: size(s, o, b, g, groups=sum(width // g for _, width in s)),
+    ),
+)  # fmt: skip
 
 
-@wrong("checkpoint_bytes", "The zeros are left out")
-def no_zeros(shapes, other, bits, group):
-    return size(shapes, other, bits, group, 16)
+@wrong("checkpoint_bytes", "part of a byte")
+def cut_off_layer_by_layer(linear_shapes, num_other_params, bits, group_size):
+    return sum(int(size([s], 0, bits, group_size)) for s in linear_shapes) + 2 * num_other_params
 
 
-@wrong("checkpoint_bytes", "The scales are left out")
-def no_scales(shapes, other, bits, group):
-    return size(shapes, other, bits, group, bits)
-
-
-@wrong("checkpoint_bytes", "4 bytes each")
-def scales_in_32_bits(shapes, other, bits, group):
-    return size(shapes, other, bits, group, 32 + bits)
-
-
-@wrong("checkpoint_bytes", "other parameters are left out")
-def no_embedding(shapes, other, bits, group):
-    return size(shapes, 0, bits, group, 16 + bits)
-
-
-@wrong("checkpoint_bytes", "other parameters are quantized, too")
-def embedding_in_four_bits(shapes, other, bits, group):
-    return size(shapes, other, bits, group, 16 + bits, bits)
-
-
-@wrong("checkpoint_bytes", "in bits")
-def size_in_bits(shapes, other, bits, group):
-    return 8 * size(shapes, other, bits, group, 16 + bits)
-
-
-@wrong("checkpoint_bytes", "whole byte")
-def a_byte_per_code(shapes, other, bits, group):
-    weights = sum(out * width for out, width in shapes)
-    return weights + weights / group * (2 + bits / 8) + 2 * other
-
-
-@wrong("checkpoint_bytes", "one scale per layer")
-def a_scale_per_layer(shapes, other, bits, group):
-    weights = sum(out * width for out, width in shapes)
-    return weights * bits / 8 + len(shapes) * (2 + bits / 8) + 2 * other
-
-
-@wrong("checkpoint_bytes", "groups of one output only")
-def groups_of_one_row(shapes, other, bits, group):
-    total = 2 * other
-    for out, width in shapes:
-        total += out * width * bits / 8 + width // group * (2 + bits / 8)
-    return total
+@wrong("checkpoint_bytes", "times what it should be")
+def counts_each_shape_once(linear_shapes, num_other_params, bits, group_size):
+    return size(set(linear_shapes), num_other_params, bits, group_size)
 
 
 # 5 quantize_blockwise
@@ -405,74 +291,32 @@ def by_middles(values, levels, blocksize):
     return trimmed(codes, values), absmax
 
 
-def blockwise(values, levels, blocksize, absmax_of, find=nearest):
+def blockwise(absmax_of=lambda b: b.abs().amax(1), find=nearest):
+    def quantize(values, levels, blocksize):
+        blocks = padded(values, blocksize)
+        absmax = absmax_of(blocks)
+        scaled = blocks / torch.where(absmax == 0, 1.0, absmax)[:, None]
+        return trimmed(find(scaled, levels), values), absmax
+
+    return quantize
+
+
+def changed(change):
+    """The right codes and absmax, changed afterwards."""
+    return lambda values, *rest: change(values, *by_middles(values, *rest))
+
+
+def never_scaled(values, levels, blocksize):
     blocks = padded(values, blocksize)
-    absmax = absmax_of(blocks)
-    scaled = blocks / torch.where(absmax == 0, 1.0, absmax)[:, None]
-    return trimmed(find(scaled, levels), values), absmax
+    return trimmed(nearest(blocks, levels), values), blocks.abs().amax(1)
 
 
-@wrong("quantize_blockwise", "not the largest magnitude")
-def largest_value(values, levels, blocksize):
-    return blockwise(values, levels, blocksize, lambda b: b.amax(1))
-
-
-@wrong("quantize_blockwise", "One absmax serves all blocks")
-def one_absmax(values, levels, blocksize):
-    return blockwise(values, levels, blocksize, lambda b: b.abs().max().repeat(len(b)))
-
-
-@wrong("quantize_blockwise", "mean magnitude")
-def mean_magnitude(values, levels, blocksize):
-    return blockwise(values, levels, blocksize, lambda b: b.abs().mean(1))
-
-
-@wrong("quantize_blockwise", "divided by 0")
 def zeros_over_zero(values, levels, blocksize):
     blocks = padded(values, blocksize)
     absmax = blocks.abs().amax(1)
     return trimmed(nearest(blocks / absmax[:, None], levels), values), absmax
 
 
-@wrong("quantize_blockwise", "level above")
-def bucketized_levels(values, levels, blocksize):
-    return blockwise(
-        values, levels, blocksize, lambda b: b.abs().amax(1),
-        lambda scaled, lv: torch.bucketize(scaled, lv).clamp(max=len(lv) - 1),
-    )  # fmt: skip
-
-
-@wrong("quantize_blockwise", "level below")
-def searched_from_the_right(values, levels, blocksize):
-    return blockwise(
-        values, levels, blocksize, lambda b: b.abs().amax(1),
-        lambda scaled, lv: (torch.searchsorted(lv, scaled, right=True) - 1).clamp(min=0),
-    )  # fmt: skip
-
-
-@wrong("quantize_blockwise", "evenly spaced")
-def equal_steps(values, levels, blocksize):
-    return blockwise(
-        values, levels, blocksize, lambda b: b.abs().amax(1),
-        lambda scaled, lv: ((scaled + 1) / 2 * (len(lv) - 1)).round(),
-    )  # fmt: skip
-
-
-@wrong("quantize_blockwise", "always the last level")
-def signed_distance(values, levels, blocksize):
-    return blockwise(
-        values, levels, blocksize, lambda b: b.abs().amax(1),
-        lambda scaled, lv: (scaled[..., None] - lv).argmin(-1),
-    )  # fmt: skip
-
-
-@wrong("quantize_blockwise", "not divided by their block's absmax")
-def never_scaled(values, levels, blocksize):
-    blocks = padded(values, blocksize)
-    return trimmed(nearest(blocks, levels), values), blocks.abs().amax(1)
-
-
-@wrong("quantize_blockwise", "begin anew in each row")
 def blocks_per_row(values, levels, blocksize):
     rows = values if values.ndim > 1 else values[None]
     parts = [by_middles(row, levels, blocksize) for row in rows]
@@ -480,24 +324,55 @@ def blocks_per_row(values, levels, blocksize):
     return codes, torch.cat([absmax for _, absmax in parts])
 
 
-@wrong("quantize_blockwise", "expected (5, 6)", "`codes` has the shape")
 def padding_kept(values, levels, blocksize):
     codes, absmax = by_middles(padded(values, blocksize), levels, blocksize)
     fits = values.numel() % blocksize == 0
     return codes.view(values.shape) if fits else codes, absmax
 
 
-@wrong("quantize_blockwise", "returned with the absmax 1")
-def absmax_of_zeros_is_one(values, levels, blocksize):
-    codes, absmax = by_middles(values, levels, blocksize)
-    return codes, torch.where(absmax == 0, 1.0, absmax)
+def as_in_memory(values, levels, blocksize):
+    if values.ndim < 2 or values.stride(-1) == 1:
+        return by_middles(values, levels, blocksize)
+    codes, absmax = by_middles(values.transpose(0, 1), levels, blocksize)
+    return codes.transpose(0, 1), absmax
 
 
-@wrong("quantize_blockwise", "`codes` is int64")
-def places_as_argmin_gives_them(values, levels, blocksize):
-    codes, absmax = by_middles(values, levels, blocksize)
-    return codes.long(), absmax
-
+table(
+    "quantize_blockwise",
+    largest_value=("not the largest magnitude", blockwise(lambda b: b.amax(1))),
+    one_absmax=("One absmax serves all blocks", blockwise(lambda b: b.abs().max().repeat(len(b)))),
+    mean_magnitude=("mean magnitude", blockwise(lambda b: b.abs().mean(1))),
+    zeros_over_zero=("divided by 0", zeros_over_zero),
+    bucketized_levels=(
+        "level above",
+        blockwise(find=lambda x, lv: torch.bucketize(x, lv).clamp(max=len(lv) - 1)),
+    ),
+    searched_from_the_right=(
+        "level below",
+        blockwise(find=lambda x, lv: (torch.searchsorted(lv, x, right=True) - 1).clamp(min=0)),
+    ),
+    equal_steps=(
+        "evenly spaced",
+        blockwise(find=lambda x, lv: ((x + 1) / 2 * (len(lv) - 1)).round()),
+    ),
+    signed_distance=(
+        "level that is nearest",
+        blockwise(find=lambda x, lv: (x[..., None] - lv).argmin(-1)),
+    ),
+    never_scaled=("not divided by their block's absmax", never_scaled),
+    blocks_per_row=("begin anew in each row", blocks_per_row),
+    as_in_memory=("memory of a transposed tensor", as_in_memory),
+    padding_kept=("`codes` has the shape", padding_kept),
+    absmax_of_zeros_is_one=(
+        "returned with the absmax 1",
+        changed(lambda v, codes, absmax: (codes, torch.where(absmax == 0, 1.0, absmax))),
+    ),
+    places_as_argmin_gives_them=(
+        "`codes` is int64",
+        changed(lambda v, codes, absmax: (codes.long(), absmax)),
+    ),
+    a_little_is_added=("largest magnitude in a block", blockwise(lambda b: b.abs().amax(1) + 1e-8)),
+)  # fmt: skip
 
 # 6 double_quantize
 
@@ -516,45 +391,18 @@ def double_block_by_block(absmax):
     codes, nested = [], []
     for block in (absmax - offset).split(256):
         nested.append(block.abs().max())
-        codes.append(nearest(block / nested[-1], DYNAMIC))
+        codes.append(nearest(block / (nested[-1] or 1.0), DYNAMIC))
     return torch.cat(codes).to(torch.uint8), torch.stack(nested), offset
 
 
-def double(absmax, offset, blocksize=256, levels=DYNAMIC):
-    return *by_middles(absmax - offset, levels, blocksize), offset
+def double(offset_of=torch.mean, size_of=lambda absmax: 256, levels=DYNAMIC):
+    def quantize(absmax):
+        offset = offset_of(absmax)
+        return *by_middles(absmax - offset, levels, size_of(absmax)), offset
+
+    return quantize
 
 
-@wrong("double_quantize", "mean is not subtracted")
-def nothing_subtracted(absmax):
-    return double(absmax, torch.zeros(()))
-
-
-@wrong("double_quantize", "smallest value")
-def smallest_subtracted(absmax):
-    return double(absmax, absmax.min())
-
-
-@wrong("double_quantize", "median")
-def median_subtracted(absmax):
-    return double(absmax, absmax.median())
-
-
-@wrong("double_quantize", "blocks have 64 values")
-def blocks_of_64(absmax):
-    return double(absmax, absmax.mean(), 64)
-
-
-@wrong("double_quantize", "share one block")
-def one_block(absmax):
-    return double(absmax, absmax.mean(), len(absmax))
-
-
-@wrong("double_quantize", "NF4's 16 levels")
-def four_bits_again(absmax):
-    return double(absmax, absmax.mean(), levels=quant.create_normal_map())
-
-
-@wrong("double_quantize", "before the mean was subtracted")
 def absmax_of_absmax(absmax):
     nested = torch.stack([block.max() for block in absmax.split(256)])
     offset = absmax.mean()
@@ -562,11 +410,23 @@ def absmax_of_absmax(absmax):
     return nearest(scaled, DYNAMIC).to(torch.uint8), nested, offset
 
 
-@wrong("double_quantize", "offset of its own")
 def an_offset_per_block(absmax):
-    blocks = [double(block, block.mean()) for block in absmax.split(256)]
+    blocks = [double()(block) for block in absmax.split(256)]
     codes, nested, offsets = zip(*blocks, strict=True)
     return torch.cat(codes), torch.cat(nested), torch.stack(offsets)
+
+
+table(
+    "double_quantize",
+    nothing_subtracted=("mean is not subtracted", double(lambda a: torch.zeros(()))),
+    smallest_subtracted=("smallest value", double(torch.min)),
+    median_subtracted=("median", double(torch.median)),
+    blocks_of_64=("blocks have 64 values", double(size_of=lambda a: 64)),
+    one_block=("share one block", double(size_of=len)),
+    four_bits_again=("NF4's 16 levels", double(levels=quant.create_normal_map())),
+    absmax_of_absmax=("before the mean was subtracted", absmax_of_absmax),
+    an_offset_per_block=("offset of its own", an_offset_per_block),
+)  # fmt: skip
 
 
 # 7 dequantize_nf4
@@ -574,9 +434,8 @@ def an_offset_per_block(absmax):
 NF4 = quant.create_normal_map()
 
 
-def absmax_back(absmax_codes, nested_absmax, offset):
-    scale = nested_absmax.repeat_interleave(256)[: len(absmax_codes)]
-    return DYNAMIC[absmax_codes.long()] * scale + offset
+def of_blocks(nested_absmax, absmax_codes):
+    return nested_absmax.repeat_interleave(256)[: len(absmax_codes)]
 
 
 @right("dequantize_nf4")
@@ -586,64 +445,60 @@ def back_by_division(codes, absmax_codes, nested_absmax, offset, blocksize):
     return (NF4[codes.flatten().int()] * (absmax + offset)[block]).view(codes.shape)
 
 
-@right("dequantize_nf4")
-def back_in_blocks(codes, absmax_codes, nested_absmax, offset, blocksize):
-    absmax = absmax_back(absmax_codes, nested_absmax, offset)
-    return (NF4[codes.view(-1, blocksize).long()] * absmax[:, None]).view(codes.shape)
+def back(absmax_of, spread=of_blocks):
+    """Right, but for how the absmax values come of levels, nested absmax and offset."""
+
+    def dequantize(codes, absmax_codes, nested_absmax, offset, blocksize):
+        nested = spread(nested_absmax, absmax_codes)
+        absmax = absmax_of(DYNAMIC[absmax_codes.long()], nested, offset)
+        return (NF4[codes.view(-1, blocksize).long()] * absmax[:, None]).view(codes.shape)
+
+    return dequantize
 
 
-def back(codes, absmax, blocksize):
-    return (NF4[codes.view(-1, blocksize).long()] * absmax[:, None]).view(codes.shape)
+def by_the_rule(level, nested, offset):
+    return level * nested + offset
 
 
-@wrong("dequantize_nf4", "offset is left out")
-def offset_forgotten(codes, absmax_codes, nested_absmax, offset, blocksize):
-    return back(codes, absmax_back(absmax_codes, nested_absmax, 0), blocksize)
+def absmax_back(absmax_codes, nested_absmax, offset):
+    return by_the_rule(DYNAMIC[absmax_codes.long()], of_blocks(nested_absmax, absmax_codes), offset)
 
 
-@wrong("dequantize_nf4", "subtracted once more")
-def offset_subtracted(codes, absmax_codes, nested_absmax, offset, blocksize):
-    return back(codes, absmax_back(absmax_codes, nested_absmax, -offset), blocksize)
+back_in_blocks = back(by_the_rule)
+back_in_blocks.__name__ = "back_in_blocks"
+right("dequantize_nf4")(back_in_blocks)
 
 
-@wrong("dequantize_nf4", "before the scaling")
-def offset_first(codes, absmax_codes, nested_absmax, offset, blocksize):
-    scale = nested_absmax.repeat_interleave(256)[: len(absmax_codes)]
-    return back(codes, (DYNAMIC[absmax_codes.long()] + offset) * scale, blocksize)
-
-
-@wrong("dequantize_nf4", "`nested_absmax` is left out")
-def nested_forgotten(codes, absmax_codes, nested_absmax, offset, blocksize):
-    return back(codes, DYNAMIC[absmax_codes.long()] + offset, blocksize)
-
-
-@wrong("dequantize_nf4", "absmax values are tiled")
 def absmax_tiled(codes, absmax_codes, nested_absmax, offset, blocksize):
     absmax = absmax_back(absmax_codes, nested_absmax, offset).repeat(blocksize)
     return (NF4[codes.flatten().long()] * absmax).view(codes.shape)
 
 
-@wrong("dequantize_nf4", "nested absmax values are tiled")
-def nested_tiled(codes, absmax_codes, nested_absmax, offset, blocksize):
-    scale = nested_absmax.repeat(256)[: len(absmax_codes)]
-    return back(codes, DYNAMIC[absmax_codes.long()] * scale + offset, blocksize)
-
-
-@wrong("dequantize_nf4", "Only the first nested absmax")
-def first_nested_only(codes, absmax_codes, nested_absmax, offset, blocksize):
-    return back(codes, DYNAMIC[absmax_codes.long()] * nested_absmax[0] + offset, blocksize)
-
-
-@wrong("dequantize_nf4", "evenly spaced numbers")
 def codes_as_numbers(codes, absmax_codes, nested_absmax, offset, blocksize):
     absmax = absmax_back(absmax_codes, nested_absmax, offset).repeat_interleave(blocksize)
     return (codes.flatten() / 7.5 - 1).mul(absmax).view(codes.shape)
 
 
-@wrong("dequantize_nf4", "shape '[4, -1]' is invalid")
 def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
     absmax = absmax_back(absmax_codes, nested_absmax, offset).view(len(codes), -1)
     return NF4[codes.long()] * absmax.repeat_interleave(blocksize, 1)
+
+
+table(
+    "dequantize_nf4",
+    offset_forgotten=("offset is left out", back(lambda level, n, o: level * n)),
+    offset_subtracted=("subtracted once more", back(lambda level, n, o: level * n - o)),
+    offset_first=("before the scaling", back(lambda level, n, o: (level + o) * n)),
+    nested_forgotten=("`nested_absmax` is left out", back(lambda level, n, o: level + o)),
+    absmax_tiled=("absmax values are tiled", absmax_tiled),
+    nested_tiled=(
+        "nested absmax values are tiled",
+        back(by_the_rule, lambda n, a: n.repeat(256)[: len(a)]),
+    ),
+    first_nested_only=("Only the first nested absmax", back(by_the_rule, lambda n, a: n[0])),
+    codes_as_numbers=("evenly spaced numbers", codes_as_numbers),
+    blocks_within_a_row=("is invalid for input of size", blocks_within_a_row),
+)  # fmt: skip
 
 
 # 8 prepare
@@ -668,101 +523,68 @@ def with_einsum(weight, inputs, damp_percent):
     return torch.where(dead, 0.0, weight), hessian
 
 
-def ready(weight, inputs, damp_percent, hessian=None, clear=True, damp=None):
-    hessian = 2 * inputs.T @ inputs / len(inputs) if hessian is None else hessian
-    dead = hessian.diagonal() == 0
-    hessian.diagonal()[dead] = 1
-    if damp is None:
-        damp = damp_percent * hessian.diagonal().mean()
-    hessian.diagonal().add_(damp)
-    return weight.masked_fill(dead, 0) if clear else weight, hessian
+def hessian_of(x):
+    return 2 * x.T @ x / len(x)
 
 
-@wrong("prepare", "factor 2 is missing")
-def without_two(weight, inputs, damp_percent):
-    return ready(weight, inputs, damp_percent, inputs.T @ inputs / len(inputs))
+def ready(hessian=hessian_of, dead=lambda x, h: h.diagonal() == 0, damp=None, clear=True, lift=1):
+    """Right, but for what is given. `damp`: of the Hessian, and of the one before it was lifted."""
+
+    def prepare(weight, inputs, damp_percent):
+        h = hessian(inputs)
+        before, gone = h.clone(), dead(inputs, h)
+        if lift == 1:
+            h.diagonal()[gone] = 1
+        h = h + damp_percent * (damp or usual)(h, before)
+        if lift == 2:
+            h.diagonal()[gone] = 1
+        return weight.masked_fill(gone, 0) if clear else weight, h
+
+    return prepare
 
 
-@wrong("prepare", "not divided by their number")
-def a_sum_over_tokens(weight, inputs, damp_percent):
-    return ready(weight, inputs, damp_percent, 2 * inputs.T @ inputs)
+def usual(h, before):
+    return h.diagonal().mean() * torch.eye(len(h))
 
 
-@wrong("prepare", "covariance")
-def covariance(weight, inputs, damp_percent):
-    x = inputs - inputs.mean(0)
-    return ready(weight, inputs, damp_percent, 2 * x.T @ x / len(x))
-
-
-@wrong("prepare", "not damped")
-def not_damped(weight, inputs, damp_percent):
-    return ready(weight, inputs, damp_percent, damp=0.0)
-
-
-@wrong("prepare", "added to every entry")
-def damped_everywhere(weight, inputs, damp_percent):
-    weight, hessian = ready(weight, inputs, damp_percent, damp=0.0)
-    return weight, hessian + damp_percent * hessian.diagonal().mean()
-
-
-@wrong("prepare", "does not depend on how large")
-def damped_by_a_constant(weight, inputs, damp_percent):
-    return ready(weight, inputs, damp_percent, damp=damp_percent)
-
-
-@wrong("prepare", "mean of the whole matrix")
-def mean_of_the_matrix(weight, inputs, damp_percent):
-    weight, hessian = ready(weight, inputs, damp_percent, damp=0.0)
-    hessian.diagonal().add_(damp_percent * hessian.mean())
-    return weight, hessian
-
-
-@wrong("prepare", "weights of a dead channel are kept")
-def dead_weights_kept(weight, inputs, damp_percent):
-    return ready(weight, inputs, damp_percent, clear=False)
-
-
-@wrong("prepare", "not treated at all")
-def dead_channels_forgotten(weight, inputs, damp_percent):
-    hessian = 2 * inputs.T @ inputs / len(inputs)
-    hessian.diagonal().add_(damp_percent * hessian.diagonal().mean())
-    return weight, hessian
-
-
-@wrong("prepare", "after the damping")
-def dead_channels_last(weight, inputs, damp_percent):
-    hessian = 2 * inputs.T @ inputs / len(inputs)
-    dead = hessian.diagonal() == 0
-    hessian.diagonal().add_(damp_percent * hessian.diagonal().mean())
-    hessian.diagonal()[dead] = 1
-    return weight.masked_fill(dead, 0), hessian
-
-
-@wrong("prepare", "in place")
 def clears_the_callers_weight(weight, inputs, damp_percent):
     weight[:, (inputs == 0).all(0)] = 0
-    return ready(weight, inputs, damp_percent)
+    return ready()(weight, inputs, damp_percent)
 
 
-@wrong("prepare", "the shape (1, 1)")
-def tokens_by_tokens(weight, inputs, damp_percent):
-    hessian = 2 * inputs @ inputs.T / len(inputs)
-    return weight, hessian
-
-
-@wrong("prepare", "before the dead channels are set to 1")
-def mean_taken_early(weight, inputs, damp_percent):
-    damp = damp_percent * (2 * inputs.T @ inputs / len(inputs)).diagonal().mean()
-    return ready(weight, inputs, damp_percent, damp=damp)
-
-
-@wrong("prepare", "whose inputs cancel is taken for dead")
-def dead_by_the_sum(weight, inputs, damp_percent):
-    hessian = 2 * inputs.T @ inputs / len(inputs)
-    dead = inputs.sum(0) == 0
-    hessian.diagonal()[dead] = 1
-    hessian.diagonal().add_(damp_percent * hessian.diagonal().mean())
-    return weight.masked_fill(dead, 0), hessian
+table(
+    "prepare",
+    without_two=("factor 2 is missing", ready(lambda x: x.T @ x / len(x))),
+    a_sum_over_tokens=("not divided by their number", ready(lambda x: 2 * x.T @ x)),
+    covariance=("covariance", ready(lambda x: hessian_of(x - x.mean(0)))),
+    not_damped=("not damped", ready(damp=lambda h, before: 0.0)),
+    damped_everywhere=("added to every entry", ready(damp=lambda h, before: h.diagonal().mean())),
+    damped_by_a_constant=(
+        "does not depend on how large",
+        ready(damp=lambda h, before: torch.eye(len(h))),
+    ),
+    mean_of_the_matrix=(
+        "mean of the whole matrix",
+        ready(damp=lambda h, before: h.mean() * torch.eye(len(h))),
+    ),
+    dead_weights_kept=("weights of a dead channel are kept", ready(clear=False)),
+    dead_channels_forgotten=("not treated at all", ready(clear=False, lift=0)),
+    dead_channels_last=("after the damping", ready(lift=2)),
+    clears_the_callers_weight=("in place", clears_the_callers_weight),
+    tokens_by_tokens=(
+        "`hessian`",
+        lambda w, x, damp: (w, 2 * x @ x.T / len(x)),
+    ),
+    mean_taken_early=(
+        "before the dead channels are set to 1",
+        ready(damp=lambda h, before: usual(before, h)),
+    ),
+    dead_by_the_sum=(
+        "whose inputs cancel is taken for dead",
+        ready(dead=lambda x, h: x.sum(0) == 0),
+    ),
+    weak_is_dead=("0 in *every* token", ready(dead=lambda x, h: h.diagonal() < 1e-8)),
+)  # fmt: skip
 
 
 # 9 gptq
@@ -785,7 +607,7 @@ def columns_as_a_list(weight, upper, bits, group_size):
     for i in range(len(columns)):
         if i % group_size == 0:
             largest = torch.stack(columns[i : i + group_size]).abs().amax(0)
-            scales.append(2 * largest / (2**bits - 1))
+            scales.append(torch.where(largest > 0, 2 * largest / (2**bits - 1), 1.0))
         code = torch.round(columns[i] / scales[-1]) + 2 ** (bits - 1)
         codes.append(code.clamp(0, 2**bits - 1))
         lost = (columns[i] - (codes[-1] - 2 ** (bits - 1)) * scales[-1]) / upper[i, i]
@@ -795,179 +617,103 @@ def columns_as_a_list(weight, upper, bits, group_size):
     return torch.stack(codes, 1).byte(), grid, torch.full_like(grid, 2 ** (bits - 1))
 
 
-def columns(weight, upper, bits, group_size, spread=None, error=None, grids=None, later=None):
-    """The loop of GPTQ; each argument replaces one of its lines."""
-    w, q = weight.clone(), torch.zeros_like(weight)
-    scales = torch.zeros(len(w), w.shape[1] // group_size)
-    middle = 2 ** (bits - 1)
-    for i in range(w.shape[1]):
-        g = i // group_size
-        if grids:
-            grids(scales, w, i, g)
-        elif i % group_size == 0:
-            scales[:, g] = 2 * w[:, i : i + group_size].abs().amax(1) / (2**bits - 1)
-        q[:, i] = (w[:, i] / scales[:, g]).round().add(middle).clamp(0, 2**bits - 1)
-        read = (q[:, i] - middle) * scales[:, g]
-        lost = error(w, q, read, i) if error else (w[:, i] - read) / upper[i, i]
-        row = spread(i) if spread else upper[i]
-        end = later(i) if later else w.shape[1]
-        w[:, i + 1 : end] -= lost[:, None] * row[i + 1 : end]
-    return q.to(torch.uint8), scales, torch.full_like(scales, middle)
+def columns(
+    spread=lambda u, i: u[i], error=lambda w, first, q, read, d: (w - read) / d, source=None,
+    later=lambda i, size, width: width, sym=True, keep=None, rounds="w",
+):  # fmt: skip
+    """The loop of GPTQ; each argument replaces one of its lines.
+
+    `source`: the weights whose range makes the grid at column i, or None to keep the old one.
+    `keep`: whether the scale that is used is also the one that is returned.
+    """
+
+    def first_columns(w, weight, i, size):
+        return w[:, i : i + size] if i % size == 0 else None
+
+    def gptq(weight, upper, bits, group_size):
+        w, q, grids = weight.clone(), torch.zeros_like(weight), []
+        for i in range(w.shape[1]):
+            part = (source or first_columns)(w, weight, i, group_size)
+            if part is not None:
+                scale, zero = quant.find_params(part, bits, sym)
+            if i % group_size == 0:
+                grids.append((scale, zero))
+            elif not keep:
+                grids[-1] = (scale, zero)
+            column = weight[:, i] if rounds == "weight" else w[:, i]
+            q[:, i] = (torch.round(column / scale) + zero).clamp(0, 2**bits - 1)
+            row = spread(upper, i)
+            read = (q[:, i] - zero) * scale
+            lost = error(column, weight[:, i], q[:, i], read, row[i])
+            end = later(i, group_size, w.shape[1])
+            w[:, i + 1 : end] -= lost[:, None] * row[i + 1 : end]
+        return q.byte(), *(torch.stack(part, 1) for part in zip(*grids, strict=True))
+
+    return gptq
 
 
-@wrong("gptq", "codes of plain rounding")
 def plain_rounding(weight, upper, bits, group_size):
     found = quant.rtn(weight, bits=bits, group_size=group_size)
     return found.q, found.scales, found.zeros.float()
 
 
-@wrong("gptq", "codes of plain rounding")
-def column_of_the_factor(weight, upper, bits, group_size):
-    return columns(weight, upper, bits, group_size, spread=lambda i: upper[:, i])
-
-
-@wrong("gptq", "as they were at first")
-def scales_before_the_loop(weight, upper, bits, group_size):
-    early = quant.rtn(weight, bits=bits, group_size=group_size).scales
-
-    def take(scales, w, i, g):
-        scales[:, g] = early[:, g]
-
-    return columns(weight, upper, bits, group_size, grids=take)
-
-
-@wrong("gptq", "anew at each column")
-def a_scale_per_column(weight, upper, bits, group_size):
-    def take(scales, w, i, g):
-        rest = w[:, i : (g + 1) * group_size]
-        scales[:, g] = 2 * rest.abs().amax(1) / (2**bits - 1)
-
-    return columns(weight, upper, bits, group_size, grids=take)
-
-
-@wrong("gptq", "scale of the first")
-def the_first_groups_scale(weight, upper, bits, group_size):
-    def take(scales, w, i, g):
-        if i == 0:
-            first = 2 * w[:, :group_size].abs().amax(1) / (2**bits - 1)
-            scales[:] = first[:, None]
-
-    return columns(weight, upper, bits, group_size, grids=take)
-
-
-@wrong("gptq", "not divided by `upper[i, i]`")
-def error_not_divided(weight, upper, bits, group_size):
-    return columns(weight, upper, bits, group_size, error=lambda w, q, read, i: w[:, i] - read)
-
-
-@wrong("gptq", "divided twice")
-def error_over_the_square(weight, upper, bits, group_size):
-    return columns(
-        weight, upper, bits, group_size,
-        error=lambda w, q, read, i: (w[:, i] - read) / upper[i, i] ** 2,
-    )  # fmt: skip
-
-
-@wrong("gptq", "The sign is wrong")
-def error_added(weight, upper, bits, group_size):
-    return columns(
-        weight, upper, bits, group_size,
-        error=lambda w, q, read, i: (read - w[:, i]) / upper[i, i],
-    )  # fmt: skip
-
-
-@wrong("gptq", "inverse of the whole Hessian")
-def one_inverse_for_all(weight, upper, bits, group_size):
-    inverse = upper.T @ upper
-    return columns(
-        weight, upper, bits, group_size, spread=lambda i: inverse[i],
-        error=lambda w, q, read, i: (w[:, i] - read) / inverse[i, i],
-    )  # fmt: skip
-
-
-@wrong("gptq", "stays within its group")
-def within_the_group(weight, upper, bits, group_size):
-    return columns(
-        weight, upper, bits, group_size, later=lambda i: (i // group_size + 1) * group_size
-    )
-
-
-@wrong("gptq", "Only the next column")
-def the_next_column_only(weight, upper, bits, group_size):
-    return columns(weight, upper, bits, group_size, later=lambda i: i + 2)
-
-
-@wrong("gptq", "distance to the *code*")
-def distance_to_the_code(weight, upper, bits, group_size):
-    return columns(
-        weight, upper, bits, group_size,
-        error=lambda w, q, read, i: (w[:, i] - q[:, i]) / upper[i, i],
-    )  # fmt: skip
-
-
-@wrong("gptq", "from the first weights")
-def distance_from_the_first_weights(weight, upper, bits, group_size):
-    return columns(
-        weight, upper, bits, group_size,
-        error=lambda w, q, read, i: (weight[:, i] - read) / upper[i, i],
-    )  # fmt: skip
-
-
-@wrong("gptq", "in place")
 def moves_the_callers_weight(weight, upper, bits, group_size):
-    answer = columns(weight, upper, bits, group_size)
+    answer = columns()(weight, upper, bits, group_size)
     weight -= 1
     return answer
 
 
-@wrong("gptq", "anew at each column")
-def a_scale_for_the_next_columns(weight, upper, bits, group_size):
-    w, q, scales = weight.clone(), torch.zeros_like(weight), []
-    for i in range(w.shape[1]):
-        scale, zero = quant.find_params(w[:, i : i + group_size], bits, True)
-        if i % group_size == 0:
-            scales.append(scale)
-        q[:, i] = (torch.round(w[:, i] / scale) + zero).clamp(0, 2**bits - 1)
-        error = (w[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
-        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
-    grid = torch.stack(scales, 1)
-    return q.byte(), grid, torch.full_like(grid, 2 ** (bits - 1))
-
-
-@wrong("gptq", "all columns to the right")
-def scales_of_the_rest(weight, upper, bits, group_size):
-    def take(scales, w, i, g):
-        if i % group_size == 0:
-            scales[:, g] = 2 * w[:, i:].abs().amax(1) / (2**bits - 1)
-
-    return columns(weight, upper, bits, group_size, grids=take)
-
-
-@wrong("gptq", "what the columns before have moved is lost")
-def rounds_the_first_weights(weight, upper, bits, group_size):
-    w, q, scales = weight.clone(), torch.zeros_like(weight), []
-    for i in range(w.shape[1]):
-        if i % group_size == 0:
-            scale, zero = quant.find_params(w[:, i : i + group_size], bits, True)
-            scales.append(scale)
-        q[:, i] = (torch.round(weight[:, i] / scale) + zero).clamp(0, 2**bits - 1)
-        error = (weight[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
-        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
-    grid = torch.stack(scales, 1)
-    return q.byte(), grid, torch.full_like(grid, 2 ** (bits - 1))
-
-
-@wrong("gptq", "grids are asymmetric")
-def asymmetric_grids(weight, upper, bits, group_size):
-    w, q, grid = weight.clone(), torch.zeros_like(weight), []
-    for i in range(w.shape[1]):
-        if i % group_size == 0:
-            grid.append(quant.find_params(w[:, i : i + group_size], bits, False))
-        scale, zero = grid[-1]
-        q[:, i] = (torch.round(w[:, i] / scale) + zero).clamp(0, 2**bits - 1)
-        error = (w[:, i] - (q[:, i] - zero) * scale) / upper[i, i]
-        w[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
-    return q.byte(), *(torch.stack(part, 1) for part in zip(*grid, strict=True))
+table(
+    "gptq",
+    plain_rounding=("codes of plain rounding", plain_rounding),
+    column_of_the_factor=("codes of plain rounding", columns(lambda u, i: u[:, i])),
+    scales_before_the_loop=(
+        "as they were at first",
+        columns(source=lambda w, first, i, n: first[:, i : i + n] if i % n == 0 else None),
+    ),
+    a_scale_per_column=(
+        "anew at each column",
+        columns(source=lambda w, first, i, n: w[:, i : (i // n + 1) * n]),
+    ),
+    the_first_groups_scale=(
+        "scale of the first",
+        columns(source=lambda w, first, i, n: w[:, :n] if i == 0 else None),
+    ),
+    error_not_divided=(
+        "not divided by `upper[i, i]`", columns(error=lambda w, first, q, read, d: w - read)
+    ),
+    error_over_the_square=(
+        "first column is reached",
+        columns(error=lambda w, first, q, read, d: (w - read) / d**2),
+    ),
+    error_added=(
+        "The sign is wrong", columns(error=lambda w, first, q, read, d: (read - w) / d)
+    ),
+    one_inverse_for_all=("inverse of the whole Hessian", columns(lambda u, i: (u.T @ u)[i])),
+    within_the_group=(
+        "stays within its group", columns(later=lambda i, n, width: (i // n + 1) * n)
+    ),
+    the_next_column_only=("first column is reached", columns(later=lambda i, n, width: i + 2)),
+    distance_to_the_code=(
+        "distance to the *code*", columns(error=lambda w, first, q, read, d: (w - q) / d)
+    ),
+    distance_from_the_first_weights=(
+        "from the first weights", columns(error=lambda w, first, q, read, d: (first - read) / d)
+    ),
+    moves_the_callers_weight=("in place", moves_the_callers_weight),
+    a_scale_for_the_next_columns=(
+        "nearest on its group's grid",
+        columns(source=lambda w, first, i, n: w[:, i : i + n], keep=True),
+    ),
+    scales_of_the_rest=(
+        "first column is reached",
+        columns(source=lambda w, first, i, n: w[:, i:] if i % n == 0 else None),
+    ),
+    rounds_the_first_weights=(
+        "what the columns before have moved is lost", columns(rounds="weight")
+    ),
+    asymmetric_grids=("grids are asymmetric", columns(sym=False)),
+)  # fmt: skip
 
 
 # 10 search_scales
@@ -1000,137 +746,64 @@ def all_at_once(weight, inputs, bits, group_size, n_grid):
     return tried[int(errors.argmin())]
 
 
-def searched(weight, inputs, bits, group_size, ratios, *, salience=None, error=None, exponent=1):
-    magnitude = inputs.abs().mean(0) if salience is None else salience
-    best, least = None, float("inf")
-    for ratio in ratios:
-        scales = centred(magnitude ** (exponent * ratio))
-        back = read_back(weight * scales, bits, group_size)
-        if error is None:
-            lost = (inputs @ (back / scales - weight).T).square().sum()
-        else:
-            lost = error(back, scales)
-        if lost < least:
-            best, least = scales, lost
-    return best
+def searched(
+    magnitude=lambda w, x: x.abs().mean(0), error=lambda w, x, back, s: lost(x, back / s - w),
+    ratios=range, exponent=1, sym=False, centre=centred,
+):  # fmt: skip
+    def search(weight, inputs, bits, group_size, n_grid):
+        best, least = None, float("inf")
+        for step in ratios(n_grid):
+            power = magnitude(weight, inputs) ** (exponent * step / n_grid)
+            scales = centred(power)
+            e = error(weight, inputs, read_back(weight * scales, bits, group_size, sym), scales)
+            if e < least:
+                best, least = centre(power), e
+        return best
+
+    return search
 
 
-def twenty(n_grid):
-    return [step / n_grid for step in range(n_grid)]
+def lost(inputs, delta):
+    return (inputs @ delta.T).square().sum()
 
 
-@wrong("search_scales", "measured on the weights")
-def error_of_the_weights(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid),
-        error=lambda back, s: (back / s - weight).square().sum(),
-    )  # fmt: skip
-
-
-@wrong("search_scales", "not taken out again")
-def scales_left_in(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid),
-        error=lambda back, s: (inputs @ (back - weight).T).square().sum(),
-    )  # fmt: skip
-
-
-@wrong("search_scales", "exponent has the wrong sign")
-def scaled_down(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, twenty(n_grid), exponent=-1)
-
-
-@wrong("search_scales", "cancel in your mean")
-def signed_mean(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, twenty(n_grid), salience=inputs.mean(0).abs())
-
-
-@wrong("search_scales", "largest input of each channel")
-def largest_input(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, twenty(n_grid), salience=inputs.abs().amax(0))
-
-
-@wrong("search_scales", "comes from the weights")
-def importance_of_weights(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, twenty(n_grid), salience=weight.abs().mean(0))
-
-
-@wrong("search_scales", "mean square")
-def mean_squares(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid), salience=inputs.square().mean(0)
-    )
-
-
-@wrong("search_scales", "not centred")
-def not_centred(weight, inputs, bits, group_size, n_grid):
-    scales = librarys_search(weight, inputs, bits, group_size, n_grid)
-    magnitude = inputs.abs().mean(0)
-    ratios = twenty(n_grid)
-    distance = [(centred(magnitude**ratio) - scales).abs().sum() for ratio in ratios]
-    return magnitude ** ratios[int(torch.stack(distance).argmin())]
-
-
-@wrong("search_scales", "last ratio's scales")
-def the_last_one_tried(weight, inputs, bits, group_size, n_grid):
-    return centred(inputs.abs().mean(0) ** ((n_grid - 1) / n_grid))
-
-
-@wrong("search_scales", "ratio 0.5")
-def square_root(weight, inputs, bits, group_size, n_grid):
-    return centred(inputs.abs().mean(0).sqrt())
-
-
-@wrong("search_scales", "*largest* error")
-def worst_of_all(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid),
-        error=lambda back, s: -(inputs @ (back / s - weight).T).square().sum(),
-    )  # fmt: skip
-
-
-@wrong("search_scales", "ratio 1 is tried, too")
-def one_ratio_too_many(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, [*twenty(n_grid), 1.0])
-
-
-@wrong("search_scales", "Ratio 0 is not tried")
-def never_plain_rounding(weight, inputs, bits, group_size, n_grid):
-    return searched(weight, inputs, bits, group_size, twenty(n_grid)[1:])
-
-
-@wrong("search_scales", "symmetric grid")
-def symmetric_search(weight, inputs, bits, group_size, n_grid):
-    best, least = None, float("inf")
-    for ratio in twenty(n_grid):
-        scales = centred(inputs.abs().mean(0) ** ratio)
-        back = read_back(weight * scales, bits, group_size, sym=True) / scales
-        lost = (inputs @ (back - weight).T).square().sum()
-        if lost < least:
-            best, least = scales, lost
-    return best
-
-
-@wrong("search_scales", "square afterwards")
-def errors_cancel(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid),
-        error=lambda back, s: (inputs @ (back / s - weight).T).double().sum() ** 2,
-    )  # fmt: skip
-
-
-@wrong("search_scales", "root of the mean square")
-def root_mean_square(weight, inputs, bits, group_size, n_grid):
-    salience = inputs.square().mean(0).sqrt()
-    return searched(weight, inputs, bits, group_size, twenty(n_grid), salience=salience)
-
-
-@wrong("search_scales", "inputs are divided by s as well")
-def scaled_inputs(weight, inputs, bits, group_size, n_grid):
-    return searched(
-        weight, inputs, bits, group_size, twenty(n_grid),
-        error=lambda back, s: ((inputs / s) @ (back / s - weight).T).square().sum(),
-    )  # fmt: skip
+table(
+    "search_scales",
+    error_of_the_weights=(
+        "measured on the weights",
+        searched(error=lambda w, x, back, s: (back / s - w).square().sum()),
+    ),
+    scales_left_in=(
+        "not taken out again", searched(error=lambda w, x, back, s: lost(x, back - w))
+    ),
+    scaled_down=("exponent has the wrong sign", searched(exponent=-1)),
+    signed_mean=("cancel in your mean", searched(lambda w, x: x.mean(0).abs())),
+    largest_input=("largest input of each channel", searched(lambda w, x: x.abs().amax(0))),
+    importance_of_weights=("comes from the weights", searched(lambda w, x: w.abs().mean(0))),
+    mean_squares=("mean square", searched(lambda w, x: x.square().mean(0))),
+    not_centred=("not centred", searched(centre=lambda scales: scales)),
+    the_last_one_tried=("have the least error", searched(ratios=lambda n: [n - 1])),
+    square_root=(
+        "have the least error", lambda w, x, bits, size, n: centred(x.abs().mean(0).sqrt())
+    ),
+    worst_of_all=(
+        "*largest* error", searched(error=lambda w, x, back, s: -lost(x, back / s - w))
+    ),
+    one_ratio_too_many=("ratio 1 is tried, too", searched(ratios=lambda n: range(n + 1))),
+    never_plain_rounding=("Ratio 0 is not tried", searched(ratios=lambda n: range(1, n))),
+    symmetric_search=("symmetric grid", searched(sym=True)),
+    errors_cancel=(
+        "have the least error",
+        searched(error=lambda w, x, back, s: (x @ (back / s - w).T).double().sum() ** 2),
+    ),
+    root_mean_square=("those of no ratio", searched(lambda w, x: x.square().mean(0).sqrt())),
+    scaled_inputs=(
+        "have the least error", searched(error=lambda w, x, back, s: lost(x / s, back / s - w))
+    ),
+    always_twenty=(
+        "those of no ratio", lambda w, x, bits, size, n: librarys_search(w, x, bits, size, 20)
+    ),
+)  # fmt: skip
 
 
 # 11 pack_layer
@@ -1169,91 +842,26 @@ def packed(rows, order=IN_ORDER, shift=4):
     return total.to(torch.int32)
 
 
-def both(q, zeros, layout, gptq=IN_ORDER, awq=AWQ_ORDER, minus=(1, 0)):
-    if layout == "gptq":
-        return packed(q, gptq).T, packed(zeros.T.int() - minus[0], gptq)
-    return packed(q.T, awq), packed(zeros.T.int() - minus[1], awq)
+def both(gptq=IN_ORDER, awq=AWQ_ORDER, minus=(1, 0), shift=4):
+    def pack(q, zeros, layout):
+        if layout == "gptq":
+            rest = (zeros.T.int() - minus[0]) & 15
+            return packed(q, gptq, shift).T, packed(rest, gptq, shift)
+        return packed(q.T, awq, shift), packed((zeros.T.int() - minus[1]) & 15, awq, shift)
+
+    return pack
 
 
-@wrong("pack_layer", "stores zero - 1, a slip")
-def zeros_as_they_are(q, zeros, layout):
-    return both(q, zeros, layout, minus=(0, 0))
+def if_layout(layout, change):
+    """Right, but in this layout changed: (codes, zeros, qweight, qzeros) -> the pair."""
+
+    def pack(q, zeros, given):
+        pair = both()(q, zeros, given)
+        return change(q, zeros, *pair) if given == layout else pair
+
+    return pack
 
 
-@wrong("pack_layer", "zero - 1 in both layouts")
-def minus_one_everywhere(q, zeros, layout):
-    return both(q, zeros, layout, minus=(1, 1))
-
-
-@wrong("pack_layer", "zero + 1")
-def plus_one(q, zeros, layout):
-    more = (zeros.int() + 1) & 15
-    return both(q, more if layout == "gptq" else zeros, layout, minus=(0, 0))
-
-
-@wrong("pack_layer", "Yours holds channel i")
-def awq_in_order(q, zeros, layout):
-    return both(q, zeros, layout, awq=IN_ORDER)
-
-
-@wrong("pack_layer", "wrong way round")
-def awq_scattered(q, zeros, layout):
-    return both(q, zeros, layout, awq=AWQ_INVERSE)
-
-
-@wrong("pack_layer", "interleave in both")
-def gptq_interleaved(q, zeros, layout):
-    return both(q, zeros, layout, gptq=AWQ_ORDER)
-
-
-@wrong("pack_layer", "in the highest nibble")
-def highest_first(q, zeros, layout):
-    return both(q, zeros, layout, IN_ORDER[::-1], AWQ_ORDER[::-1])
-
-
-@wrong("pack_layer", "AWQ's zeros are not interleaved")
-def awqs_zeros_in_order(q, zeros, layout):
-    qweight, qzeros = both(q, zeros, layout)
-    return qweight, qzeros if layout == "gptq" else packed(zeros.T)
-
-
-@wrong("pack_layer", "You pack along the outputs")
-def gptq_along_the_outputs(q, zeros, layout):
-    qweight, qzeros = both(q, zeros, layout)
-    return packed(q.T) if layout == "gptq" else qweight, qzeros
-
-
-@wrong("pack_layer", "You pack along the inputs")
-def awq_along_the_inputs(q, zeros, layout):
-    qweight, qzeros = both(q, zeros, layout)
-    return qweight if layout == "gptq" else packed(q, AWQ_ORDER).T, qzeros
-
-
-@wrong("pack_layer", "is int64")
-def sixty_four_bits(q, zeros, layout):
-    return tuple(part.long() & 0xFFFFFFFF for part in both(q, zeros, layout))
-
-
-@wrong("pack_layer", "8 bits per code")
-def a_byte_each(q, zeros, layout):
-    if layout == "gptq":
-        return packed(q, shift=8).T, packed(zeros.T.int() - 1, shift=8)
-    return packed(q.T, AWQ_ORDER, 8), packed(zeros.T, AWQ_ORDER, 8)
-
-
-@wrong("pack_layer", "Large int32 are cut off")
-def sign_bit_lost(q, zeros, layout):
-    full = (part.long() & 0xFFFFFFFF for part in both(q, zeros, layout))
-    return tuple(part.clamp(max=2**31 - 1).int() for part in full)
-
-
-@wrong("pack_layer", "lies on its side")
-def not_transposed(q, zeros, layout):
-    qweight, qzeros = both(q, zeros, layout)
-    return qweight.T if layout == "gptq" else qweight, qzeros
-
-
-@wrong("pack_layer", "shift in uint8")
 def shifted_in_bytes(q, zeros, layout):
     def pack(rows, order):
         eight = rows.unflatten(-1, (-1, 8))[..., order]
@@ -1264,7 +872,145 @@ def shifted_in_bytes(q, zeros, layout):
     return pack(q.T, AWQ_ORDER), pack(zeros.T, AWQ_ORDER)
 
 
-# 12 engine
+def unsigned(change):
+    return lambda *args: tuple(change(part.long() & 0xFFFFFFFF) for part in both()(*args))
+
+
+table(
+    "pack_layer",
+    zeros_as_they_are=("stores zero - 1, a slip", both(minus=(0, 0))),
+    minus_one_everywhere=("zero - 1 in both layouts", both(minus=(1, 1))),
+    plus_one=('"gptq" stores zero - 1', both(minus=(-1, 0))),
+    awq_in_order=("Yours holds channel i", both(awq=IN_ORDER)),
+    awq_scattered=("wrong way round", both(awq=AWQ_INVERSE)),
+    gptq_interleaved=("interleave in both", both(gptq=AWQ_ORDER)),
+    highest_first=("in the highest nibble", both(IN_ORDER[::-1], AWQ_ORDER[::-1])),
+    awqs_zeros_in_order=(
+        "AWQ's zeros are not interleaved",
+        if_layout("awq", lambda q, z, qweight, qzeros: (qweight, packed(z.T))),
+    ),
+    gptq_along_the_outputs=(
+        "You pack along the outputs",
+        if_layout("gptq", lambda q, z, qweight, qzeros: (packed(q.T), qzeros)),
+    ),
+    awq_along_the_inputs=(
+        "`qweight` has the shape",
+        if_layout("awq", lambda q, z, qweight, qzeros: (packed(q, AWQ_ORDER).T, qzeros)),
+    ),
+    not_transposed=(
+        "`qweight` has the shape",
+        if_layout("gptq", lambda q, z, qweight, qzeros: (qweight.T, qzeros)),
+    ),
+    sixty_four_bits=("is int64", unsigned(lambda part: part)),
+    sign_bit_lost=("Large int32 are cut off", unsigned(lambda p: p.clamp(max=2**31 - 1).int())),
+    a_byte_each=("which nibble does each get", both(shift=8)),
+    shifted_in_bytes=("shift in uint8", shifted_in_bytes),
+)  # fmt: skip
+
+
+# 12 fit_params
+
+
+def shrunk_range(groups, bits, share, edge=None):
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    if edge is not None:
+        low, high = torch.maximum(low, -edge), torch.minimum(high, edge)
+    scales = share * (high - low) / (2**bits - 1)
+    scales = torch.where(scales > 0, scales, 1.0)
+    return scales, torch.round(-share * low / scales)
+
+
+def lost_by(groups, bits, scales, zeros, clamp=True):
+    q = torch.round(groups / scales[..., None]) + zeros[..., None]
+    q = q.clamp(0, 2**bits - 1) if clamp else q
+    return ((q - zeros[..., None]) * scales[..., None] - groups).square().sum(-1)
+
+
+def best_share(groups, bits, shares, together=False, clamp=True, take=shrunk_range):
+    found = [take(groups, bits, share) for share in shares]
+    errors = torch.stack([lost_by(groups, bits, *grid, clamp) for grid in found])
+    if together:
+        return found[int(errors.reshape(len(found), -1).sum(1).argmin())]
+    best = errors.argmin(0, keepdim=True)
+    return tuple(torch.stack(part).gather(0, best)[0] for part in zip(*found, strict=True))
+
+
+SHARES = [1 - step / 30 for step in range(20)]
+
+
+@right("fit_params")
+def each_group_its_share(groups, bits):
+    return best_share(groups, bits, SHARES)
+
+
+@right("fit_params")
+def each_end_by_itself(groups, bits):
+    """Low and high shrink on their own, group by group, in plain loops over the shares."""
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    best = quant.find_params(groups, bits, False)
+    least = lost_by(groups, bits, *best)
+    for one in SHARES[::3]:
+        for other in SHARES[::3]:
+            scales = (other * high - one * low) / (2**bits - 1)
+            scales = torch.where(scales > 0, scales, 1.0)
+            grid = scales, (-one * low / scales).round().clamp(0, 2**bits - 1)
+            error = lost_by(groups, bits, *grid)
+            best = tuple(torch.where(error < least, new, old)
+                         for new, old in zip(grid, best, strict=True))  # fmt: skip
+            least = torch.minimum(error, least)
+    return best
+
+
+@right("fit_params")
+def scales_by_least_squares(groups, bits):
+    """From several beginnings: codes for the scale, then the best scale for these codes."""
+    best = quant.find_params(groups, bits, False)
+    least = lost_by(groups, bits, *best)
+    for share in SHARES[::4]:
+        scales, zeros = shrunk_range(groups, bits, share)
+        for _ in range(3):
+            q = (torch.round(groups / scales[..., None]) + zeros[..., None]).clamp(0, 2**bits - 1)
+            steps = q - zeros[..., None]
+            new = (steps * groups).sum(-1) / steps.square().sum(-1)
+            scales = torch.where(new > 0, new, scales)
+        error = lost_by(groups, bits, scales, zeros)
+        best = tuple(torch.where(error < least, new, old)
+                     for new, old in zip((scales, zeros), best, strict=True))  # fmt: skip
+        least = torch.minimum(error, least)
+    return best
+
+
+def two_deviations(groups, bits):
+    return shrunk_range(groups, bits, 1.0, 2 * groups.square().mean(-1).sqrt())
+
+
+def old_zeros(groups, bits):
+    scales, _ = best_share(groups, bits, SHARES)
+    return scales, quant.find_params(groups, bits, False)[1] + 0.25
+
+
+def without_the_full_range(groups, bits):
+    return best_share(groups, bits, SHARES[6:])
+
+
+table(
+    "fit_params",
+    full_range=("grids of the full range", lambda g, b: quant.find_params(g, b, False)),
+    one_share_for_all=("lose the same share", lambda g, b: shrunk_range(g, b, 0.7)),
+    one_best_share_for_all=("worse off", lambda g, b: best_share(g, b, SHARES, together=True)),
+    not_clamped_in_the_search=("worse off", lambda g, b: best_share(g, b, SHARES, clamp=False)),
+    two_deviations=("worse off", two_deviations),
+    old_zeros=("The zero is stored as a code", old_zeros),
+    never_the_full_range=("worse off", without_the_full_range),
+    only_a_little=("gain too little", lambda g, b: best_share(g, b, SHARES[:2])),
+    symmetric_search=("worse off", lambda g, b: best_share(
+        g, b, SHARES, take=lambda g, b, share: quant.find_params(g * share, b, True))),
+    a_scale_of_zero=("able to divide by a scale", lambda g, b: tuple(
+        torch.where((g == 0).all(-1), 0.0, part) for part in best_share(g, b, SHARES))),
+)  # fmt: skip
+
+
+# 13 engine
 
 BITS, GROUP_SIZE = 3, 64
 
@@ -1289,56 +1035,46 @@ def more_damping():
     return rounded, lambda weight, inputs: compensated(weight, inputs, damp_percent=0.1)
 
 
-@wrong("engine", "plain rounding")
-def rounding_twice():
-    return rounded, lambda weight, inputs: rounded(weight)
-
-
-@wrong("engine", "different values")
-def weights_as_they_were():
-    return rounded, lambda weight, inputs: weight
-
-
-@wrong("engine", "different values")
-def rounds_with_eight_bits():
-    return lambda weight: quant.rtn(weight, bits=8, group_size=GROUP_SIZE).dequantize(), compensated
-
-
-@wrong("engine", "must return a pair")
-def only_one():
-    return rounded
-
-
-@wrong("engine", "returned Tensor of shape")
-def codes_in_place_of_weights():
-    return rounded, lambda weight, inputs: compensated(weight, inputs).T
-
-
-@wrong("engine", "far from the weight")
-def codes_not_read_back():
-    return lambda weight: quant.rtn(weight, bits=BITS).q.float(), compensated
-
-
-@wrong("engine", "more than plain rounding does")
-def identity_for_hessian():
+def with_noise(weight, inputs):
     """Compensates with a Hessian that has nothing to do with the inputs."""
-
-    def quantize(weight, inputs):
-        other = torch.randn(len(inputs), weight.shape[1]) @ torch.randn(
-            weight.shape[1], weight.shape[1]
-        )
-        return compensated(weight, other)
-
-    return rounded, quantize
+    width = weight.shape[1]
+    return compensated(weight, torch.randn(len(inputs), width) @ torch.randn(width, width))
 
 
-@wrong("engine", "no better than your rounding")
-def calibrated_on_a_small_layer_only():
-    """Right on small layers; on large ones the last groups are left to rounding of noise."""
+def right_on_small_layers(weight, inputs):
+    return compensated(weight, inputs if weight.shape[1] <= 192 else inputs.flip(-1))
 
-    def quantize(weight, inputs):
-        if weight.shape[1] <= 128:
-            return compensated(weight, inputs)
-        return compensated(weight, inputs.flip(-1))
 
-    return rounded, quantize
+def clears_the_inputs(weight, inputs):
+    back = compensated(weight, inputs)
+    inputs.zero_()
+    return back
+
+
+def without_an_end(weight, inputs):
+    while True:
+        pass
+
+
+table(
+    "engine",
+    rounding_twice=("plain rounding", lambda: (rounded, lambda w, x: rounded(w))),
+    weights_as_they_were=("different values", lambda: (rounded, lambda w, x: w)),
+    rounds_with_eight_bits=(
+        "different values",
+        lambda: (lambda w: quant.rtn(w, bits=8, group_size=64).dequantize(), compensated),
+    ),
+    only_one=("must return a pair", lambda: rounded),
+    codes_in_place_of_weights=(
+        "returned Tensor of shape", lambda: (rounded, lambda w, x: compensated(w, x).T)
+    ),
+    codes_not_read_back=(
+        "far from the weight", lambda: (lambda w: quant.rtn(w, bits=3).q.float(), compensated)
+    ),
+    identity_for_hessian=("more than plain rounding does", lambda: (rounded, with_noise)),
+    calibrated_on_a_small_layer_only=(
+        "no better than your rounding", lambda: (rounded, right_on_small_layers)
+    ),
+    inputs_written_over=("changes in place", lambda: (rounded, clears_the_inputs)),
+    no_end=("does not come to an end", lambda: (rounded, without_an_end)),
+)  # fmt: skip

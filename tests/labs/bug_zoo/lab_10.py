@@ -14,55 +14,38 @@ from utils.pipeline.studies import lora as course
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
-# 1 lora_parameters
+
+def table(exercise, parameters, *wrong_ones):
+    """Wrong answers of one line: a name, words that the feedback must contain, the expression."""
+    for name, says, expression in wrong_ones:
+        answer = eval(f"lambda {parameters}: {expression}", globals())
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
+
+
+# 1 lora_parameters, 2 training_bytes
 
 
 @right("lora_parameters")
 def by_building_them(linears, r):
     total = 0
     for i, o in linears:
-        total += torch.empty(r, i).numel() + torch.empty(o, r).numel()
+        total += torch.empty(r, i, device="meta").numel() + r * o
     return total
 
 
-@wrong("lora_parameters", "as large as the weight")
-def counts_the_product(linears, r):
-    return sum(i * o for i, o in linears)
-
-
-@wrong("lora_parameters", "once for each rank")
-def product_times_r(linears, r):
-    return sum(r * i * o for i, o in linears)
-
-
-@wrong("lora_parameters", "Only A is counted")
-def a_alone(linears, r):
-    return sum(r * i for i, _ in linears)
-
-
-@wrong("lora_parameters", "Only B is counted")
-def b_alone(linears, r):
-    return sum(r * o for _, o in linears)
-
-
-@wrong("lora_parameters", "r is missing")
-def no_rank(linears, r):
-    return sum(sum(pair) for pair in linears)
-
-
-@wrong("lora_parameters", "frozen weights are counted")
-def frozen_too(linears, r):
-    return sum(i * o + r * i + r * o for i, o in linears)
-
-
-@wrong("lora_parameters", "Only one layer")
-def returns_in_the_loop(linears, r):
-    for i, o in linears:
-        return r * (i + o)
-    return 0
-
-
-# 2 training_bytes
+table(
+    "lora_parameters", "linears, r",
+    ("counts_the_product", "as large as the weight", "sum(i * o for i, o in linears)"),
+    ("product_times_r", "once for each rank", "sum(r * i * o for i, o in linears)"),
+    ("a_alone", "Only A is counted", "sum(r * i for i, _ in linears)"),
+    ("b_alone", "Only B is counted", "sum(r * o for _, o in linears)"),
+    ("no_rank", "r is missing", "sum(sum(pair) for pair in linears)"),
+    ("frozen_too", "frozen weights are counted", "sum(i * o + r * i + r * o for i, o in linears)"),
+    ("returns_in_the_loop", "Only one layer", "next((r * (i + o) for i, o in linears), 0)"),
+    ("each_size_once", "counted once", "sum(r * (i + o) for i, o in {*linears})"),
+    ("both_of_both_widths", "2 times what", "sum(2 * r * (i + o) for i, o in linears)"),
+)  # fmt: skip
 
 
 @right("training_bytes")
@@ -71,50 +54,20 @@ def item_by_item(num_frozen, bits_per_frozen, num_trained):
     return num_trained * (weight + gradient + master + adam) + bits_per_frozen * num_frozen / 8
 
 
-@wrong("training_bytes", "in bits, not in bytes")
-def bits(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * bits_per_frozen + 16 * num_trained
-
-
-@wrong("training_bytes", "full 16 bytes")
-def everything_trained(num_frozen, bits_per_frozen, num_trained):
-    return 16 * (num_frozen + num_trained)
-
-
-@wrong("training_bytes", "no optimizer state")
-def states_for_frozen_weights(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * bits_per_frozen / 8 + 2 * num_trained + 14 * (num_frozen + num_trained)
-
-
-@wrong("training_bytes", "frozen weights are missing")
-def adapter_alone(num_frozen, bits_per_frozen, num_trained):
-    return 16 * num_trained
-
-
-@wrong("training_bytes", "master copy")
-def no_masters(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * bits_per_frozen / 8 + (2 + 2 + 8) * num_trained
-
-
-@wrong("training_bytes", "gradients are missing")
-def no_gradients(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * bits_per_frozen / 8 + (2 + 4 + 8) * num_trained
-
-
-@wrong("training_bytes", "Adam's states")
-def as_with_sgd(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * bits_per_frozen / 8 + (2 + 2 + 4) * num_trained
-
-
-@wrong("training_bytes", "bits are cut")
-def whole_bits(num_frozen, bits_per_frozen, num_trained):
-    return num_frozen * int(bits_per_frozen) / 8 + 16 * num_trained
-
-
-@wrong("training_bytes", "swapped")
-def trained_and_frozen_swapped(num_frozen, bits_per_frozen, num_trained):
-    return 16 * num_frozen + num_trained * bits_per_frozen / 8
-
+table(
+    "training_bytes", "f, b, t",
+    ("bits", "in bits, not in bytes", "f * b + 16 * t"),
+    ("everything_trained", "full 16 bytes", "16 * (f + t)"),
+    ("states_for_frozen", "no optimizer state", "f * b / 8 + 2 * t + 14 * (f + t)"),
+    ("adapter_alone", "frozen weights are missing", "16 * t"),
+    ("no_masters", "master copy", "f * b / 8 + (2 + 2 + 8) * t"),
+    ("no_gradients", "gradients are missing", "f * b / 8 + (2 + 4 + 8) * t"),
+    ("as_with_sgd", "Adam's states", "f * b / 8 + (2 + 2 + 4) * t"),
+    ("whole_bits", "bits are cut", "f * int(b) / 8 + 16 * t"),
+    ("whole_bytes", "rounded to a whole", "f * b // 8 + 16 * t"),
+    ("swapped_bytes", "swapped", "16 * f + t * b / 8"),
+    ("all_in_float32", "times what it should", "f * b / 8 + 20 * t"),
+)  # fmt: skip
 
 # 3 make_labels
 
@@ -127,105 +80,44 @@ def masks_afterwards(prompt_ids, answer_ids, eos_token_id):
     return ids, labels
 
 
-@right("make_labels")
+@wrong("make_labels", "must return two lists")
 def with_tensors(prompt_ids, answer_ids, eos_token_id):
     ids = torch.tensor(prompt_ids + answer_ids + [eos_token_id])
     place = torch.arange(len(ids))
     return ids, ids.masked_fill(place < len(prompt_ids), -100)
 
 
-@wrong("make_labels", "end token is missing")
-def never_stops(prompt_ids, answer_ids, eos_token_id):
-    return prompt_ids + answer_ids, [-100] * len(prompt_ids) + answer_ids
+def labelled(p, a, e, labels):
+    return [*p, *a, e], labels
 
 
-@wrong("make_labels", "read, but not learned")
-def end_token_as_padding(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    labels = [-100] * len(prompt_ids) + ids[len(prompt_ids) :]
-    return ids, [-100 if label == eos_token_id else label for label in labels]
-
-
-@wrong("make_labels", "prompt is learned, too")
-def copies_the_ids(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    return ids, ids.copy()
-
-
-@wrong("make_labels", "wrong way round")
-def masks_the_answer(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    return ids, prompt_ids + [-100] * (len(answer_ids) + 1)
-
-
-@wrong("make_labels", "first token of the answer is never learned")
-def one_too_many(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    border = len(prompt_ids) + 1
-    return ids, [-100] * border + ids[border:]
-
-
-@wrong("make_labels", "last token of the prompt is learned")
-def one_too_few(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    border = len(prompt_ids) - 1
-    return ids, [-100] * border + ids[border:]
-
-
-@wrong("make_labels", "shifted by one already")
-def shifts_here(prompt_ids, answer_ids, eos_token_id):
-    ids, labels = masks_afterwards(prompt_ids, answer_ids, eos_token_id)
-    return ids, [*labels[1:], -100]
-
-
-@wrong("make_labels", "0 is a token")
-def zero_as_mask(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    return ids, [0] * len(prompt_ids) + [*answer_ids, eos_token_id]
-
-
-@wrong("make_labels", "as long as the answer")
-def labels_of_the_answer_alone(prompt_ids, answer_ids, eos_token_id):
-    return [*prompt_ids, *answer_ids, eos_token_id], [*answer_ids, eos_token_id]
-
-
-@wrong("make_labels", "prompt is missing")
-def answer_alone(prompt_ids, answer_ids, eos_token_id):
-    return [*answer_ids, eos_token_id], [*answer_ids, eos_token_id]
-
-
-@wrong("make_labels", "also stand in the prompt")
-def masks_by_value(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    return ids, [-100 if token in prompt_ids else token for token in ids]
-
-
-@wrong("make_labels", "changes its arguments")
-def extends_the_prompt(prompt_ids, answer_ids, eos_token_id):
-    labels = [-100] * len(prompt_ids) + answer_ids + [eos_token_id]
-    prompt_ids += [*answer_ids, eos_token_id]
-    return prompt_ids, labels
-
-
-@wrong("make_labels", "Both names mean the same list")
-def one_list_with_two_names(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    labels = ids
-    labels[: len(prompt_ids)] = [-100] * len(prompt_ids)
-    return ids, labels
-
-
-@wrong("make_labels", "two lists are swapped")
-def labels_first(prompt_ids, answer_ids, eos_token_id):
-    ids = [*prompt_ids, *answer_ids, eos_token_id]
-    return [-100] * len(prompt_ids) + [*answer_ids, eos_token_id], ids
-
-
-@wrong("make_labels", "between prompt and answer")
-def ends_the_prompt_too(prompt_ids, answer_ids, eos_token_id):
-    prompt, target = [*prompt_ids, eos_token_id], [*answer_ids, eos_token_id]
-    return prompt + target, [-100] * len(prompt) + target
-
+table(
+    "make_labels", "p, a, e",
+    ("never_stops", "end token is missing", "(p + a, [-100] * len(p) + a)"),
+    ("end_token_as_padding", "read, but not learned",
+     "labelled(p, a, e, [-100 if t == e else t for t in [-100] * len(p) + a + [e]])"),
+    ("copies_the_ids", "prompt is learned, too", "labelled(p, a, e, p + a + [e])"),
+    ("masks_the_answer", "wrong way round", "labelled(p, a, e, p + [-100] * (len(a) + 1))"),
+    ("one_too_many", "first token of the answer is never learned",
+     "labelled(p, a, e, [-100] * (len(p) + 1) + (a + [e])[1:])"),
+    ("one_too_few", "last token of the prompt is learned",
+     "labelled(p, a, e, [-100] * (len(p) - 1) + (p + a + [e])[len(p) - 1:])"),
+    ("shifts_here", "shifted by one already",
+     "labelled(p, a, e, ([-100] * len(p) + a + [e])[1:] + [-100])"),
+    ("zero_as_mask", "labels are wrong", "labelled(p, a, e, [0] * len(p) + a + [e])"),
+    ("labels_of_the_answer_alone", "not equally long", "labelled(p, a, e, a + [e])"),
+    ("answer_alone", "`input_ids` are not the prompt", "(a + [e], a + [e])"),
+    ("masks_by_value", "also stand in the prompt",
+     "labelled(p, a, e, [-100 if t in p else t for t in p + a + [e]])"),
+    ("extends_the_prompt", "changes in place",
+     "(p.extend(a + [e]) or p, [-100] * (len(p) - len(a) - 1) + a + [e])"),
+    ("one_list_with_two_names", "Both names mean the same list",
+     "([-100] * len(p) + a + [e],) * 2"),
+    ("labels_first", "two lists are swapped", "([-100] * len(p) + a + [e], p + a + [e])"),
+    ("ends_the_prompt_too", "`input_ids` are not the prompt",
+     "(p + [e] + a + [e], [-100] * (len(p) + 1) + a + [e])"),
+    ("fills_up", "not equally long", "labelled(p, a + [e] * (4 - len(a)), e, [-100] * len(p))"),
+)  # fmt: skip
 
 # 4 answer_loss
 
@@ -244,80 +136,10 @@ def moves_the_labels(logits, labels):
     return F.cross_entropy(logits.float().transpose(1, 2), moved)
 
 
-@wrong("answer_loss", "shift is missing")
-def no_shift(logits, labels):
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+def mean(x, y, **options):
+    return F.cross_entropy(x.flatten(0, 1), y.flatten(), **options)
 
 
-@wrong("answer_loss", "wrong way round")
-def shifts_backwards(logits, labels):
-    return F.cross_entropy(logits[:, 1:].float().flatten(0, 1), labels[:, :-1].flatten())
-
-
-@wrong("answer_loss", "divide by all places")
-def mean_over_all_places(logits, labels):
-    loss = F.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
-    )
-    return loss.mean()
-
-
-@wrong("answer_loss", "average per text")
-def mean_of_means(logits, labels):
-    pairs = zip(logits[:, :-1].float(), labels[:, 1:], strict=True)
-    return torch.stack([F.cross_entropy(x, y) for x, y in pairs]).mean()
-
-
-@wrong("answer_loss", "learned as token 0")
-def padding_counts(logits, labels):
-    labels = labels.clamp(min=0)
-    return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
-
-
-@wrong("answer_loss", "return the sum")
-def sums(logits, labels):
-    x, y = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
-    return F.cross_entropy(x, y, reduction="sum")
-
-
-@wrong("answer_loss", "softmax is applied twice")
-def softmax_first(logits, labels):
-    probs = logits[:, :-1].float().softmax(-1)
-    return F.cross_entropy(probs.flatten(0, 1), labels[:, 1:].flatten())
-
-
-@wrong("answer_loss", "computed in bfloat16")
-def in_sixteen_bits(logits, labels):
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-
-@wrong("answer_loss", "computed in bfloat16")
-def converts_too_late(logits, labels):
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).float()
-
-
-@wrong("answer_loss", "sign is wrong")
-def maximises(logits, labels):
-    return -by_gathering(logits, labels)
-
-
-@wrong("answer_loss", "no gradient")
-def detached(logits, labels):
-    return by_gathering(logits, labels).detach()
-
-
-@wrong("answer_loss", "perplexity")
-def perplexity(logits, labels):
-    return by_gathering(logits, labels).exp()
-
-
-@wrong("answer_loss", "joined before the shift")
-def joins_the_texts_first(logits, labels):
-    logits, labels = logits.float().flatten(0, 1), labels.flatten()
-    return F.cross_entropy(logits[:-1], labels[1:], ignore_index=-100)
-
-
-@wrong("answer_loss", "infinite in float32")
 def softmax_by_hand(logits, labels):
     logits, labels = logits[:, :-1].float(), labels[:, 1:]
     learned = labels != -100
@@ -325,6 +147,32 @@ def softmax_by_hand(logits, labels):
     right = odds.gather(1, labels[learned][:, None])[:, 0]
     return -torch.log(right / odds.sum(-1)).mean()
 
+
+table(
+    "answer_loss", "x, y",
+    ("no_shift", "shift is missing", "mean(x.float(), y)"),
+    ("shifts_backwards", "wrong way round", "mean(x[:, 1:].float(), y[:, :-1])"),
+    ("mean_over_all_places", "divide by all places",
+     "mean(x[:, :-1].float(), y[:, 1:], reduction='none').mean()"),
+    ("mean_of_means", "average per text",
+     "torch.stack([mean(a[None, :-1].float(), b[None, 1:]) for a, b in zip(x, y)]).mean()"),
+    ("padding_counts", "learned as token 0", "mean(x[:, :-1].float(), y.clamp(min=0)[:, 1:])"),
+    ("sums", "return the sum", "mean(x[:, :-1].float(), y[:, 1:], reduction='sum')"),
+    ("softmax_first", "softmax is applied twice",
+     "mean(x[:, :-1].float().softmax(-1), y[:, 1:])"),
+    ("in_sixteen_bits", "computed in 16 bits", "mean(x[:, :-1], y[:, 1:])"),
+    ("converts_too_late", "computed in 16 bits", "mean(x[:, :-1], y[:, 1:]).float()"),
+    ("maximises", "not the mean of -log p", "-by_gathering(x, y)"),
+    ("detached", "no gradient", "by_gathering(x, y).detach()"),
+    ("perplexity", "not the mean of -log p", "by_gathering(x, y).exp()"),
+    ("joins_the_texts_first", "joined before the shift",
+     "F.cross_entropy(x.float().flatten(0, 1)[:-1], y.flatten()[1:])"),
+    ("exponentials", "infinite in float32", "softmax_by_hand(x, y)"),
+    ("only_64_places", "not the mean of -log p", "by_gathering(x[:, -64:], y[:, -64:])"),
+    ("masks_the_first_label", "changes in place",
+     "(y[:, 0].fill_(-100), by_gathering(x, y))[1]"),
+    ("with_a_dimension", "shape is (1,)", "by_gathering(x, y)[None]"),
+)  # fmt: skip
 
 # 5 init_lora
 
@@ -342,80 +190,28 @@ def matrices(r, i, o, bound=None, a=None, b=None):
     return nn.Parameter(A), nn.Parameter(torch.zeros(o, r) if b is None else b)
 
 
-@wrong("init_lora", "B is not zero")
-def both_random(in_features, out_features, r):
-    return matrices(r, in_features, out_features, b=torch.randn(out_features, r) * 0.02)
+table(
+    "init_lora", "i, o, r",
+    ("both_random", "B is not zero", "matrices(r, i, o, b=torch.randn(o, r) * 0.02)"),
+    ("a_zero_b_random", "other way round",
+     "matrices(r, i, o, a=torch.zeros(r, i), b=torch.randn(o, r) * 0.02)"),
+    ("both_zero", "both zero", "matrices(r, i, o, a=torch.zeros(r, i))"),
+    ("swapped_shapes", "swapped",
+     "(nn.Parameter(torch.rand(o, r)), nn.Parameter(torch.zeros(r, i)))"),
+    ("a_transposed", "wrong shape", "matrices(r, i, o, a=torch.rand(i, r))"),
+    ("only_positive", "all positive", "matrices(r, i, o, a=torch.rand(r, i) * i**-0.5)"),
+    ("normal", "normal distribution", "matrices(r, i, o, a=torch.randn(r, i) * i**-0.5)"),
+    ("bound_of_the_output", "taken from out_features", "matrices(r, i, o, o**-0.5)"),
+    ("bound_of_the_rank", "taken from r", "matrices(r, i, o, r**-0.5)"),
+    ("no_root", "square root is missing", "matrices(r, i, o, 1 / i)"),
+    ("plain_tensors", "no nn.Parameter", "tuple(t.data for t in matrices(r, i, o))"),
+    ("seeded", "same in each call", "(torch.manual_seed(0), matrices(r, i, o))[1]"),
+    ("own_seed", "A is another one", "(torch.seed(), matrices(r, i, o))[1]"),
+    ("one_row_repeated", "come again", "matrices(r, i, o, a=matrices(1, i, o)[0].repeat(r, 1))"),
+    ("expanded_zero", "one place of memory", "matrices(r, i, o, b=torch.zeros(1).expand(o, r))"),
+)  # fmt: skip
 
-
-@wrong("init_lora", "other way round")
-def a_zero_b_random(in_features, out_features, r):
-    A = torch.zeros(r, in_features)
-    return matrices(r, in_features, out_features, a=A, b=torch.randn(out_features, r) * 0.02)
-
-
-@wrong("init_lora", "both zero")
-def both_zero(in_features, out_features, r):
-    return matrices(r, in_features, out_features, a=torch.zeros(r, in_features))
-
-
-@wrong("init_lora", "swapped")
-def swapped_shapes(in_features, out_features, r):
-    A = torch.empty(out_features, r).uniform_(-0.1, 0.1)
-    return nn.Parameter(A), nn.Parameter(torch.zeros(r, in_features))
-
-
-@wrong("init_lora", "A has the wrong shape")
-def a_transposed(in_features, out_features, r):
-    return matrices(r, in_features, out_features, a=torch.rand(in_features, r))
-
-
-@wrong("init_lora", "all positive")
-def only_positive(in_features, out_features, r):
-    A = torch.rand(r, in_features) * in_features**-0.5
-    return matrices(r, in_features, out_features, a=A)
-
-
-@wrong("init_lora", "normal distribution")
-def normal(in_features, out_features, r):
-    A = torch.randn(r, in_features) * in_features**-0.5
-    return matrices(r, in_features, out_features, a=A)
-
-
-@wrong("init_lora", "taken from out_features")
-def bound_of_the_output(in_features, out_features, r):
-    return matrices(r, in_features, out_features, bound=out_features**-0.5)
-
-
-@wrong("init_lora", "taken from r")
-def bound_of_the_rank(in_features, out_features, r):
-    return matrices(r, in_features, out_features, bound=r**-0.5)
-
-
-@wrong("init_lora", "square root is missing")
-def no_root(in_features, out_features, r):
-    return matrices(r, in_features, out_features, bound=1 / in_features)
-
-
-@wrong("init_lora", "no nn.Parameter")
-def plain_tensors(in_features, out_features, r):
-    A, B = matrices(r, in_features, out_features)
-    return A.data, B.data
-
-
-@wrong("init_lora", "same in each call")
-def seeded(in_features, out_features, r):
-    torch.manual_seed(0)
-    return matrices(r, in_features, out_features)
-
-
-@wrong("init_lora", "rows of A are the same")
-def one_row_repeated(in_features, out_features, r):
-    bound = in_features**-0.5
-    row = torch.empty(1, in_features).uniform_(-bound, bound)
-    return nn.Parameter(row.repeat(r, 1)), nn.Parameter(torch.zeros(out_features, r))
-
-
-# 6 lora_forward
+# 6 lora_forward, 7 merge_weight
 
 
 @right("lora_forward")
@@ -427,107 +223,52 @@ def with_einsum(x, weight, lora_A, lora_B, lora_alpha):
 
 
 @right("lora_forward")
-def through_the_whole_matrix(x, weight, lora_A, lora_B, lora_alpha):
-    whole = weight.float() + lora_alpha / len(lora_A) * lora_B @ lora_A
-    return F.linear(x.float(), whole).to(x.dtype)
-
-
-def beside(x, weight, A, B, scale):
-    return (F.linear(x, weight) + scale * F.linear(F.linear(x.float(), A), B)).to(x.dtype)
-
-
-@wrong("lora_forward", "not scaled")
-def unscaled(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, 1)
-
-
-@wrong("lora_forward", "not divided by r")
-def alpha_without_r(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, lora_alpha)
-
-
-@wrong("lora_forward", "upside down")
-def r_over_alpha(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, lora_A.shape[0] / lora_alpha)
-
-
-@wrong("lora_forward", "square root of r")
-def rank_stabilised(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, lora_alpha / lora_A.shape[0] ** 0.5)
-
-
-@wrong("lora_forward", "width of the input")
-def r_from_the_wrong_side(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, lora_alpha / lora_A.shape[1])
-
-
-@wrong("lora_forward", "width of the output")
-def r_from_b(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A, lora_B, lora_alpha / lora_B.shape[0])
-
-
-@wrong("lora_forward", "W x is missing")
-def update_alone(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, torch.zeros_like(weight), lora_A, lora_B, lora_alpha / lora_A.shape[0])
-
-
-@wrong("lora_forward", "W x is scaled, too")
-def scales_the_sum(x, weight, lora_A, lora_B, lora_alpha):
-    both = F.linear(x, weight).float() + F.linear(F.linear(x.float(), lora_A), lora_B)
-    return (both * lora_alpha / lora_A.shape[0]).to(x.dtype)
-
-
-@wrong("lora_forward", "nonlinearity")
-def relu_between(x, weight, lora_A, lora_B, lora_alpha):
-    low = F.linear(x.float(), lora_A).relu()
-    scaled = lora_alpha / lora_A.shape[0] * F.linear(low, lora_B)
-    return (F.linear(x, weight) + scaled).to(x.dtype)
-
-
-@wrong("lora_forward", "dtype is float32")
-def stays_in_float32(x, weight, lora_A, lora_B, lora_alpha):
-    scale = lora_alpha / lora_A.shape[0]
-    return F.linear(x, weight) + scale * F.linear(F.linear(x.float(), lora_A), lora_B)
-
-
-@wrong("lora_forward", "gradient of x is wrong")
-def base_without_gradient(x, weight, lora_A, lora_B, lora_alpha):
-    with torch.no_grad():
-        base = F.linear(x, weight)
-    scale = lora_alpha / lora_A.shape[0]
-    return (base + scale * F.linear(F.linear(x.float(), lora_A), lora_B)).to(x.dtype)
-
-
-@wrong("lora_forward", "No gradient arrives at lora_A")
-def uses_data(x, weight, lora_A, lora_B, lora_alpha):
-    return beside(x, weight, lora_A.data, lora_B, lora_alpha / lora_A.shape[0])
-
-
-@wrong("lora_forward", "changes its argument")
-def merges_on_the_way(x, weight, lora_A, lora_B, lora_alpha):
-    weight += (lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype)
-    return F.linear(x, weight)
-
-
-@wrong("lora_forward", "computed in bfloat16")
-def all_in_the_type_of_x(x, weight, lora_A, lora_B, lora_alpha):
-    A, B = lora_A.to(x.dtype), lora_B.to(x.dtype)
-    return F.linear(x, weight) + lora_alpha / len(A) * F.linear(F.linear(x, A), B)
-
-
-@wrong("lora_forward", "cut to a whole number")
-def floor_division(x, weight, lora_A, lora_B, lora_alpha):
-    update = F.linear(F.linear(x.float(), lora_A), lora_B)
-    return (F.linear(x, weight) + lora_alpha // len(lora_A) * update).to(x.dtype)
-
-
-@right("lora_forward")
 def update_rounded_as_a_whole(x, weight, lora_A, lora_B, lora_alpha):
     update = x.float() @ lora_A.T @ lora_B.T
     return F.linear(x, weight) + (lora_alpha / len(lora_A) * update).to(x.dtype)
 
 
-# 7 merge_weight
+def low(x, A, B):
+    return F.linear(F.linear(x.float(), A), B)
+
+
+def beside(x, weight, A, B, scale):
+    return (F.linear(x, weight) + scale * low(x, A, B)).to(x.dtype)
+
+
+def base_without_gradient(x, weight, A, B, scale):
+    with torch.no_grad():
+        base = F.linear(x, weight)
+    return (base + scale * low(x, A, B)).to(x.dtype)
+
+
+table(
+    "lora_forward", "x, w, A, B, alpha",
+    ("unscaled", "not scaled", "beside(x, w, A, B, 1)"),
+    ("alpha_without_r", "not divided by r", "beside(x, w, A, B, alpha)"),
+    ("r_over_alpha", "not W x + ", "beside(x, w, A, B, len(A) / (alpha or 1))"),
+    ("rank_stabilised", "square root of r", "beside(x, w, A, B, alpha / len(A)**0.5)"),
+    ("r_from_the_wrong_side", "width of the input", "beside(x, w, A, B, alpha / A.shape[1])"),
+    ("r_from_b", "width of the output", "beside(x, w, A, B, alpha / len(B))"),
+    ("update_alone", "W x is missing", "beside(x, torch.zeros_like(w), A, B, alpha / len(A))"),
+    ("scales_the_sum", "W x is scaled, too",
+     "((F.linear(x, w).float() + low(x, A, B)) * alpha / len(A)).to(x.dtype)"),
+    ("relu_between", "not W x + ",
+     "(F.linear(x, w) + alpha / len(A) * F.linear((x.float() @ A.T).relu(), B)).to(x.dtype)"),
+    ("stays_in_float32", "dtype is torch.float32",
+     "F.linear(x, w) + alpha / len(A) * low(x, A, B)"),
+    ("no_grad", "gradient of x is wrong", "base_without_gradient(x, w, A, B, alpha / len(A))"),
+    ("uses_data", "No gradient arrives at lora_A", "beside(x, w, A.data, B, alpha / len(A))"),
+    ("merges_on_the_way", "changes in place",
+     "F.linear(x, w.add_((alpha / len(A) * B @ A).to(w.dtype)))"),
+    ("all_in_the_type_of_x", "computed in 16 bits",
+     "F.linear(x, w) + alpha / len(A) * F.linear(F.linear(x, A.to(x.dtype)), B.to(x.dtype))"),
+    ("floor_division", "cut to a whole number", "beside(x, w, A, B, alpha // len(A))"),
+    ("through_the_whole_matrix", "B A is built",
+     "F.linear(x.float(), w.float() + alpha / len(A) * B @ A).to(x.dtype)"),
+    ("builds_the_update", "B A is built",
+     "beside(x, w, torch.eye(x.shape[-1]), B @ A, alpha / len(A))"),
+)  # fmt: skip
 
 
 @right("merge_weight")
@@ -536,69 +277,30 @@ def with_addmm(weight, lora_A, lora_B, lora_alpha):
     return torch.addmm(weight.float(), lora_B, lora_A, alpha=scale).type_as(weight)
 
 
-@wrong("merge_weight", "scale lora_alpha / r is missing")
-def merges_unscaled(weight, lora_A, lora_B, lora_alpha):
-    return (weight.float() + lora_B @ lora_A).to(weight.dtype)
-
-
-@wrong("merge_weight", "not divided by r")
-def merges_with_alpha(weight, lora_A, lora_B, lora_alpha):
-    return (weight.float() + lora_alpha * lora_B @ lora_A).to(weight.dtype)
-
-
-@wrong("merge_weight", "rounded to bfloat16 before")
-def rounds_the_update(weight, lora_A, lora_B, lora_alpha):
-    return weight + (lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype)
-
-
-@wrong("merge_weight", "A and B are rounded")
-def multiplies_in_sixteen_bits(weight, lora_A, lora_B, lora_alpha):
-    low = lora_B.to(weight.dtype) @ lora_A.to(weight.dtype)
-    return weight + lora_alpha / lora_A.shape[0] * low
-
-
-@wrong("merge_weight", "Your code raised RuntimeError")
-def a_times_b(weight, lora_A, lora_B, lora_alpha):
-    return (weight.float() + lora_alpha / lora_A.shape[0] * lora_A @ lora_B).to(weight.dtype)
-
-
-@wrong("merge_weight", "subtracted")
-def takes_away(weight, lora_A, lora_B, lora_alpha):
-    return (weight.float() - lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype)
-
-
-@wrong("merge_weight", "added twice")
-def adds_twice(weight, lora_A, lora_B, lora_alpha):
-    update = lora_alpha / lora_A.shape[0] * lora_B @ lora_A
-    return (weight.float() + update + update).to(weight.dtype)
-
-
-@wrong("merge_weight", "comes back in float32")
-def merges_into_float32(weight, lora_A, lora_B, lora_alpha):
-    return weight.float() + lora_alpha / lora_A.shape[0] * lora_B @ lora_A
-
-
-@wrong("merge_weight", "changes its argument")
-def in_place(weight, lora_A, lora_B, lora_alpha):
-    return weight.add_((lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype))
-
-
-@wrong("merge_weight", "update alone")
-def delta(weight, lora_A, lora_B, lora_alpha):
-    return (lora_alpha / lora_A.shape[0] * lora_B @ lora_A).to(weight.dtype)
-
-
-@wrong("merge_weight", "width of the output")
-def divides_by_the_rows_of_b(weight, lora_A, lora_B, lora_alpha):
-    return (weight.float() + lora_alpha / len(lora_B) * lora_B @ lora_A).to(weight.dtype)
-
+table(
+    "merge_weight", "w, A, B, alpha",
+    ("merges_unscaled", "scale lora_alpha / r is missing", "(w.float() + B @ A).to(w.dtype)"),
+    ("merges_with_alpha", "not divided by r", "(w.float() + alpha * B @ A).to(w.dtype)"),
+    ("rounds_the_update", "rounded to 16 bits before",
+     "w + (alpha / len(A) * B @ A).to(w.dtype)"),
+    ("in_sixteen_bits", "A and B are rounded",
+     "w + alpha / len(A) * (B.to(w.dtype) @ A.to(w.dtype))"),
+    ("a_times_b", "RuntimeError", "(w.float() + alpha / len(A) * A @ B).to(w.dtype)"),
+    ("takes_away", "subtracted", "(w.float() - alpha / len(A) * B @ A).to(w.dtype)"),
+    ("adds_twice", "not W + ", "(w.float() + 2 * alpha / len(A) * B @ A).to(w.dtype)"),
+    ("merges_into_float32", "comes back in float32", "w.float() + alpha / len(A) * B @ A"),
+    ("in_place", "changes in place", "w.copy_(w.float() + alpha / len(A) * B @ A)"),
+    ("delta", "update alone", "(alpha / len(A) * B @ A).to(w.dtype)"),
+    ("divides_by_the_rows_of_b", "width of the output",
+     "(w.float() + alpha / len(B) * B @ A).to(w.dtype)"),
+)  # fmt: skip
 
 # 8 LoRALinear
 
 
 @right("lora_linear")
 class WithTwoLinears(nn.Module):
-    """A and B are parameters of the module; the update is computed on the whole matrix."""
+    """The update is computed on the whole matrix."""
 
     def __init__(self, base_layer, r, lora_alpha, lora_dropout=0.0):
         super().__init__()
@@ -628,15 +330,8 @@ class WithTwoLinears(nn.Module):
 class Good(nn.Module):
     """The solution with a switch for each mistake."""
 
-    freeze = True
-    bias = True
-    scale = True
-    drop_base = False
-    drop_always = False
-    keep_share = True
-    check_merged = True
-    merge_once = True
-    remembers = True
+    freeze = bias = scale = keep_share = check_merged = merge_once = remembers = True
+    drop_base = drop_always = False
 
     def __init__(self, base_layer, r, lora_alpha, lora_dropout=0.0):
         super().__init__()
@@ -653,183 +348,128 @@ class Good(nn.Module):
             return x * kept / ((1 - self.p) if self.keep_share else 1)
         return x
 
+    def base(self, x):
+        return self.base_layer(x) if self.bias else x @ self.base_layer.weight.T
+
     def forward(self, x):
         dropped = self.drop(x)
-        source = dropped if self.drop_base else x
-        out = self.base_layer(source) if self.bias else source @ self.base_layer.weight.T
+        out = self.base(dropped if self.drop_base else x)
         if self.merged and self.check_merged:
             return out
-        update = self.behind(
-            F.linear(self.between(F.linear(dropped.float(), self.lora_A)), self.lora_B)
-        )
-        return (out + self.scaling * update).to(out.dtype)
+        low = self.between(F.linear(dropped.float(), self.lora_A))
+        return self.rounded(out + self.scaling * self.behind(F.linear(low, self.lora_B)), out)
 
     def between(self, x):
         return x
 
     def behind(self, x):
         return x
+
+    def rounded(self, total, out):
+        return total.to(out.dtype)
+
+    def delta(self):
+        return self.scaling * (self.lora_B @ self.lora_A).detach()
 
     def merge(self):
         if self.merged and self.merge_once:
             return
-        self.base_layer.weight.data += self.scaling * (self.lora_B @ self.lora_A).detach()
+        self.base_layer.weight.data += self.delta()
         self.merged = self.remembers
 
 
-@wrong("lora_linear", "base layer is not frozen", "base_layer.")
-class BaseTrained(Good):
-    freeze = False
+def dropout(self, x):
+    return F.dropout(x, self.p, self.training)
 
 
-@wrong("lora_linear", "bias of the base layer is lost")
-class WithoutBias(Good):
-    bias = False
+def nowhere(self, x):
+    return x
 
 
-@wrong("lora_linear", "not scaled")
-class Unscaled(Good):
-    scale = False
+def afterwards(change):
+    """An `__init__` that changes something at its end."""
+
+    def init(self, *args):
+        Good.__init__(self, *args)
+        change(self)
+
+    return init
 
 
-@wrong("lora_linear", "base layer* are dropped")
-class DropsEverything(Good):
-    drop_base = True
+def tensors(self):
+    A, B = self.lora_A.data, self.lora_B.data
+    del self.lora_A, self.lora_B
+    self.lora_A, self.lora_B = A.requires_grad_(), B.requires_grad_()
 
 
-@wrong("lora_linear", "base layer* are dropped")
-class DropsOnceForBoth(Good):
-    def forward(self, x):
-        return super().forward(self.drop(x))
-
-    def drop(self, x):
-        return F.dropout(x, self.p, self.training)
+def copied_base(self):
+    layer = self.base_layer
+    self.base_layer = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+    self.base_layer.load_state_dict(layer.state_dict())
+    self.base_layer.requires_grad_(False)
 
 
-@wrong("lora_linear", "between A and B")
-class DropsBetween(Good):
-    def drop(self, x):
-        return x
-
-    def between(self, x):
-        return F.dropout(x, self.p, self.training)
+def forward_dropping_once(self, x):
+    return Good.forward(self, dropout(self, x))
 
 
-@wrong("lora_linear", "behind B")
-class DropsTheUpdate(Good):
-    def drop(self, x):
-        return x
-
-    def behind(self, x):
-        return F.dropout(x, self.p, self.training)
+def without_gradient(self, x):
+    with torch.no_grad():
+        return self.base_layer(x)
 
 
-@wrong("lora_linear", "output is float32", "type of the base layer")
-class StaysInFloat32(Good):
-    def forward(self, x):
-        out = self.base_layer(x)
-        if self.merged:
-            return out
-        update = F.linear(F.linear(self.drop(x).float(), self.lora_A), self.lora_B)
-        return out + self.scaling * update
+def merge_a_copy(self):
+    weight = self.base_layer.weight.data.clone()
+    weight += self.delta()
+    self.merged = True
 
 
-@wrong("lora_linear", "`layer.merged` is False after")
-class ForgetsThatItMerged(Good):
-    remembers = False
-
-
-@wrong("lora_linear", "no attribute `merged`")
-class WithoutAFlag(Good):
-    def __init__(self, *args):
-        super().__init__(*args)
-        del self.merged
-
-
-@wrong("lora_linear", "dropped in evaluation")
-class DropsInEvaluation(Good):
-    drop_always = True
-
-
-@wrong("lora_linear", "not scaled up")
-class DropsWithoutScaling(Good):
-    keep_share = False
-
-
-@wrong("lora_linear", "added once more")
-class AddsAfterMerging(Good):
-    check_merged = False
-
-
-@wrong("lora_linear", "second time")
-class MergesTwice(Good):
-    merge_once = False
-
-
-@wrong("lora_linear", "no trained parameter")
-class TensorsInsteadOfParameters(Good):
-    def __init__(self, *args):
-        super().__init__(*args)
-        A, B = self.lora_A.data, self.lora_B.data
-        del self.lora_A, self.lora_B
-        self.lora_A, self.lora_B = A.requires_grad_(), B.requires_grad_()
-
-
-@wrong("lora_linear", "not the layer that was given")
-class CopiesTheBase(Good):
-    def __init__(self, base_layer, *args):
-        super().__init__(base_layer, *args)
-        twin = nn.Linear(base_layer.in_features, base_layer.out_features)
-        twin.load_state_dict(base_layer.state_dict())
-        self.base_layer = twin.requires_grad_(False)
-
-
-@wrong("lora_linear", "must pass through the frozen weight")
-class FreezesWithNoGrad(Good):
-    def forward(self, x):
-        with torch.no_grad():
-            out = self.base_layer(x)
-        if self.merged:
-            return out
-        return out + self.scaling * F.linear(F.linear(self.drop(x), self.lora_A), self.lora_B)
-
-
-@wrong("lora_linear", "does not give what its base layer gives")
-class StartsDamaged(Good):
-    def __init__(self, *args):
-        super().__init__(*args)
-        nn.init.normal_(self.lora_B)
-
-
-@wrong("lora_linear", "what it was")
-class MergesACopy(Good):
-    def merge(self):
-        weight = self.base_layer.weight.data.clone()
-        weight += self.scaling * (self.lora_B @ self.lora_A).detach()
+def merge_anew(self):
+    if not self.merged:
+        weight = self.base_layer.weight
+        self.base_layer.weight = nn.Parameter((weight + self.delta()).to(weight.dtype))
         self.merged = True
 
 
-@wrong("lora_linear", "no longer frozen")
-class MergesIntoANewParameter(Good):
-    def merge(self):
-        if not self.merged:
-            update = self.scaling * (self.lora_B @ self.lora_A).detach()
-            self.base_layer.weight = nn.Parameter(self.base_layer.weight + update)
-            self.merged = True
-
-
-@wrong("lora_linear", "Nothing is dropped")
-class ForgetsDropout(Good):
-    def drop(self, x):
-        return x
-
-
-@wrong("lora_linear", "update is never added")
-class MergedFromTheStart(Good):
-    def __init__(self, *args):
-        super().__init__(*args)
+def merge_unscaled(self):
+    if not self.merged:
+        self.base_layer.weight.data += (self.lora_B @ self.lora_A).detach()
         self.merged = True
 
+
+for name, says, changes in (
+    ("BaseTrained", "not frozen", {"freeze": False}),
+    ("WithoutBias", "bias of the base layer is lost", {"bias": False}),
+    ("Unscaled", "not scaled", {"scale": False}),
+    ("DropsEverything", "base layer* are dropped", {"drop_base": True}),
+    ("DropsOnceForBoth", "base layer* are dropped", {"forward": forward_dropping_once,
+                                                    "drop": nowhere}),
+    ("DropsBetween", "between A and B", {"drop": nowhere, "between": dropout}),
+    ("DropsTheUpdate", "behind B", {"drop": nowhere, "behind": dropout}),
+    ("StaysInFloat32", "output is float32", {"rounded": lambda self, total, out: total}),
+    ("ForgetsThatItMerged", "`layer.merged` is still False", {"remembers": False}),
+    ("WithoutAFlag", "no attribute 'merged'", {"__init__": afterwards(
+        lambda self: delattr(self, "merged"))}),
+    ("DropsInEvaluation", "dropped in evaluation", {"drop_always": True}),
+    ("DropsWithoutScaling", "not scaled up", {"keep_share": False}),
+    ("AddsAfterMerging", "added once more", {"check_merged": False}),
+    ("MergesTwice", "second time", {"merge_once": False}),
+    ("TensorsInsteadOfParameters", "not exactly `lora_A` and `lora_B`", {
+        "__init__": afterwards(tensors)}),
+    ("CopiesTheBase", "not the layer that was given", {"__init__": afterwards(copied_base)}),
+    ("FreezesWithNoGrad", "must pass through the frozen weight", {"base": without_gradient}),
+    ("StartsDamaged", "does not give what its base layer gives", {"__init__": afterwards(
+        lambda self: nn.init.normal_(self.lora_B))}),
+    ("MergesACopy", "not the merged one", {"merge": merge_a_copy}),
+    ("MergesIntoANewParameter", "another object", {"merge": merge_anew}),
+    ("MergesWithoutTheScale", "not scaled", {"merge": merge_unscaled}),
+    ("ForgetsDropout", "Nothing is dropped", {"drop": nowhere}),
+    ("MergedFromTheStart", "expected `False`", {"__init__": afterwards(
+        lambda self: setattr(self, "merged", True))}),
+    ("DropsTheSame", "same inputs are dropped", {"drop": lambda self, x: x if not (
+        self.p and self.training) else x * (torch.arange(x.shape[-1]) % 4 > 0) / (1 - self.p)}),
+):  # fmt: skip
+    wrong("lora_linear", says)(type(name, (Good,), {"__module__": __name__, **changes}))
 
 # 9 add_lora
 
@@ -857,50 +497,35 @@ def trained_of(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def replace(model, fits, make):
-    for name, layer in list(model.named_modules()):
-        parent, _, child = name.rpartition(".")
-        if isinstance(layer, nn.Linear) and fits(name, child):
-            setattr(model.get_submodule(parent), child, make(layer))
+def adapting(fits=lambda name, child, t: child in t, freeze=True, kind=nn.Linear, layer=Good):
+    """`add_lora` with one part changed."""
+
+    def add(model, target_modules, r, lora_alpha):
+        if freeze:
+            model.requires_grad_(False)
+        for name, module in list(model.named_modules()):
+            parent, _, child = name.rpartition(".")
+            if isinstance(module, kind) and child and fits(name, child, target_modules):
+                setattr(model.get_submodule(parent), child, layer(module, r, lora_alpha))
+        return trained_of(model)
+
+    return add
 
 
-@wrong("add_lora", "Not everything else is frozen")
-def freezes_only_the_targets(model, target_modules, r, lora_alpha):
-    replace(model, lambda _, child: child in target_modules, lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
+def by_parents_then(result):
+    def add(model, target_modules, r, lora_alpha):
+        by_parents(model, target_modules, r, lora_alpha)
+        return result(model)
+
+    return add
 
 
-@wrong("add_lora", "frozen, too, so nothing is trained")
 def freezes_last(model, target_modules, r, lora_alpha):
-    replace(model, lambda _, child: child in target_modules, lambda x: Good(x, r, lora_alpha))
-    trained = trained_of(model)
+    trained = by_parents(model, target_modules, r, lora_alpha)
     model.requires_grad_(False)
     return trained
 
 
-@wrong("add_lora", "not named in target_modules")
-def part_of_the_name(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    fits = lambda name, _: any(target in name for target in target_modules)  # noqa: E731
-    replace(model, fits, lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "not named in target_modules")
-def end_of_the_name(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    replace(model, lambda n, _: n.endswith(tuple(target_modules)), lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "not named in target_modules")
-def every_linear_layer(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    replace(model, lambda *_: True, lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "No layer of the model was replaced")
 def assigns_to_the_loop_variable(model, target_modules, r, lora_alpha):
     model.requires_grad_(False)
     for name, layer in model.named_modules():
@@ -909,89 +534,61 @@ def assigns_to_the_loop_variable(model, target_modules, r, lora_alpha):
     return trained_of(model)
 
 
-@wrong("add_lora", "No layer of the model was replaced")
-def compares_the_whole_name(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    replace(model, lambda name, _: name in target_modules, lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "Only one layer")
 def stops_after_the_first(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
     done = []
-    fits = lambda _, child: child in target_modules and not done  # noqa: E731
-    replace(model, fits, lambda x: done.append(1) or Good(x, r, lora_alpha))
-    return trained_of(model)
+    fits = lambda _, child, t: child in t and not done and not done.append(1)  # noqa: E731
+    return adapting(fits)(model, target_modules, r, lora_alpha)
 
 
-@wrong("add_lora", "Some layers were not adapted")
-def first_target_alone(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    replace(model, lambda _, child: child == target_modules[0], lambda x: Good(x, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "swapped")
-def swaps_r_and_alpha(model, target_modules, r, lora_alpha):
-    return by_parents(model, target_modules, lora_alpha, r)
-
-
-@wrong("add_lora", "logits are wrong")
-def forgets_alpha(model, target_modules, r, lora_alpha):
-    return by_parents(model, target_modules, r, r)
-
-
-@wrong("add_lora", "also holds frozen parameters")
-def returns_everything(model, target_modules, r, lora_alpha):
-    by_parents(model, target_modules, r, lora_alpha)
-    return list(model.parameters())
-
-
-@wrong("add_lora", "must return the list")
-def returns_the_model(model, target_modules, r, lora_alpha):
-    by_parents(model, target_modules, r, lora_alpha)
-    return model
-
-
-@wrong("add_lora", "not that of all A and B")
-def returns_b_alone(model, target_modules, r, lora_alpha):
-    by_parents(model, target_modules, r, lora_alpha)
-    return [p for name, p in model.named_parameters() if "lora_B" in name]
-
-
-@wrong("add_lora", "share their A and B")
 def one_pair_for_all(model, target_modules, r, lora_alpha):
     by_parents(model, target_modules, r, lora_alpha)
     pairs = {}
     for layer in model.modules():
         if isinstance(layer, Good):
-            first = pairs.setdefault(layer.lora_B.shape, layer)
+            first = pairs.setdefault((layer.lora_A.shape, layer.lora_B.shape), layer)
             layer.lora_A, layer.lora_B = first.lora_A, first.lora_B
     return trained_of(model)
 
 
-@wrong("add_lora", "has no attribute 'in_features'")
-def whatever_has_the_name(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
-    for name, layer in list(model.named_modules()):
-        parent, _, child = name.rpartition(".")
-        if child in target_modules:
-            setattr(model.get_submodule(parent), child, Good(layer, r, lora_alpha))
-    return trained_of(model)
-
-
-@wrong("add_lora", "another layer's weight")
 def one_layer_for_each_name(model, target_modules, r, lora_alpha):
-    model.requires_grad_(False)
     made = {}
+    one = lambda name, *_: made.setdefault(name, Good(*_))  # noqa: E731
+    model.requires_grad_(False)
     for name, layer in list(model.named_modules()):
         parent, _, child = name.rpartition(".")
         if isinstance(layer, nn.Linear) and child in target_modules:
-            new = made.setdefault(child, Good(layer, r, lora_alpha))
-            setattr(model.get_submodule(parent), child, new)
+            setattr(model.get_submodule(parent), child, one(child, layer, r, lora_alpha))
     return trained_of(model)
 
+
+for name, says, answer in (
+    ("freezes_only_the_targets", "Not everything else is frozen", adapting(freeze=False)),
+    ("freezes_last", "frozen, too, so nothing is trained", freezes_last),
+    ("part_of_the_name", "not named in target_modules",
+     adapting(lambda whole, _, t: any(target in whole for target in t))),
+    ("end_of_the_name", "not named in target_modules",
+     adapting(lambda whole, _, t: whole.endswith(tuple(t)))),
+    ("every_linear_layer", "not named in target_modules", adapting(lambda *_: True)),
+    ("assigns_to_the_loop_variable", "No layer of the model was replaced",
+     assigns_to_the_loop_variable),
+    ("compares_the_whole_name", "whole name", adapting(lambda whole, _, t: whole in t)),
+    ("stops_after_the_first", "Only one layer", stops_after_the_first),
+    ("first_target_alone", "wrong layers", adapting(lambda _, child, t: child in t[:1])),
+    ("swaps_r_and_alpha", "rank is wrong", lambda m, t, r, a: by_parents(m, t, int(a) + 1, r)),
+    ("forgets_alpha", "numbers are wrong", lambda m, t, r, a: by_parents(m, t, r, r)),
+    ("returns_everything", "also holds frozen parameters",
+     by_parents_then(lambda m: list(m.parameters()))),
+    ("returns_the_model", "must return the list", by_parents_then(lambda m: m)),
+    ("returns_b_alone", "not that of all A and B", by_parents_then(
+        lambda m: [p for n, p in m.named_parameters() if "lora_B" in n])),
+    ("one_pair_for_all", "share their A and B", one_pair_for_all),
+    ("whatever_has_the_name", "has no attribute 'in_features'", adapting(kind=nn.Module)),
+    ("one_layer_for_each_name", "another layer", one_layer_for_each_name),
+    ("plain_linears_only", "Subclasses", lambda m, t, r, a: adapting(
+        lambda n, c, t: c in t and type(m.get_submodule(n)) is nn.Linear)(m, t, r, a)),
+):  # fmt: skip
+    answer.__name__ = name
+    wrong("add_lora", says)(answer)
 
 # 10 training_step
 
@@ -1012,125 +609,137 @@ def zeroes_at_the_end(model, trained, optimizer, input_ids, labels):
     return float(loss.detach())
 
 
-@wrong("training_step", "never set to zero")
-def gradients_add_up(model, trained, optimizer, input_ids, labels):
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    return loss.item()
+def clipped(trained, limit=1.0):
+    nn.utils.clip_grad_norm_(trained, limit)
 
 
-@wrong("training_step", "weights do not move")
-def zeroes_too_late(model, trained, optimizer, input_ids, labels):
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.zero_grad()
-    optimizer.step()
-    return loss.item()
+def stepping(order="zero backward clip step", loss=loss_of, result=lambda value: value.item()):
+    """A step in another order, with another loss or result."""
+
+    def step(model, trained, optimizer, input_ids, labels):
+        value = loss(model, input_ids, labels)
+        for part in order.split():
+            {
+                "zero": optimizer.zero_grad, "backward": value.backward, "step": optimizer.step,
+                "clip": lambda: clipped(trained), "eval": model.eval,
+                "each": lambda: [clipped(p) for p in trained],
+                "values": lambda: nn.utils.clip_grad_value_(trained, 1.0),
+                "to_one": lambda: [g.div_(n) for n in [torch.stack([
+                    p.grad.norm() for p in trained]).norm()] for p in trained for g in [p.grad]],
+            }[part]()  # fmt: skip
+        return result(value)
+
+    return step
 
 
-@wrong("training_step", "weights do not move")
-def never_steps(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    return loss.item()
-
-
-@wrong("training_step", "not clipped before the step")
-def no_clipping(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-@wrong("training_step", "not clipped before the step")
-def clips_too_late(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    optimizer.step()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    return loss.item()
-
-
-@wrong("training_step", "Each parameter is clipped by itself")
-def clips_each(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    for parameter in trained:
-        nn.utils.clip_grad_norm_(parameter, 1.0)
-    optimizer.step()
-    return loss.item()
-
-
-@wrong("training_step", "Each number is clipped")
-def clips_values(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_value_(trained, 1.0)
-    optimizer.step()
-    return loss.item()
-
-
-@wrong("training_step", "return a tensor")
-def keeps_the_graph(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    return loss
-
-
-@wrong("training_step", "loss after the step")
 def measures_again(model, trained, optimizer, input_ids, labels):
     zeroes_at_the_end(model, trained, optimizer, input_ids, labels)
     return loss_of(model, input_ids, labels).item()
 
 
-@wrong("training_step", "weights move twice")
-def steps_twice(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    optimizer.step()
-    return loss.item()
+def unshifted(model, input_ids, labels):
+    return mean(model(input_ids), labels)
 
 
-@wrong("training_step", "scaled *up*")
-def always_length_one(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    loss = loss_of(model, input_ids, labels)
-    loss.backward()
-    norm = torch.stack([p.grad.norm() for p in trained]).norm()
-    for p in trained:
-        p.grad /= norm
-    optimizer.step()
-    return loss.item()
+def leaves_out_the_first(model, input_ids, labels):
+    labels[:, 0] = -100
+    return loss_of(model, input_ids, labels)
 
 
-@wrong("training_step", "first loss is wrong already")
-def another_loss(model, trained, optimizer, input_ids, labels):
-    optimizer.zero_grad()
-    logits = model(input_ids)
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    loss.backward()
-    nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    return loss.item()
+for name, says, answer in (
+    ("gradients_add_up", "never set to zero", stepping("backward clip step")),
+    ("zeroes_too_late", "weights do not move", stepping("backward clip zero step")),
+    ("never_steps", "weights do not move", stepping("zero backward clip")),
+    ("no_clipping", "not clipped before the step", stepping("zero backward step")),
+    ("clips_too_late", "not clipped before the step", stepping("zero backward step clip")),
+    ("clips_each", "Each parameter is clipped by itself", stepping("zero backward each step")),
+    ("clips_values", "Each number is clipped", stepping("zero backward values step")),
+    ("always_length_one", "scaled *up*", stepping("zero backward to_one step")),
+    ("keeps_the_graph", "return a tensor", stepping(result=lambda value: value)),
+    ("measures_again", "loss after the step", measures_again),
+    ("steps_twice", "weights move twice", stepping("zero backward clip step step")),
+    ("another_loss", "loss is wrong", stepping(loss=unshifted)),
+    ("leaves_eval_behind", "model's mode", stepping("zero backward clip step eval")),
+    ("changes_the_labels", "in place", stepping(loss=leaves_out_the_first)),
+):
+    answer.__name__ = name
+    wrong("training_step", says)(answer)
+
+# 11 SwitchableLoRALinear
 
 
-# 11 engine
+class Switch(Good):
+    """Good's `merge`, and a way back that keeps the old memory."""
+
+    def merge(self):
+        if not self.merged:
+            self.before = self.base_layer.weight.data
+            self.base_layer.weight.data = (self.before + self.delta()).to(self.before.dtype)
+            self.merged = True
+
+    def unmerge(self):
+        if self.merged:
+            self.base_layer.weight.data = self.before
+            self.before, self.merged = None, False
+
+
+@right("switchable")
+class KeepsTheOld(Switch):
+    pass
+
+
+@right("switchable")
+class KeepsWhatWasRounded(Switch):
+    """The bits that differ, as numbers of the same width."""
+
+    def bits(self, weight):
+        return weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
+
+    def merge(self):
+        if not self.merged:
+            weight = self.base_layer.weight.data
+            merged = (weight + self.delta()).to(weight.dtype)
+            self.change = self.bits(weight) ^ self.bits(merged)
+            weight.copy_(merged)
+            self.merged = True
+
+    def unmerge(self):
+        if self.merged:
+            weight = self.base_layer.weight.data
+            weight.copy_((self.bits(weight) ^ self.change).view(weight.dtype))
+            self.change, self.merged = None, False
+
+
+def subtract(self):
+    if self.merged:
+        self.base_layer.weight.data -= self.delta()
+        self.before, self.merged = None, False
+
+
+def restore(self):
+    self.base_layer.weight.data, self.merged = self.before.clone(), False
+
+
+def save_and_merge(self):
+    self.before = self.base_layer.weight.data.clone()
+    Good.merge(self)
+
+
+for name, says, changes in (
+    ("Subtracts", "is subtracted again", {"unmerge": subtract}),
+    ("KeepsACopyAlways", "all the time", {"__init__": afterwards(
+        lambda self: setattr(self, "copy", self.base_layer.weight.data.clone()))}),
+    ("ForgetsTheCopy", "unmerge", {"unmerge": restore}),
+    ("SavesTheMerged", "keeps the merged weight", {"merge": save_and_merge}),
+    ("MergesAView", "same memory", {"merge": lambda self: None if self.merged else (
+        setattr(self, "before", self.base_layer.weight.data), Good.merge(self))[0]}),
+    ("HasNoWayBack", "no attribute 'unmerge'", {"unmerge": property()}),
+    ("StaysMerged", "`merged` is", {"unmerge": lambda self: (
+        Switch.unmerge(self), setattr(self, "merged", True))[0]}),
+):  # fmt: skip
+    wrong("switchable", says)(type(name, (Switch,), {"__module__": __name__, **changes}))
+
+# 12 engine
 
 
 @right("engine")
@@ -1138,38 +747,30 @@ def other_parts():
     return masks_afterwards, by_parents, zeroes_at_the_end
 
 
-@wrong("engine", "The course's own layer")
-def course_parts():
-    return masks_afterwards, the_courses_own, zeroes_at_the_end
+MergesUnscaled = type("MergesUnscaled", (Good,), {"merge": merge_unscaled})
 
 
-@wrong("engine", "must return make_labels, add_lora and training_step")
-def too_few_parts():
-    return masks_afterwards, by_parents
+def steps_on_toys_alone(model, *args):
+    frozen = stepping("zero backward clip")
+    return (frozen if type(model).__name__ == "Logits" else zeroes_at_the_end)(model, *args)
 
 
-@wrong("engine", "adapts no layer")
-def parts_without_layers():
-    return masks_afterwards, assigns_to_the_loop_variable, zeroes_at_the_end
-
-
-@wrong("engine", "loss does not fall")
-def parts_that_never_step():
-    return masks_afterwards, by_parents, never_steps
-
-
-class MergesUnscaled(Good):
-    def merge(self):
-        self.base_layer.weight.data += (self.lora_B @ self.lora_A).detach()
-        self.merged = True
-
-
-@wrong("engine", "Merging changes the model's logits")
-def parts_that_merge_unscaled():
-    def add(model, target_modules, r, lora_alpha):
-        model.requires_grad_(False)
-        fits = lambda _, child: child in target_modules  # noqa: E731
-        replace(model, fits, lambda x: MergesUnscaled(x, r, lora_alpha))
-        return trained_of(model)
-
-    return masks_afterwards, add, zeroes_at_the_end
+for name, says, parts in (
+    ("course_parts", "The course's own layer", (masks_afterwards, the_courses_own,
+                                               zeroes_at_the_end)),
+    ("too_few_parts", "must return make_labels, add_lora and training_step", (masks_afterwards,)),
+    ("parts_without_layers", "Exercise 9 is not right yet", (
+        masks_afterwards, assigns_to_the_loop_variable, zeroes_at_the_end)),
+    ("parts_that_never_step", "Exercise 10 is not right yet", (
+        masks_afterwards, by_parents, stepping("zero backward clip"))),
+    ("parts_that_merge_unscaled", "Exercise 8 is not right yet", (
+        masks_afterwards, adapting(layer=MergesUnscaled), zeroes_at_the_end)),
+    ("parts_that_shift_twice", "Exercise 3 is not right yet", (
+        lambda p, a, e: labelled(p, a, e, [*([-100] * len(p) + a + [e])[1:], -100]), by_parents,
+        zeroes_at_the_end)),
+    ("parts_that_fail_on_the_real_model", "loss does not fall", (
+        masks_afterwards, by_parents, steps_on_toys_alone)),
+):  # fmt: skip
+    answer = lambda parts=parts: parts  # noqa: E731
+    answer.__name__ = name
+    wrong("engine", says)(answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import re
 from collections import OrderedDict, defaultdict, deque
@@ -16,16 +15,33 @@ zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
 
 
+def table(exercise, **answers):
+    """Wrong answers: a name, words that the feedback must contain, the answer."""
+    for name, (says, answer) in answers.items():
+        answer.__name__ = name
+        wrong(exercise, says)(answer)
+
+
 def common(a, b):
     pairs = zip(a, b, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def longest(requests, i, same_salt=True):
+def longest(requests, i, shares=lambda own, earlier: own == earlier):
     """The longest beginning that request i shares with an earlier one."""
     salt, prompt = requests[i]
-    earlier = [p for s, p in requests[:i] if s == salt or not same_salt]
-    return max((common(prompt, p) for p in earlier), default=0)
+    return max((common(prompt, p) for s, p in requests[:i] if shares(salt, s)), default=0)
+
+
+def each(count, **how):
+    """An answer to exercise 1, from (tokens shared, length of the prompt, block size)."""
+    return lambda requests, size: [
+        count(longest(requests, i, **how), len(p), size) for i, (_, p) in enumerate(requests)
+    ]
+
+
+def rounded(shared, length, size):
+    return min(shared, length - 1) // size * size
 
 
 # 1 predict_cached_tokens
@@ -59,75 +75,14 @@ def a_tree_of_blocks(requests, block_size):
 
 @right("predict_cached_tokens")
 def pairwise(requests, block_size):
-    found = []
-    for i, (_, prompt) in enumerate(requests):
-        found.append(min(longest(requests, i), len(prompt) - 1) // block_size * block_size)
-    return found
+    return each(rounded)(requests, block_size)
 
 
-@wrong("predict_cached_tokens", "salt is ignored")
-def no_salt(requests, block_size):
-    return pairwise([(None, prompt) for _, prompt in requests], block_size)
+@right("predict_cached_tokens")
+def in_numpys_numbers(requests, block_size):
+    import numpy as np
 
-
-@wrong("predict_cached_tokens", "Requests without a salt find nothing")
-def falsy_salt(requests, block_size):
-    found = pairwise(requests, block_size)
-    return [n if salt else 0 for (salt, _), n in zip(requests, found, strict=True)]
-
-
-@wrong("predict_cached_tokens", "finds blocks of requests without one")
-def public_blocks_for_all(requests, block_size):
-    found = []
-    for i, (salt, prompt) in enumerate(requests):
-        earlier = [p for s, p in requests[:i] if s is None or s == salt]
-        shared = max((common(prompt, p) for p in earlier), default=0)
-        found.append(min(shared, len(prompt) - 1) // block_size * block_size)
-    return found
-
-
-@wrong("predict_cached_tokens", "leaves no token to compute")
-def the_whole_prompt(requests, block_size):
-    return [longest(requests, i) // block_size * block_size for i in range(len(requests))]
-
-
-@wrong("predict_cached_tokens", "rounding comes too early")
-def rounds_first(requests, block_size):
-    return [
-        min(longest(requests, i) // block_size * block_size, len(requests[i][1]) - 1)
-        for i in range(len(requests))
-    ]
-
-
-@wrong("predict_cached_tokens", "single tokens")
-def by_token(requests, block_size):
-    return [min(longest(requests, i), len(requests[i][1]) - 1) for i in range(len(requests))]
-
-
-@wrong("predict_cached_tokens", "round up")
-def rounds_up(requests, block_size):
-    return [
-        min(-(-longest(requests, i) // block_size), (len(p) - 1) // block_size) * block_size
-        for i, (_, p) in enumerate(requests)
-    ]
-
-
-@wrong("predict_cached_tokens", "count blocks")
-def blocks_not_tokens(requests, block_size):
-    return [n // block_size for n in pairwise(requests, block_size)]
-
-
-@wrong("predict_cached_tokens", "just before")
-def only_the_last_request(requests, block_size):
-    found = [0]
-    for before, this in itertools.pairwise(requests):
-        found.append(pairwise([before, this], block_size)[1])
-    return found
-
-
-@wrong("predict_cached_tokens", "very first request")
-def only_the_first_request(requests, block_size):
-    return [0, *(pairwise([requests[0], r], block_size)[1] for r in requests[1:])]
+    return list(np.array(pairwise(requests, block_size), dtype=np.int64))
 
 
 @wrong("predict_cached_tokens", "without what comes before them")
@@ -144,27 +99,10 @@ def no_chain(requests, block_size):
     return found
 
 
-@wrong("predict_cached_tokens", "One block too few")
-def always_one_block_less(requests, block_size):
-    return [
-        max(0, longest(requests, i) // block_size * block_size - block_size)
-        for i in range(len(requests))
-    ]
-
-
-@wrong("predict_cached_tokens", "finds itself")
-def remembers_first(requests, block_size):
-    return [(len(p) - 1) // block_size * block_size for _, p in requests]
-
-
-@wrong("predict_cached_tokens", "returned None")
-def forgot_to_return(requests, block_size):
-    pairwise(requests, block_size)
-
-
-@wrong("predict_cached_tokens", "one per prompt")
-def only_the_sum(requests, block_size):
-    return sum(pairwise(requests, block_size))
+@wrong("predict_cached_tokens", "prediction is wrong")
+def only_the_last_request(requests, block_size):
+    pairs = itertools.pairwise(requests)
+    return [0, *(pairwise([before, this], block_size)[1] for before, this in pairs)]
 
 
 @wrong("predict_cached_tokens", "changes the requests")
@@ -174,10 +112,32 @@ def empties_the_list(requests, block_size):
     return found
 
 
-@wrong("predict_cached_tokens", "taken for the word")
-def salts_as_text(requests, block_size):
-    return sets_of_prefixes([(f"{salt}", prompt) for salt, prompt in requests], block_size)
-
+table(
+    "predict_cached_tokens",
+    no_salt=("salt is ignored", each(rounded, shares=lambda own, earlier: True)),
+    falsy_salt=("Requests without a salt find nothing",
+                each(rounded, shares=lambda own, earlier: own and own == earlier)),
+    public_blocks_for_all=("finds blocks of requests without one",
+                           each(rounded, shares=lambda own, earlier: earlier in (own, None))),
+    salts_as_text=("taken for the word",
+                   each(rounded, shares=lambda own, earlier: f"{own}" == f"{earlier}")),
+    the_whole_prompt=("leaves no token to compute", each(lambda n, length, size: n // size * size)),
+    rounds_first=("rounding comes too early",
+                  each(lambda n, length, size: min(n // size * size, length - 1))),
+    by_token=("single tokens", each(lambda n, length, size: min(n, length - 1))),
+    rounds_up=("of its tokens, not",
+               each(lambda n, length, size: min(-(-n // size), (length - 1) // size) * size)),
+    blocks_not_tokens=("count blocks", each(lambda n, length, size: min(n, length - 1) // size)),
+    only_the_first_request=("prediction is wrong", lambda requests, size: [
+        0, *(pairwise([requests[0], r], size)[1] for r in requests[1:])]),
+    always_one_block_less=("finds 1 of its tokens, not 0",
+                           each(lambda n, length, size: max(0, n // size * size - size))),
+    remembers_first=("finds itself", each(lambda n, length, size: (length - 1) // size * size)),
+    forgot_to_return=("returned None", lambda requests, size: None),
+    only_the_sum=("Expected a list", lambda requests, size: sum(pairwise(requests, size))),
+    as_floats=("Expected whole numbers", lambda requests, size: [
+        float(n) for n in pairwise(requests, size)]),
+)  # fmt: skip
 
 # 2 order_parts
 
@@ -193,46 +153,6 @@ def constants_then_the_rest(parts):
     return sorted(names, key=lambda name: (len(set(parts[name])), -names.index(name)))
 
 
-@wrong("order_parts", "left as it was")
-def as_it_is(parts):
-    return list(parts)
-
-
-@wrong("order_parts", "changes most comes first")
-def most_values_first(parts):
-    return sorted(parts, key=lambda name: -len(set(parts[name])))
-
-
-@wrong("order_parts", "shortest part")
-def shortest_first(parts):
-    return sorted(parts, key=lambda name: max(map(len, parts[name])))
-
-
-@wrong("order_parts", "longest part")
-def longest_first(parts):
-    return sorted(parts, key=lambda name: -max(map(len, parts[name])))
-
-
-@wrong("order_parts", "by their names")
-def alphabetical(parts):
-    return sorted(parts)
-
-
-@wrong("order_parts", "change a little")
-def constant_or_not(parts):
-    return sorted(parts, key=lambda name: len(set(parts[name])) > 1)
-
-
-@wrong("order_parts", "each name once")
-def drops_what_changes(parts):
-    return [name for name in parts if len(set(parts[name])) == 1]
-
-
-@wrong("order_parts", "expected a list of names")
-def pairs_instead_of_names(parts):
-    return sorted(parts.items(), key=lambda item: len(set(item[1])))
-
-
 @wrong("order_parts", "changes the dictionary")
 def pops_while_sorting(parts):
     names = []
@@ -243,37 +163,64 @@ def pops_while_sorting(parts):
     return names
 
 
-@wrong("order_parts", "from one request to the next")
-def by_changes(parts):
-    return sorted(parts, key=lambda n: sum(a != b for a, b in itertools.pairwise(parts[n])))
+def by(key):
+    return lambda parts: sorted(parts, key=lambda name: key(parts[name]))
 
 
-@wrong("order_parts", "most frequent text only")
-def by_the_most_frequent_text(parts):
-    return sorted(parts, key=lambda name: -max(map(parts[name].count, parts[name])))
-
+table(
+    "order_parts",
+    as_it_is=("left as it was", lambda parts: list(parts)),
+    most_values_first=("changes most comes first", by(lambda texts: -len(set(texts)))),
+    shortest_first=("shortest part", by(lambda texts: max(map(len, texts)))),
+    longest_first=("longest part", by(lambda texts: -max(map(len, texts)))),
+    alphabetical=("by their names", lambda parts: sorted(parts)),
+    constant_or_not=("change a little", by(lambda texts: len(set(texts)) > 1)),
+    drops_what_changes=("each name once", lambda parts: [
+        name for name in parts if len(set(parts[name])) == 1]),
+    pairs_instead_of_names=("expected a list of names", lambda parts: sorted(
+        parts.items(), key=lambda item: len(set(item[1])))),
+    by_changes=("from one request to the next", by(
+        lambda texts: sum(a != b for a, b in itertools.pairwise(texts)))),
+    by_the_most_frequent_text=("most frequent text only", by(
+        lambda texts: -max(map(texts.count, texts)))),
+    by_first_and_last=("more different values", by(lambda texts: texts[0] != texts[-1])),
+    by_their_lengths=("more different values", by(lambda texts: len(set(map(len, texts))))),
+)  # fmt: skip
 
 # 3 predict_with_eviction
 
 
-@right("predict_with_eviction")
-def with_a_queue(prompts, block_size, num_blocks):
+def queue_with(prompts, block_size, num_blocks, **changed):
+    """The solution, with one change at a time."""
     free, found = deque([None] * num_blocks), []
     for prompt in prompts:
-        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
-        hits = []
-        for prefix in full:
-            if prefix not in free:
-                break
-            hits.append(prefix)
-        for prefix in hits:
+        ends = range(block_size, len(prompt) + 1, block_size)
+        full = [tuple(prompt[e - block_size if "single" in changed else 0 : e]) for e in ends]
+        hits = list(itertools.takewhile(free.__contains__, full))
+        for prefix in hits if "hits_stay" not in changed else ():
             free.remove(prefix)
-        for _ in range(-(-len(prompt) // block_size) - len(hits)):
-            free.popleft()
-        free.appendleft(None)
-        free.extend(reversed(full))
+        for _ in range(len(full) + changed.get("taken", 1) - len(hits)):
+            free.pop() if "newest" in changed else free.popleft()
+        if "partial_at_the_back" in changed:
+            free.append(None)
+        else:
+            free.extendleft([None] * changed.get("given_back", 1))
+        if "hits_stay" in changed:
+            full = full[len(hits) :]
+        free.extend(full if "head_first" in changed else reversed(full))
         found.append(len(hits) * block_size)
     return found
+
+
+def changed(**how):
+    return lambda prompts, block_size, num_blocks: queue_with(
+        prompts, block_size, num_blocks, **how
+    )
+
+
+@right("predict_with_eviction")
+def with_a_queue(prompts, block_size, num_blocks):
+    return queue_with(prompts, block_size, num_blocks)
 
 
 @right("predict_with_eviction")
@@ -311,121 +258,38 @@ def with_clocks(prompts, block_size, num_blocks):
     return found
 
 
-def queue_with(prompts, block_size, num_blocks, **changed):
-    """`with_a_queue`, written with one change at a time."""
-    free, found = deque([None] * num_blocks), []
-    for prompt in prompts:
-        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
-        hits = []
-        for prefix in full:
-            if prefix not in free:
-                break
-            hits.append(prefix)
-        if not changed.get("hits_stay"):
-            for prefix in hits:
-                free.remove(prefix)
-        for _ in range(-(-len(prompt) // block_size) - len(hits)):
-            free.pop() if changed.get("newest") else free.popleft()
-        if changed.get("partial_at_the_back"):
-            free.append(None)
-        else:
-            free.appendleft(None)
-        if changed.get("hits_to_the_front"):
-            front = free.popleft()
-            free.extendleft(reversed(hits))
-            free.appendleft(front)
-            full = full[len(hits) :]
-        if changed.get("hits_stay"):
-            full = full[len(hits) :]
-        free.extend(full if changed.get("head_first") else reversed(full))
-        found.append(len(hits) * block_size)
-    return found
-
-
-@wrong("predict_with_eviction", "Nothing is ever evicted")
-def room_for_all(prompts, block_size, num_blocks):
-    return pairwise([(None, prompt) for prompt in prompts], block_size)
-
-
-@wrong("predict_with_eviction", "head of a prompt is evicted before its tail")
-def head_first(prompts, block_size, num_blocks):
-    return queue_with(prompts, block_size, num_blocks, head_first=True)
-
-
-@wrong("predict_with_eviction", "goes to the back")
-def the_partial_block_is_kept(prompts, block_size, num_blocks):
-    return queue_with(prompts, block_size, num_blocks, partial_at_the_back=True)
-
-
-@wrong("predict_with_eviction", "Hits stay in the queue")
-def hits_are_not_held(prompts, block_size, num_blocks):
-    return queue_with(prompts, block_size, num_blocks, hits_stay=True)
-
-
-@wrong("predict_with_eviction", "used last is evicted first")
-def most_recently_used(prompts, block_size, num_blocks):
-    return queue_with(prompts, block_size, num_blocks, newest=True)
-
-
-@wrong("predict_with_eviction", "Nothing is ever found")
-def never_looks(prompts, block_size, num_blocks):
-    return [0] * len(prompts)
-
-
-@wrong("predict_with_eviction", "one too many in the cache")
-def one_block_too_many(prompts, block_size, num_blocks):
-    return with_an_ordered_dict(prompts, block_size, num_blocks + 1)
-
-
 @wrong("predict_with_eviction", "Other blocks are evicted")
 def whole_prompts_are_evicted(prompts, block_size, num_blocks):
     kept, found = [], []
     for prompt in prompts:
         needed = -(-len(prompt) // block_size)
-        found.append(pairwise([(None, p) for p in [*kept, prompt]], block_size)[-1])
+        found.append(room_for_all([*kept, prompt], block_size, num_blocks)[-1])
         while kept and needed + sum(-(-len(p) // block_size) for p in kept) > num_blocks:
             kept.pop(0)
         kept.append(prompt)
     return found
 
 
-def short_queue(prompts, block_size, num_blocks, *, taken=1, given_back=1, chained=True):
-    """`with_a_queue`, shorter: blocks taken and given back for what fills no block."""
-    free, found = deque([None] * num_blocks), []
-    for prompt in prompts:
-        ends = range(block_size, len(prompt) + 1, block_size)
-        full = [tuple(prompt[0 if chained else e - block_size : e]) for e in ends]
-        hits = list(itertools.takewhile(free.__contains__, full))
-        for block in hits:
-            free.remove(block)
-        for _ in range(len(full) + taken - len(hits)):
-            free.popleft()
-        free.extendleft([None] * given_back)
-        free.extend(reversed(full))
-        found.append(len(hits) * block_size)
-    return found
+def room_for_all(prompts, block_size, num_blocks):
+    return pairwise([(None, prompt) for prompt in prompts], block_size)
 
 
-@wrong("predict_with_eviction", "raised IndexError: pop from an empty deque")
-def forgets_to_give_back(prompts, block_size, num_blocks):
-    """The block that is not full never returns to the queue."""
-    return short_queue(prompts, block_size, num_blocks, given_back=0)
-
-
-@wrong("predict_with_eviction", "You count blocks")
-def blocks_in_a_small_cache(prompts, block_size, num_blocks):
-    return [n // block_size for n in find_cached_tokens(prompts, block_size, num_blocks)]
-
-
-@wrong("predict_with_eviction", "needs a block, too")
-def no_block_for_the_rest(prompts, block_size, num_blocks):
-    return short_queue(prompts, block_size, num_blocks, taken=0, given_back=0)
-
-
-@wrong("predict_with_eviction", "without what comes before")
-def single_blocks_in_a_queue(prompts, block_size, num_blocks):
-    return short_queue(prompts, block_size, num_blocks, chained=False)
-
+table(
+    "predict_with_eviction",
+    nothing_is_evicted=("Nothing is ever evicted", lambda *given: room_for_all(*given)),
+    head_first=("head of a prompt is evicted before its tail", changed(head_first=True)),
+    the_partial_block_is_kept=("goes to the back", changed(partial_at_the_back=True)),
+    hits_are_not_held=("Hits stay in the queue", changed(hits_stay=True)),
+    most_recently_used=("used last is evicted first", changed(newest=True)),
+    never_looks=("finds 2 of its tokens, not 0", lambda prompts, size, n: [0] * len(prompts)),
+    one_block_too_many=("one too many in the cache",
+                        lambda prompts, size, n: with_an_ordered_dict(prompts, size, n + 1)),
+    forgets_to_give_back=("raised IndexError: pop from an empty deque", changed(given_back=0)),
+    blocks_in_a_small_cache=("You count blocks", lambda prompts, size, n: [
+        found // size for found in with_a_queue(prompts, size, n)]),
+    no_block_for_the_rest=("needs a block, too", changed(taken=0, given_back=0)),
+    single_blocks_in_a_queue=("without what comes before", changed(single=True)),
+)  # fmt: skip
 
 # 4 order_requests
 
@@ -441,6 +305,11 @@ def sorted_backwards(prompts):
 
 
 @right("order_requests")
+def sorted_as_text(prompts):
+    return sorted(range(len(prompts)), key=lambda i: str(prompts[i]))
+
+
+@right("order_requests")
 def nearest_neighbour(prompts):
     left, order = list(range(1, len(prompts))), [0]
     while left:
@@ -450,60 +319,33 @@ def nearest_neighbour(prompts):
     return order
 
 
-@wrong("order_requests", "left as it was")
-def first_come(prompts):
-    return list(range(len(prompts)))
-
-
-@wrong("order_requests", "not next to each other")
-def by_length(prompts):
-    return sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i][-1]))
-
-
-@wrong("order_requests", "not next to each other")
-def by_the_first_token(prompts):
-    return sorted(range(len(prompts)), key=lambda i: prompts[i][0])
-
-
-@wrong("order_requests", "not next to each other")
-def by_the_last_token(prompts):
-    return sorted(range(len(prompts)), key=lambda i: prompts[i][-1])
-
-
-@wrong("order_requests", "You return the prompts")
-def the_prompts_themselves(prompts):
-    return sorted(prompts)
-
-
 @wrong("order_requests", "changes the list")
 def sorts_in_place(prompts):
-    before = list(prompts)
+    order = sorted_places(prompts)
     prompts.sort()
-    return [before.index(prompt) for prompt in prompts]
+    return order
 
 
 @wrong("order_requests", "Each place must occur once")
 def one_per_tenant(prompts):
-    groups = defaultdict(list)
-    for i, prompt in enumerate(prompts):
-        groups[prompt[0]].append(i)
-    return [places[0] for places in groups.values()]
+    return list({prompt[0]: i for i, prompt in enumerate(prompts)}.values())
 
 
-@wrong("order_requests", "not next to each other")
-def by_sixteen_tokens(prompts):
-    return sorted(range(len(prompts)), key=lambda i: prompts[i][:16])
+def places_by(key):
+    return lambda prompts: sorted(range(len(prompts)), key=lambda i: key(prompts[i]))
 
 
-@wrong("order_requests", "Each place must occur once")
-def places_of_the_sorted_prompts(prompts):
-    return [prompts.index(prompt) for prompt in sorted(prompts)]
-
-
-@right("order_requests")
-def sorted_as_text(prompts):
-    return sorted(range(len(prompts)), key=lambda i: str(prompts[i]))
-
+table(
+    "order_requests",
+    first_come=("left as it was", lambda prompts: list(range(len(prompts)))),
+    by_length=("not next to each other", places_by(lambda prompt: (len(prompt), prompt[-1]))),
+    by_the_first_token=("Only the first token decides", places_by(lambda prompt: prompt[0])),
+    by_the_last_token=("from their ends", places_by(lambda prompt: prompt[-1])),
+    by_sixteen_tokens=("not next to each other", places_by(lambda prompt: prompt[:16])),
+    the_prompts_themselves=("You return the prompts", lambda prompts: sorted(prompts)),
+    places_of_the_sorted_prompts=("Each place must occur once", lambda prompts: [
+        prompts.index(prompt) for prompt in sorted(prompts)]),
+)  # fmt: skip
 
 # 5 smallest_cache
 
@@ -537,11 +379,6 @@ def recursive(hits_with, target, most):
     return search(1, most) if hits_with(most) >= target else None
 
 
-@wrong("smallest_cache", "allowed")
-def one_after_another(hits_with, target, most):
-    return next((n for n in range(1, most + 1) if hits_with(n) >= target), None)
-
-
 @wrong("smallest_cache", "a smaller one is, too")
 def doubling_only(hits_with, target, most):
     n = 1
@@ -550,34 +387,6 @@ def doubling_only(hits_with, target, most):
             return None
         n = min(2 * n, most)
     return n
-
-
-@wrong("smallest_cache", "answer is None")
-def never_none(hits_with, target, most):
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if hits_with(middle) >= target else (middle + 1, high)
-    return low
-
-
-@wrong("smallest_cache", "a smaller one is, too")
-def more_than_the_target(hits_with, target, most):
-    low, high = 1, most + 1
-    while low < high:
-        middle = (low + high) // 2
-        if hits_with(middle) >= target or middle == most:
-            high = middle
-        else:
-            low = middle + 1
-    enough = hits_with(min(low, most)) >= target
-    return min(low + 1, most) if enough else None
-
-
-@wrong("smallest_cache", "too small")
-def one_too_few(hits_with, target, most):
-    answer = halving(hits_with, target, most)
-    return answer if answer in (None, 1) else answer - 1
 
 
 @wrong("smallest_cache", "`hits_with(0)` was called")
@@ -600,6 +409,35 @@ def endless(hits_with, target, most):
     return low if hits_with(low) >= target else None
 
 
+@wrong("smallest_cache", "kept from call to call")
+def remembers_other_days(hits_with, target, most, known={}):  # noqa: B006
+    def ask(n):
+        return known.setdefault(n, hits_with(n))
+
+    return halving(ask, target, most)
+
+
+@wrong("smallest_cache", "answer is None")
+def never_none(hits_with, target, most):
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if hits_with(middle) >= target else (middle + 1, high)
+    return low
+
+
+table(
+    "smallest_cache",
+    one_after_another=("allowed", lambda hits_with, target, most: next(
+        (n for n in range(1, most + 1) if hits_with(n) >= target), None)),
+    more_than_the_target=("a smaller one is, too", lambda hits_with, target, most: halving(
+        lambda n: hits_with(n) - (n < most), target, most)),
+    one_too_few=("too small", lambda *given: (
+        answer if (answer := halving(*given)) in (None, 1) else answer - 1)),
+    halves_of_blocks=("`hits_with(1.5)` was called", lambda hits_with, target, most: halving(
+        lambda n: hits_with(n / 2 + 1), target, most)),
+)  # fmt: skip
+
 # 6 predict_ttft
 
 
@@ -607,6 +445,10 @@ def line(measurements):
     (n, at_n), (m, at_m) = measurements
     per_token = (at_m - at_n) / (m - n)
     return at_n - n * per_token, per_token
+
+
+def seconds(m, left):
+    return line(m)[0] + left * line(m)[1]
 
 
 @right("predict_ttft")
@@ -624,124 +466,77 @@ def interpolated(measurements, num_tokens, num_cached_tokens):
     return (1 - share) * at_n + share * at_m
 
 
-@wrong("predict_ttft", "paid for again")
-def ignores_the_cache(measurements, num_tokens, num_cached_tokens):
-    return interpolated(measurements, num_tokens, 0)
-
-
-@wrong("predict_ttft", "tokens that were found")
-def pays_for_the_hits(measurements, num_tokens, num_cached_tokens):
-    return interpolated(measurements, num_cached_tokens, 0)
-
-
-@wrong("predict_ttft", "fixed cost of a step is missing")
-def no_fixed_cost(measurements, num_tokens, num_cached_tokens):
-    return line(measurements)[1] * (num_tokens - num_cached_tokens)
-
-
-@wrong("predict_ttft", "short prompt looks far too fast")
-def tokens_per_second_of_the_second(measurements, num_tokens, num_cached_tokens):
-    tokens, seconds = measurements[1]
-    return seconds / tokens * (num_tokens - num_cached_tokens)
-
-
-@wrong("predict_ttft", "long prompt looks far too slow")
-def tokens_per_second_of_the_first(measurements, num_tokens, num_cached_tokens):
-    tokens, seconds = measurements[0]
-    return seconds / tokens * (num_tokens - num_cached_tokens)
-
-
-@wrong("predict_ttft", "taken for the fixed cost")
-def first_as_fixed_cost(measurements, num_tokens, num_cached_tokens):
-    return measurements[0][1] + line(measurements)[1] * (num_tokens - num_cached_tokens)
-
-
-@wrong("predict_ttft", "a step with one token")
-def first_as_one_token(measurements, num_tokens, num_cached_tokens):
-    return measurements[0][1] + line(measurements)[1] * (num_tokens - num_cached_tokens - 1)
-
-
-@wrong("predict_ttft", "share of the hits")
-def share_of_the_whole(measurements, num_tokens, num_cached_tokens):
-    whole = interpolated(measurements, num_tokens, 0)
-    return whole * (1 - num_cached_tokens / num_tokens)
-
-
-@wrong("predict_ttft", "One token is missing")
-def one_token_less(measurements, num_tokens, num_cached_tokens):
-    start, per_token = line(measurements)
-    return start + (num_tokens - num_cached_tokens - 1) * per_token
-
-
-@wrong("predict_ttft", "milliseconds")
-def in_milliseconds(measurements, num_tokens, num_cached_tokens):
-    return 1e3 * interpolated(measurements, num_tokens, num_cached_tokens)
-
-
-@wrong("predict_ttft", "tokens per second")
-def upside_down(measurements, num_tokens, num_cached_tokens):
-    (n, at_n), (m, at_m) = measurements
-    return line(measurements)[0] + (m - n) / (at_m - at_n) * (num_tokens - num_cached_tokens)
-
-
-@wrong("predict_ttft", "expected seconds, a number")
-def returns_the_line(measurements, num_tokens, num_cached_tokens):
-    return line(measurements)
-
-
-@wrong("predict_ttft", "tokens per second")
-def slope_upside_down(measurements, num_tokens, num_cached_tokens):
-    (n1, t1), (n2, t2) = measurements
-    return t1 + (num_tokens - num_cached_tokens - n1) * (n2 - n1) / (t2 - t1)
-
-
-@wrong("predict_ttft", "count the tokens from the other one")
-def two_starting_points(measurements, num_tokens, num_cached_tokens):
-    (n1, t1), (n2, t2) = measurements
-    return t2 + (num_tokens - num_cached_tokens - n1) * (t2 - t1) / (n2 - n1)
-
-
-@wrong("predict_ttft", "never predict less than the faster measurement")
-def no_faster_than_measured(measurements, num_tokens, num_cached_tokens):
-    (n1, t1), (n2, t2) = measurements
-    seconds = t1 + (num_tokens - num_cached_tokens - n1) * (t2 - t1) / (n2 - n1)
-    return max(seconds, min(t1, t2))
-
+table(
+    "predict_ttft",
+    ignores_the_cache=("paid for again", lambda m, n, c: seconds(m, n)),
+    pays_for_the_hits=("tokens that were found", lambda m, n, c: seconds(m, c)),
+    no_fixed_cost=("fixed cost of a step is missing", lambda m, n, c: line(m)[1] * (n - c)),
+    tokens_per_second_of_the_second=("divide one measurement by its tokens",
+                                     lambda m, n, c: m[1][1] / m[1][0] * (n - c)),
+    tokens_per_second_of_the_first=("divide one measurement by its tokens",
+                                    lambda m, n, c: m[0][1] / m[0][0] * (n - c)),
+    first_as_fixed_cost=("taken for the fixed cost",
+                         lambda m, n, c: m[0][1] + line(m)[1] * (n - c)),
+    first_as_one_token=("taken for the fixed cost",
+                        lambda m, n, c: m[0][1] + line(m)[1] * (n - c - 1)),
+    share_of_the_whole=("share of the hits", lambda m, n, c: seconds(m, n) * (1 - c / n)),
+    one_token_less=("time is wrong", lambda m, n, c: seconds(m, n - c - 1)),
+    in_milliseconds=("milliseconds", lambda m, n, c: 1e3 * seconds(m, n - c)),
+    upside_down=("tokens per second", lambda m, n, c: line(m)[0] + (n - c) / line(m)[1]),
+    slope_upside_down=("tokens per second",
+                       lambda m, n, c: m[0][1] + (n - c - m[0][0]) / line(m)[1]),
+    returns_the_line=("Expected a number", lambda m, n, c: line(m)),
+    two_starting_points=("count the tokens from the other one",
+                         lambda m, n, c: m[1][1] + (n - c - m[0][0]) * line(m)[1]),
+    no_faster_than_measured=("never predict less than the faster measurement",
+                             lambda m, n, c: max(seconds(m, n - c), m[0][1], m[1][1])
+                             if n - c > max(m[0][0], m[1][0])
+                             else max(seconds(m, n - c), min(m[0][1], m[1][1]))),
+    to_the_millisecond=("time is wrong", lambda m, n, c: round(seconds(m, n - c), 3)),
+)  # fmt: skip
 
 # 7 hit_rate
 
 
 def read(text, name):
     """The counter `name`: labels -> value."""
-    found = {}
-    for row in text.splitlines():
-        if row.startswith(name + "{"):
-            labels, value = row[len(name) :].rsplit(" ", 1)
-            found[labels] = float(value)
-    return found
+    rows = [row.rsplit(" ", 1) for row in text.splitlines() if row.startswith(name + "{")]
+    return {series[len(name) :]: float(value) for series, value in rows}
 
 
-def grown(before, after, what, restart=lambda old, new: new if new < old else new - old):
-    name = f"vllm:prefix_cache_{what}_total"
-    old, new = read(before, name), read(after, name)
-    return sum(restart(old.get(labels, 0.0), value) for labels, value in new.items())
+def since(old, new):
+    return new if new < old else new - old
+
+
+def by_counter(grown, idle=None):
+    """An answer that divides `grown(before, after)` of the hits by that of the queries."""
+
+    def rate(before, after):
+        names = (f"vllm:prefix_cache_{what}_total" for what in ("hits", "queries"))
+        hits, queries = (grown(*(read(text, name) for text in (before, after))) for name in names)
+        return hits / queries if queries or idle == "never" else idle
+
+    return rate
+
+
+def sums(change):
+    return lambda old, new: sum(change(old.get(s, 0.0), value) for s, value in new.items())
 
 
 @right("hit_rate")
 def by_labels(before, after):
-    queries = grown(before, after, "queries")
-    return grown(before, after, "hits") / queries if queries else None
+    return by_counter(sums(since))(before, after)
 
 
 @right("hit_rate")
 def with_a_pattern(before, after):
     pattern = re.compile(r"^vllm:prefix_cache_(queries|hits)_total(\{.*\}) (\S+)$", re.MULTILINE)
     old = {(m[1], m[2]): float(m[3]) for m in pattern.finditer(before)}
-    sums = {"queries": 0.0, "hits": 0.0}
+    grown = {"queries": 0.0, "hits": 0.0}
     for match in pattern.finditer(after):
         value, earlier = float(match[3]), old.get((match[1], match[2]), 0.0)
-        sums[match[1]] += value - earlier if value >= earlier else value
-    return None if sums["queries"] == 0 else sums["hits"] / sums["queries"]
+        grown[match[1]] += value - earlier if value >= earlier else value
+    return None if grown["queries"] == 0 else grown["hits"] / grown["queries"]
 
 
 @right("hit_rate")
@@ -753,80 +548,30 @@ def with_prometheus_own_parser(before, after):
         return {(s.name, tuple(sorted(s.labels.items()))): s.value
                 for family in families for s in family.samples}  # fmt: skip
 
-    old, sums = samples(before), defaultdict(float)
+    old, grown = samples(before), defaultdict(float)
     for (name, labels), value in samples(after).items():
-        earlier = old.get((name, labels), 0.0)
-        sums[name] += value if value < earlier else value - earlier
-    queries = sums["vllm:prefix_cache_queries_total"]
-    return sums["vllm:prefix_cache_hits_total"] / queries if queries else None
+        grown[name] += since(old.get((name, labels), 0.0), value)
+    queries = grown["vllm:prefix_cache_queries_total"]
+    return grown["vllm:prefix_cache_hits_total"] / queries if queries else None
 
 
-@wrong("hit_rate", "since the server was started")
-def since_the_start(before, after):
-    hits, queries = (
-        sum(read(after, f"vllm:prefix_cache_{what}_total").values()) for what in ("hits", "queries")
-    )
-    return hits / queries
+def wider(fits, rename=lambda text: text):
+    """Every line that fits is read; lines that then have the same name are added."""
 
+    def rate(before, after):
+        pages = []
+        for text in (before, after):
+            pages.append(defaultdict(float))
+            for row in rename(text).splitlines():
+                series, value = row.rsplit(" ", 1)
+                if row[0] != "#" and fits(series):
+                    pages[-1][series] += float(value)
+        grown = [0.0, 0.0]
+        for series, value in pages[1].items():
+            grown["cache_hits" in series] += since(pages[0].get(series, 0.0), value)
+        return grown[1] / grown[0] if grown[0] else None
 
-@wrong("hit_rate", "you return 0")
-def zero_when_idle(before, after):
-    return by_labels(before, after) or 0.0
-
-
-@wrong("hit_rate", "raised ZeroDivisionError")
-def divides_by_zero(before, after):
-    return grown(before, after, "hits") / grown(before, after, "queries")
-
-
-@wrong("hit_rate", "Your increase is negative")
-def no_restart(before, after):
-    minus = functools.partial(grown, before, after, restart=lambda old, new: new - old)
-    return minus("hits") / minus("queries") if minus("queries") else None
-
-
-@wrong("hit_rate", "thrown away")
-def restart_counts_nothing(before, after):
-    grow = functools.partial(grown, before, after, restart=lambda old, new: max(0.0, new - old))
-    return grow("hits") / grow("queries") if grow("queries") else None
-
-
-@wrong("hit_rate", "without its sign")
-def absolute_difference(before, after):
-    grow = functools.partial(grown, before, after, restart=lambda old, new: abs(new - old))
-    return grow("hits") / grow("queries") if grow("queries") else None
-
-
-@wrong("hit_rate", "summed before the restart")
-def sums_first(before, after):
-    changes = {}
-    for what in ("hits", "queries"):
-        name = f"vllm:prefix_cache_{what}_total"
-        old, new = sum(read(before, name).values()), sum(read(after, name).values())
-        changes[what] = new if new < old else new - old
-    return changes["hits"] / changes["queries"] if changes["queries"] else None
-
-
-@wrong("hit_rate", "last engine's line")
-def one_number_per_name(before, after):
-    changes = {}
-    for what in ("hits", "queries"):
-        name = f"vllm:prefix_cache_{what}_total"
-        old, new = (list(read(text, name).values())[-1] for text in (before, after))
-        changes[what] = new if new < old else new - old
-    return changes["hits"] / changes["queries"] if changes["queries"] else None
-
-
-@wrong("hit_rate", "first engine's line")
-def the_first_match(before, after):
-    def value(text, what):
-        return float(re.search(rf"^vllm:prefix_cache_{what}_total\S* (\S+)", text, re.M)[1])
-
-    changes = {}
-    for what in ("hits", "queries"):
-        old, new = value(before, what), value(after, what)
-        changes[what] = new if new < old else new - old
-    return changes["hits"] / changes["queries"] if changes["queries"] else None
+    return rate
 
 
 @wrong("hit_rate", "not there before is left out")
@@ -834,52 +579,6 @@ def only_known_engines(before, after):
     known = read(before, "vllm:prefix_cache_hits_total")
     rows = [row for row in after.splitlines() if any(labels in row for labels in known)]
     return by_labels(before, "\n".join(rows))
-
-
-@wrong("hit_rate", "external")
-def name_anywhere_in_the_line(before, after):
-    return between(before, after, lambda line: "prefix_cache_" in line and "_total{" in line)
-
-
-@wrong("hit_rate", "`_created`")
-def beginning_without_the_brace(before, after):
-    names = "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
-    return between(before, after, lambda line: line.startswith(names))
-
-
-def between(before, after, fits):
-    """Read the lines that fit, as the solution does."""
-
-    def read(text):
-        lines = (line.rsplit(" ", 1) for line in text.splitlines() if fits(line))
-        return {series: float(value) for series, value in lines if series[0] != "#"}
-
-    old, sums = read(before), [0.0, 0.0]
-    for series, value in read(after).items():
-        was = old.get(series, 0.0)
-        sums["cache_hits" in series] += value - was if value >= was else value
-    return sums[1] / sums[0] if sums[0] else None
-
-
-@wrong("hit_rate", "external")
-def contains_the_words(before, after):
-    rows = [text.replace("vllm:external_prefix", "vllm:prefix") for text in (before, after)]
-
-    def total(text, what):
-        found = defaultdict(float)
-        for row in text.splitlines():
-            if row.startswith(f"vllm:prefix_cache_{what}_total"):
-                labels, value = row.rsplit(" ", 1)
-                found[labels] += float(value)
-        return found
-
-    changes = {}
-    for what in ("hits", "queries"):
-        old, new = total(rows[0], what), total(rows[1], what)
-        changes[what] = sum(
-            v if v < old.get(labels, 0.0) else v - old.get(labels, 0.0) for labels, v in new.items()
-        )
-    return changes["hits"] / changes["queries"] if changes["queries"] else None
 
 
 @wrong("hit_rate", "could not convert string to float")
@@ -890,74 +589,78 @@ def reads_comments(before, after):
     return by_labels(before, after)
 
 
-@wrong("hit_rate", "percent")
-def in_percent(before, after):
-    rate = by_labels(before, after)
-    return None if rate is None else 100 * rate
-
-
-@wrong("hit_rate", "a number or None")
-def as_text(before, after):
-    return f"{by_labels(before, after) or 0:.0%}"
-
+table(
+    "hit_rate",
+    since_the_start=("since the server was started",
+                     by_counter(lambda old, new: sum(new.values()), idle="never")),
+    zero_when_idle=("you return 0", lambda before, after: by_labels(before, after) or 0.0),
+    divides_by_zero=("raised ZeroDivisionError", by_counter(sums(since), idle="never")),
+    no_restart=("Your increase is negative", by_counter(sums(lambda old, new: new - old))),
+    restart_counts_nothing=("thrown away",
+                            by_counter(sums(lambda old, new: max(0.0, new - old)))),
+    absolute_difference=("without its sign", by_counter(sums(lambda old, new: abs(new - old)))),
+    sums_first=("summed before the restart",
+                by_counter(lambda old, new: since(sum(old.values()), sum(new.values())))),
+    one_number_per_name=("rate is wrong", by_counter(
+        lambda old, new: since(list(old.values())[-1], list(new.values())[-1]))),
+    the_first_match=("rate is wrong", by_counter(
+        lambda *pages: since(*(list(page.values())[:1][0] for page in pages)))),
+    name_anywhere_in_the_line=("external", wider(
+        lambda series: "prefix_cache_" in series and "_total{" in series)),
+    beginning_without_the_brace=("`_created`", wider(
+        lambda series: series.startswith(("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")))),
+    contains_the_words=("rate is wrong", wider(
+        lambda series: re.match("vllm:prefix_cache_(queries|hits)_total{", series),
+        lambda text: text.replace("vllm:external_prefix", "vllm:prefix"))),
+    in_percent=("percent", lambda before, after: (
+        None if (rate := by_labels(before, after)) is None else 100 * rate)),
+    as_text=("rate is wrong", lambda before, after: f"{by_labels(before, after) or 0:.0%}"),
+    by_engine_alone=("rate is wrong", lambda before, after: by_labels(*(
+        re.sub(',model_name="[^"]*"', "", text) for text in (before, after)))),
+)  # fmt: skip
 
 # 8 engine
 
 
-def parts(**changed):
-    return Parts(
+def parts(**other):
+    return lambda: Parts(
         **{
             "predict_cached_tokens": sets_of_prefixes,
             "predict_with_eviction": with_an_ordered_dict,
             "order_requests": sorted_places,
             "hit_rate": by_labels,
-            **changed,
+            **other,
         }
     )
 
 
 @right("engine")
 def other_right_parts():
-    return parts(predict_cached_tokens=pairwise, hit_rate=with_a_pattern)
+    return parts(predict_cached_tokens=pairwise, hit_rate=with_a_pattern)()
 
 
-@wrong("engine", "must return `Parts`")
-def a_dictionary():
-    return vars(parts())
+def answers(exercise):
+    return {s.answer.__name__: s.answer for s in zoo.wrong_answers if s.exercise == exercise}
 
 
-@wrong("engine", "`predict_cached_tokens` is wrong here")
-def a_block_size_of_its_own():
-    return parts(predict_cached_tokens=lambda requests, size: pairwise(requests, 16))
-
-
-@wrong("engine", "`predict_cached_tokens` is wrong here")
-def a_predictor_without_salts():
-    return parts(predict_cached_tokens=no_salt)
-
-
-@wrong("engine", "`predict_with_eviction` is wrong here")
-def a_predictor_without_eviction():
-    return parts(predict_with_eviction=room_for_all)
-
-
-@wrong("engine", "`predict_with_eviction` is wrong here")
-def one_block_less():
-    return parts(
-        predict_with_eviction=lambda prompts, size, n: find_cached_tokens(prompts, size, n - 1)
-    )
-
-
-@wrong("engine", "no more tokens would be found")
-def an_order_that_changes_nothing():
-    return parts(order_requests=first_come)
-
-
-@wrong("engine", "each place once")
-def an_order_that_loses_customers():
-    return parts(order_requests=one_per_tenant)
-
-
-@wrong("engine", "simplest pair of scrapes")
-def a_rate_since_the_start():
-    return parts(hit_rate=since_the_start)
+table(
+    "engine",
+    a_dictionary=("must return `Parts`", lambda: vars(parts()())),
+    a_block_size_of_its_own=("Exercise 1, `predict_cached_tokens`, is not right", parts(
+        predict_cached_tokens=lambda requests, size: pairwise(requests, 16))),
+    a_predictor_without_salts=("Exercise 1, `predict_cached_tokens`, is not right", parts(
+        predict_cached_tokens=answers("predict_cached_tokens")["no_salt"])),
+    a_predictor_without_eviction=("Exercise 3, `predict_with_eviction`, is not right", parts(
+        predict_with_eviction=room_for_all)),
+    one_block_less=("Exercise 3, `predict_with_eviction`, is not right", parts(
+        predict_with_eviction=lambda prompts, size, n: find_cached_tokens(prompts, size, n - 1))),
+    an_order_that_changes_nothing=("Exercise 4, `order_requests`, is not right", parts(
+        order_requests=answers("order_requests")["first_come"])),
+    an_order_that_loses_customers=("Each place must occur once", parts(
+        order_requests=one_per_tenant)),
+    a_rate_since_the_start=("Exercise 7, `hit_rate`, is not right", parts(
+        hit_rate=answers("hit_rate")["since_the_start"])),
+    wrong_on_large_ids_alone=("passes exercise 1, but on real prompts it is wrong", parts(
+        predict_cached_tokens=lambda requests, size: [
+            n + (size == 32) for n in pairwise(requests, size)])),
+)  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 
 from utils.pipeline.__main__ import main
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, USABLE, get_card
-from utils.pipeline.estimates.dry_run import card_for, dry_run
+from utils.pipeline.estimates.dry_run import card_for, dry_run, misfits
 from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, _answers, estimate_stages
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
 from utils.pipeline.estimates.training_memory import training_memory
@@ -26,8 +26,8 @@ from utils.pipeline.estimates.workload import (
     shape_of,
     task_lengths,
 )
+from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.quantizers.calibration import calibration_windows
-from utils.pipeline.runner import MANIFEST
 from utils.pipeline.stages.chain import MODELS, build_stages, calibration_texts
 from utils.profiles import PROFILES, Profile, get_profile
 from utils.sim.memory import MODEL_SHAPES
@@ -210,5 +210,19 @@ def test_too_little_host_memory_is_said(
         assert dry_run(profile, stages, tmp_path) == expected
         said = "GB of host memory; this machine has 12.7." in capsys.readouterr().out
         assert said == bool(expected)
+        assert bool(misfits(profile, stages)) == bool(expected)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert dry_run(profile, stages, tmp_path) == 0
+
+
+def test_what_does_not_fit_is_said_before_anything_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    card = types.SimpleNamespace(name="Tesla T4", total_memory=15.6e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("utils.hub.resolve_model", lambda model: pytest.fail("downloaded"))
+    assert main(["--profile", "gpu", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "gpu does not fit." in said and "--profile gpu-bundled" in said
+    assert "Traceback" not in said and list(tmp_path.iterdir()) == []

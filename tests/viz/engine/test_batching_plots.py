@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from tests.viz.test_widgets import move_everything
 from utils.engine import LLM, SamplingParams
-from utils.engine.metrics import ScheduledTokens, StepRecord
+from utils.engine.core.step_record import ScheduledTokens, StepRecord
 from utils.engine.outputs import RequestMetrics
 from utils.viz.engine.batching import (
     plot_batch_sweep,

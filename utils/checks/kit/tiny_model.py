@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,14 +36,3 @@ class TinyModel:
             max_new_tokens=max_tokens, do_sample=False, eos_token_id=sorted(eos) if eos else None,
         )  # fmt: skip
         return out[0, len(prompt) :].tolist()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """For a tiny model, whose tensors are too small to share out: more threads only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,142 +1,157 @@
-"""What lab 01 says of temperature, top-k and top-p: exercise 5."""
+"""Temperature, top-k and top-p: exercise 5."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from utils.checks.kit import model_mistakes, pictures
-from utils.checks.kit.runner import Bug, Case, compare
+from utils.checks.kit import pictures
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns
+from utils.checks.kit.contracts.differences import difference, shown
+from utils.checks.kit.contracts.inputs import laid_out, tensor
+from utils.checks.lab_01.probability_mistakes import MISTAKES
+
+BESIDE = 1e-5  # a sum so near to top_p may count as below it, or as reaching it
+TAIL = 1e-12  # probabilities below it may be rounded away, if the token stays
+NONE = 1e-37  # less than that is 0
+SHOWN = 60  # bars
+TEMPERATURES = (1.0, 1.0, 0.0, 0.5, 0.7, 2.0, 3.0, 0.01, 100.0)
+TOP_P = (1.0, 1.0, 0.5, 0.9, 0.25, 0.75, 0.99, 1e-6)
 
 
-def judge_token_probabilities(function: Callable[..., Tensor]) -> str:
-    """Check `token_probabilities(logits [vocab], temperature, top_k, top_p) -> [vocab]`."""
+def draw(c: Choices) -> Given:
+    """Peaked and flat ones; ties; tails of 1e-9; k and p at the edges, or left out."""
+    large = c.rarely(60)
+    vocab = c.integer(65_536, 70_000) if large else c.size(1, 300)
+    kinds = ("plain", "plain", "ties", "ties", "negative", "large", "zero")
+    logits = tensor(c, (vocab,), (torch.float32,), kinds, ("contiguous",)) * c.pick((1, 3, 20))
+    if c.rarely(4):
+        logits[c.integer(0, vocab - 1)] += 25.0
+    temperature = c.pick(TEMPERATURES)
+    edges = (0, vocab, vocab + 1, vocab - 1, 1, 2, 10 * vocab)
+    top_k = c.size(1, 200) if large or c.rarely(2) else c.pick(edges)
+    top_p = c.pick(TOP_P) if c.rarely(2) else round(1 - c.integer(0, 999) / 1000, 3)
+    logits = laid_out(logits, c.pick(("contiguous", "a slice")))
+    given = c.pick(("all", "all", "all", "temperature", "nothing", "k", "p"))
+    if large or given == "all":
+        return Given(logits, temperature, top_k, top_p)
+    named: dict[str, dict[str, Any]] = {"k": {"top_k": top_k}, "p": {"top_p": top_p},
+                                        "temperature": {"temperature": temperature},
+                                        "nothing": {}}  # fmt: skip
+    return Given(logits, **named[given])
 
-    def case(given: str, logits: Tensor, t: float = 1.0, k: int = 0, p: float = 1.0) -> Case:
-        given = f"{given}, temperature {t:g}, top_k {k}, top_p {p:g}"
-        return Case(given, (logits, t, k, p), _hf_probabilities(logits, t, k, p))
 
-    three = torch.tensor([1.0, 0.0, 2.0])
-    ranked = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
-    peaked = torch.tensor([0.1, 0.7, 0.2]).log()
-    wide = torch.randn(50) * 2
-    cases = [
-        case("logits [1, 0, 2]", three),
-        case("logits [1, 0, 2]", three, t=0.5),
-        case("logits [1, 0, 2]", three, t=3.0),
-        case("logits [1, 0, 2]", three, t=0.0),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, k=2),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, k=9),
-        case("probabilities [0.1, 0.7, 0.2]", peaked, p=0.5),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, p=0.6),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, p=0.8),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, t=2.0, p=0.6),
-        case("probabilities [0.1, 0.5, 0.15, 0.25]", ranked, k=3, p=0.78),
-        case("50 random logits", wide, t=0.7, k=20, p=0.9),
-    ]
-    bugs = [
-        Bug("Top-p drops the token that crosses the threshold. The nucleus is the *smallest set "
-            "that reaches* top_p, so that token belongs to it.",
-            "Keep a token while the sum of the tokens *before* it is below top_p: "
-            "`cumulative - p < top_p`.",
-            functools.partial(model_mistakes.probabilities, nucleus="drop")),
-        Bug("Top-p drops the token that crosses the threshold, and keeps only the most likely one "
-            "as an exception. The nucleus is the *smallest set that reaches* top_p.",
-            "Keep a token while the sum of the tokens *before* it is below top_p: "
-            "`cumulative - p < top_p`.",
-            functools.partial(model_mistakes.probabilities, nucleus="drop but first")),
-        Bug("Top-p keeps one token too many: it stops after the sum has been *passed* for a whole "
-            "token.",
-            "Keep a token while the sum of the tokens *before* it is below top_p: "
-            "`cumulative - p < top_p`.",
-            functools.partial(model_mistakes.probabilities, nucleus="extra")),
-        Bug("Top-p adds up tokens in the order of the vocabulary. It must start with the most "
-            "likely one.",
-            "Sort by probability, largest first, and take the cumulative sum of that.",
-            functools.partial(model_mistakes.probabilities, nucleus="unsorted")),
-        Bug("Your probabilities come out sorted. Entry i must be the probability of token i.",
-            "Undo the sort: `torch.zeros_like(p).scatter(0, order, sorted_p)`.",
-            functools.partial(model_mistakes.probabilities, nucleus="not scattered")),
-        Bug("Top-p keeps each token whose own probability is at least 1 - top_p. The nucleus "
-            "counts a sum, not single tokens.",
-            "Sort, take the cumulative sum, keep the smallest set that reaches top_p.",
-            functools.partial(model_mistakes.probabilities, nucleus="single")),
-        Bug("Top-p has no effect.",
-            "Sort, take the cumulative sum, keep the smallest set that reaches top_p.",
-            functools.partial(model_mistakes.probabilities, nucleus="off")),
-        Bug("The temperature is applied after the softmax. It must divide the *logits*.",
-            "First `logits / temperature`, then everything else.",
-            functools.partial(model_mistakes.probabilities, heat="after softmax")),
-        Bug("The temperature is applied after the softmax; after renormalising it has no effect.",
-            "First `logits / temperature`, then everything else.",
-            functools.partial(model_mistakes.probabilities, heat="off")),
-        Bug("You multiply by the temperature. A *high* temperature must make the distribution "
-            "flatter.",
-            "`logits / temperature`.",
-            functools.partial(model_mistakes.probabilities, heat="times")),
-        Bug("Temperature 0 divides by zero.",
-            "Treat 0 on its own: it means greedy, all probability on the largest logit.",
-            functools.partial(model_mistakes.probabilities, heat="no zero")),
-        Bug("Temperature 0 is treated as temperature 1. It means greedy: all probability on the "
-            "largest logit.",
-            "Treat 0 on its own, before you divide.",
-            functools.partial(model_mistakes.probabilities, heat="zero is one")),
-        Bug("What is left does not add up to 1: renormalise after filtering.",
-            "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
-            functools.partial(model_mistakes.probabilities, normalise=False)),
-        Bug("Top-k keeps the k *least* likely tokens.",
-            "`torch.topk(logits, k)` gives the largest.",
-            functools.partial(model_mistakes.probabilities, topk="smallest")),
-        Bug("Top-k keeps one token too many.",
-            "Keep logits that are >= the k-th largest.",
-            functools.partial(model_mistakes.probabilities, topk="extra")),
-        Bug("Top-k keeps one token too few.",
-            "Keep logits that are >= the k-th largest, not only those above it.",
-            functools.partial(model_mistakes.probabilities, topk="fewer")),
-        Bug("Top-k has no effect.",
-            "Set every logit below the k-th largest to -inf.",
-            functools.partial(model_mistakes.probabilities, topk="off")),
-        Bug("Top-p comes before top-k. The order here, as in vLLM and transformers: temperature, "
-            "top-k, top-p; top-p then works on what top-k left, renormalised.",
-            "Filter with top-k, take the softmax, then find the nucleus.",
-            functools.partial(model_mistakes.probabilities, order="p first")),
-        Bug("Top-p looks at the probabilities before the temperature.",
-            "First `logits / temperature`, then the filters.",
-            functools.partial(model_mistakes.probabilities, order="p before heat")),
-        Bug("Top-p sums probabilities from before top-k. After top-k they must be renormalised, "
-            "so that they add up to 1 again.",
-            "Filter with top-k, take the softmax of what is left, then find the nucleus.",
-            functools.partial(model_mistakes.probabilities, order="p on old sum")),
-    ]  # fmt: skip
+class Answers(list[Tensor]):
+    """All that is right. Of tokens with equal logits, each may be the one that stays."""
 
-    def picture(case: Case, got: Tensor) -> tuple[Figure, str]:
+    def __repr__(self) -> str:
+        return shown(self[0]).replace("`", "")
+
+
+def oracle(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Answers:
+    """In float64; the answer with the fewest tokens first."""
+    order = logits.sort(descending=True, stable=True).indices
+    return Answers(
+        torch.zeros_like(logits).scatter(0, order[: len(kept)], kept.float())
+        for kept in _sorted(logits[order].double(), temperature, top_k, top_p)
+    )
+
+
+def _sorted(ranked: Tensor, temperature: float, top_k: int, top_p: float) -> Iterator[Tensor]:
+    """The probabilities that may stay, largest first."""
+    if temperature == 0:
+        yield torch.ones(1)
+        return
+    count = min(top_k or len(ranked), len(ranked))
+    tied = int((ranked >= ranked[count - 1]).sum())
+    for kept in sorted({count, tied}):
+        weights = (ranked[:kept] / temperature).softmax(0)
+        before = weights.cumsum(0) - weights
+        exact = bool((ranked[:kept] == ranked[0]).all()) and kept & (kept - 1) == 0
+        beside = 0.0 if exact else BESIDE
+        fewest, most = (
+            kept if top_p == 1 else int((before < top_p + d).sum()) for d in (-beside, beside)
+        )
+        for nucleus in range(max(1, fewest), most + 1):
+            yield weights[:nucleus] / weights[:nucleus].sum()
+
+
+def wrong(expected: Answers, got: Any, given: Given) -> Fault | None:
+    """Tokens of equal logits may change places; one of the right answers must then come."""
+    logits, temperature = given.args[0], _temperature(given)
+    if says := difference(torch.zeros_like(logits), got, atol=torch.inf):
+        return Fault("form", "", expected[0], got, says)
+    heat = float(logits.abs().max()) / temperature if temperature else 0.0
+    mine = _by_rank(logits, got)
+    tried = [_by_rank(logits, right) for right in expected]
+    rtol = 1e-3 + 4e-7 * heat
+    for right in tried:
+        if not difference(right, mine, rtol, TAIL) and not (mine[right == 0] > NONE).any():
+            return None
+    clause, says = _what(expected, tried, mine, got)
+
+    def picture() -> tuple[Figure | None, str]:
+        if len(logits) > SHOWN:
+            return None, ""
         figure = pictures.bars(
-            case.expected, got, "token id", "probability", "The distribution to draw from"
+            expected[0], got.detach(), "token id", "probability", "The distribution to draw from"
         )
         return figure, "Bars of the expected and of your probabilities."
 
-    compare(function, cases, bugs, picture)
-    return "Equal to transformers' temperature, top-k and top-p warpers on 12 settings."
+    return Fault(clause, "", expected[0], got, says, picture=picture)
 
 
-def _hf_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """The oracle; greedy at temperature 0, as in vLLM."""
-    if temperature == 0.0:
-        return F.one_hot(logits.argmax(), logits.numel()).to(logits.dtype)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    if top_k > 0:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p < 1.0:
-        warpers.append(TopPLogitsWarper(top_p))
-    return warpers(torch.zeros(1, 1, dtype=torch.long), logits[None])[0].softmax(-1)
+def _what(expected: Answers, tried: list[Tensor], mine: Tensor, got: Tensor) -> Any:
+    """The clause that is broken, and by how much."""
+    counts = sorted({int((right > NONE).sum()) for right in expected})
+    number = int((got > NONE).sum())
+    if not abs(float(got.double().sum()) - 1) < 1e-3 or bool((got < 0).any()):
+        return "sum", f"{float(got.double().sum()):.5g}"
+    if number > counts[-1]:
+        return "many", f"{number} tokens stay; expected {counts[-1]}."
+    if number < counts[0]:
+        return "few", f"{number} stay; expected {counts[0]}."
+    if not any(torch.equal(t > NONE, mine > NONE) for t in tried):
+        return "others", ""
+    return "values", difference(expected[0], got)
+
+
+def _by_rank(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """The probabilities of the largest logit first; of equal logits, the largest first."""
+    rank = probabilities.sort(descending=True, stable=True).indices
+    rank = rank[logits[rank].sort(descending=True, stable=True).indices]
+    return probabilities[rank].detach()
+
+
+def _temperature(given: Given) -> float:
+    return float(given.args[1] if len(given.args) > 1 else given.named.get("temperature", 1.0))
+
+
+TOKEN_PROBABILITIES = Contract(
+    inputs=draw,
+    judge=Returns(oracle, own=True, wrong=wrong),
+    passed="Right, token by token, in 200 random settings: ties, exact fits, tails of 1e-9, "
+    "vocabularies of up to 70,000 tokens, arguments left out.",
+    clauses={
+        "form": Clause("{says} Expected a float32 tensor [vocab] of probabilities.",
+                       "Is something divided by 0, or are all logits filtered out?"),
+        "sum": Clause("Your probabilities add up to {says}; expected 1.", "Set filtered *logits* "
+                      "to -inf before the softmax, or divide by the sum at the end."),
+        "many": Clause("Too many tokens keep a probability. {says}", "Top-k keeps k tokens. Top-p "
+                       "keeps a token while the sum of those *before* it, largest first, is below "
+                       "top_p. Greedy keeps one."),
+        "few": Clause("Too few tokens keep a probability: {says}", "Top-k keeps k tokens. Top-p "
+                      "keeps a token while the sum of those *before* it, largest first, is below "
+                      "top_p; 1 keeps all, and needs no sum."),
+        "others": Clause("The right number of tokens, but not the most likely ones.", "Entry i is "
+                         "the probability of token i: sort, and undo the sort at the end."),
+        "values": Clause("The right tokens, with wrong probabilities. {says}", "First `logits / "
+                         "temperature`, then the filters; what is left is renormalised."),
+    },
+    mistakes=MISTAKES,
+    examples=200,
+)  # fmt: skip

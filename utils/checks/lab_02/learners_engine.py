@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.reference import greedy, hf_greedy, reference_prompts
 from utils.checks.kit.runner import Mismatch, call
-from utils.checks.lab_02.cache_stories import fill
+from utils.checks.lab_02.cache_mistakes import KV_CACHE
 from utils.engine.attention.kv_cache import ContiguousKVCache
 from utils.engine.llm import LLM
 from utils.engine.models.llama import LlamaOps, silu_and_mul
@@ -21,20 +23,17 @@ def run(cache_class: Callable[..., Any]) -> str:
         raise Mismatch(
             "That is the engine's own cache.", look="Pass the class that you wrote: `KVCache`."
         )
-    fill(cache_class, "a")  # a class that is not written yet answers before the model is loaded
-    appends = rows = 0
+    try:
+        KV_CACHE.check(cache_class)
+    except Mismatch as wrong:
+        wrong.headline = f"Exercise 3 is not right yet. {wrong.headline}"
+        raise
+    watched: list[_Watched] = []
+    rows = 0
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        cache = cache_class(*args, **kwargs)
-        append = cache.append
-
-        def counted_append(layer: int, key: Tensor, value: Tensor) -> Any:
-            nonlocal appends
-            appends += 1
-            return append(layer, key, value)
-
-        cache.append = counted_append
-        return cache
+        watched.append(_Watched(cache_class, *args, **kwargs))
+        return watched[-1]
 
     def counted_silu_and_mul(gate_up: Tensor) -> Tensor:
         nonlocal rows
@@ -53,11 +52,12 @@ def run(cache_class: Callable[..., Any]) -> str:
                 input=f"the prompt {prompt!r}",
                 expected=repr(llm.get_tokenizer().decode(tokens)),
                 got=repr(output.outputs[0].text),
-                look="Run the check of exercise 3 again. The engine makes one cache per request, "
-                "and appends the new tokens of each layer in turn.",
+                look="Each append gave the engine what its own cache gives. Does something in your "
+                "class change keys or values later?",
             )  # fmt: skip
     layers = llm.model_config.num_hidden_layers
-    if appends < layers * sum(len(o.outputs[0].token_ids) for o in outputs):
+    steps = sum(len(o.outputs[0].token_ids) for o in outputs)
+    if sum(cache.num_appends for cache in watched) < layers * steps:
         raise Mismatch("The engine does not use your cache in every step and layer.")
     through = rows // layers
     needed = sum(
@@ -77,3 +77,35 @@ def run(cache_class: Callable[..., Any]) -> str:
         f"each once; without a cache it would have been {naive:,}. "
         f"The engine says: {outputs[0].outputs[0].text.strip()!r}"
     )
+
+
+class _Watched:
+    """The learner's cache in the engine, with the engine's own beside it: both are told the same.
+
+    So a difference is shown where it begins, not by the text that comes of it.
+    """
+
+    def __init__(self, cache_class: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.yours = call(cache_class, *args, **kwargs)
+        self.right = ContiguousKVCache(*args, **kwargs)
+        self.num_appends = 0
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> Any:
+        self.num_appends += 1
+        given = (
+            f"the engine's append number {self.num_appends} to one request's cache: layer {layer}, "
+            f"{len(key)} new tokens, {self.right.num_tokens} tokens in every layer"
+        )
+        got = call(self.yours.append, layer, key, value, given=given)
+        right = self.right.append(layer, key, value)
+        pairs = zip(right, got, strict=True)
+        if not all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs):
+            raise Mismatch(
+                "`append` gives the engine other keys or values than its own cache. "
+                + difference(right, got),
+                input=given, look="What is here that no story of exercise 3 has: sizes, dtype?",
+            )  # fmt: skip
+        return got
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.yours, name)

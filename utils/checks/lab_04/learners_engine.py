@@ -7,15 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from utils.checks.kit import block_pictures
 from utils.checks.kit.block_pictures import count
+from utils.checks.kit.contracts.guards import held_output
+from utils.checks.kit.contracts.patience import watching
 from utils.checks.kit.reference import greedy, hf_greedy, reference_prompts
 from utils.checks.kit.runner import Mismatch, Passed, call, describe
+from utils.checks.lab_04 import attention_cases, right_parts
+from utils.checks.lab_04.copies import COPY_ON_WRITE
+from utils.checks.lab_04.growth import ALLOCATE_SLOTS
 from utils.checks.lab_04.learners_parts import Parts, PartsManager
-from utils.checks.lab_04.paged_attention_cases import one_token
+from utils.checks.lab_04.pool_mistakes import BLOCK_POOL
+from utils.checks.lab_04.sharing import FORK
 from utils.engine.attention.paged_attention import paged_attention as engine_attention
+from utils.engine.attention.paged_attention import paged_attention_reference
 from utils.engine.beam_search import BeamSearchParams
 from utils.engine.core.block_pool import BlockPool
 from utils.engine.llm import LLM
@@ -26,47 +32,22 @@ from utils.engine.sampling_params import SamplingParams
 N, WIDTH, MAX_TOKENS = 4, 4, 20
 SHORT_POOL = {"max_model_len": 64, "num_gpu_blocks": 7}  # four answers would take 10 blocks
 TOLERANCE = 0.02  # of a log probability; rounding changes it by less than a hundredth of this
+# Each part: its exercise, the check of it, and a right one to put in its place.
+PARTS: dict[str, tuple[int, Callable[[Any], Any], Any]] = {
+    "BlockPool": (2, BLOCK_POOL.check, right_parts.Pool),
+    "allocate_slots": (3, ALLOCATE_SLOTS.check, right_parts.allocate_slots),
+    "fork": (4, FORK.check, right_parts.fork),
+    "copy_on_write": (5, COPY_ON_WRITE.check, right_parts.copy_on_write),
+    "paged_attention": (6, attention_cases.check, paged_attention_reference),
+}
 
 
 def run(parts: Parts) -> Passed:
-    """Check that the engine speaks as Hugging Face with the learner's parts, and that answers that
-    share blocks are as probable as without any sharing or paging."""
-    _written(parts)
-    prompts = reference_prompts()
-    attend: list[Callable[..., Tensor]] = [parts.attend]
-    llm = LLM(
-        enable_prefix_caching=False, ops=LlamaOps(paged_attention=lambda *args: attend[0](*args))
-    )
-    managers: dict[str, PartsManager] = {}
-
-    def judge(name: str, run: Callable[[LLM], str], **settings: Any) -> None:
-        def problem() -> str:
-            config = replace(llm.config, **settings)
-            managers[name] = PartsManager(parts, config)
-            llm.llm_engine = LLMEngine(llm.model, llm.tokenizer, config, managers[name])
-            return run(llm)
-
-        if found := problem():
-            attend[0] = engine_attention
-            guilty = (
-                "With the engine's own attention and your blocks it is wrong as well: look at the "
-                "blocks. Do two requests write into the same one?"
-                if problem()
-                else "With the engine's own attention and your blocks it is right: look at "
-                "`paged_attention`."
-            )
-            raise Mismatch(f"{name}: {found} {guilty}", look="Run the checks above again.")
-        _judge_pool(name, managers[name])
-
-    judge("Greedy", _greedy)
-    judge(f"Parallel sampling, n={N}", _sampled)
-    judge(f"Beam search, {WIDTH} beams", _beams)
-    judge("A short pool", _sampled, **SHORT_POOL)
-    if not managers["A short pool"].num_refused:
-        raise Mismatch(
-            f"A short pool: {N} answers fit into {SHORT_POOL['num_gpu_blocks']} blocks? Your code "
-            "never says that there is no room."
-        )
+    """Check each part by itself; then that the engine speaks as Hugging Face with all of them, and
+    that answers that share blocks are as probable as without any sharing or paging."""
+    _each_is_right(parts)
+    with held_output(), watching():
+        managers = _Trial(parts).run()
     shared = {name: m for name, m in managers.items() if name.startswith(("Parallel", "Beam"))}
     figure = block_pictures.blocks_over_steps(
         {name: (manager.used, manager.copies) for name, manager in shared.items()}
@@ -77,22 +58,101 @@ def run(parts: Parts) -> Passed:
         for name, m in shared.items()
     )
     return Passed(
-        f"Token for token what Hugging Face generates, on {len(prompts)} prompts. Answers that "
-        "share blocks are as probable, token by token, as in a clean pass without blocks, also "
-        f"when the pool is too small for all of them. {counted}. Every block came back.",
+        f"Token for token what Hugging Face generates, on {len(reference_prompts())} prompts. "
+        "Answers that share blocks are as probable, token by token, as in a clean pass without "
+        "blocks, also when the pool is too small for all of them. "
+        f"{counted}. Every block came back.",
         figure, "Blocks in use after each step, and what copies would have taken.",
     )  # fmt: skip
 
 
+def _each_is_right(parts: Any) -> None:
+    """Run the check of each exercise on its part."""
+    if not isinstance(parts, Parts):
+        raise Mismatch(
+            f"`engine` was given {describe(parts)}; expected the parts of this lab.",
+            look="`check.Parts(BlockPool, allocate_slots, fork, copy_on_write, paged_attention)`.",
+        )
+    if parts.BlockPool is BlockPool or parts.paged_attention is engine_attention:
+        raise Mismatch("These are the engine's own parts.", look="Pass those that you wrote.")
+    for name, (number, check, _) in PARTS.items():
+        try:
+            check(getattr(parts, name))
+        except Mismatch as wrong:
+            wrong.headline = f"Exercise {number} is not right yet. {wrong.headline}"
+            raise
+
+
+class _Trial:
+    """Runs scenes in the engine, each with the learner's parts and, if need be, right ones."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = self.now = parts
+        attention = LlamaOps(paged_attention=lambda *args: self.now.attend(*args))
+        self.llm = LLM(enable_prefix_caching=False, ops=attention)
+        self.managers: dict[str, PartsManager] = {}
+
+    def run(self) -> dict[str, PartsManager]:
+        self._judge("Greedy", _greedy)
+        self._judge(f"Parallel sampling, n={N}", _sampled)
+        self._judge(f"Beam search, {WIDTH} beams", _beams)
+        short = self._judge("A short pool", _sampled, **SHORT_POOL)
+        if not short.num_refused:
+            raise Mismatch(
+                f"A short pool: {N} answers fit into {SHORT_POOL['num_gpu_blocks']} blocks? Your "
+                "code never says that there is no room."
+            )
+        return self.managers
+
+    def _judge(self, name: str, scene: Callable[[LLM], str], **settings: Any) -> PartsManager:
+        found, manager = self._play(self.parts, scene, settings)
+        if found:
+            parts = reversed(PARTS)  # the one that computes first
+            guilty = next((p for p in parts if not self._with_right(p, scene, settings)), None)
+            says = (
+                f"With another `{guilty}` in place of yours it is right: look there, at what the "
+                "engine does and its exercise does not."
+                if guilty
+                else "No part alone is to blame: with a right one in place of any single one of "
+                "yours it is still wrong."
+            )
+            raise Mismatch(f"{name}: {found} {says}")
+        self.managers[name] = manager
+        _judge_pool(name, manager)
+        return manager
+
+    def _play(
+        self, parts: Parts, scene: Callable[[LLM], str], settings: dict[str, Any]
+    ) -> tuple[str, PartsManager]:
+        """What is wrong in a scene, in one sentence; nothing if all is right."""
+        config = replace(self.llm.config, **settings)
+        self.now, manager = parts, PartsManager(parts, config)
+        self.llm.llm_engine = LLMEngine(self.llm.model, self.llm.tokenizer, config, manager)
+        return scene(self.llm), manager
+
+    def _with_right(
+        self, part: str, scene: Callable[[LLM], str], settings: dict[str, Any]
+    ) -> str:  # fmt: skip
+        """What is still wrong with a right one in place of this part of the learner's."""
+        try:
+            return self._play(replace(self.parts, **{part: PARTS[part][2]}), scene, settings)[0]
+        except Mismatch as wrong:
+            return wrong.headline
+
+
 def _greedy(llm: LLM) -> str:
-    """What is wrong with the greedy answers; nothing if they are Hugging Face's."""
+    """What is wrong with the greedy answers, the first of them; nothing if they are Hugging
+    Face's."""
     prompts = reference_prompts()
     outputs = call(greedy, llm, prompts, given=f"the prompt {prompts[0]!r}")
-    for output, expected in zip(outputs, hf_greedy(prompts), strict=True):
-        if list(output.outputs[0].token_ids) != expected:
+    for prompt, output, expected in zip(prompts, outputs, hf_greedy(prompts), strict=True):
+        got = list(output.outputs[0].token_ids)
+        if got != expected:
+            pairs = enumerate(zip(got, expected, strict=False))
+            place = next((i for i, (mine, right) in pairs if mine != right), len(got))
             return (
-                f"the engine says {output.outputs[0].text!r}, Hugging Face "
-                f"{llm.tokenizer.decode(expected)!r}."
+                f"after the prompt {prompt!r} the engine says {output.outputs[0].text!r}, Hugging "
+                f"Face {llm.tokenizer.decode(expected)!r}; the first difference is token {place}."
             )
     return ""
 
@@ -139,23 +199,6 @@ def _clean_log_probs(llm: LLM, prompt: list[int], answer: list[int]) -> list[flo
     logits = llm.model.compute_logits(llm.model(ids, positions)[len(prompt) - 1 : -1])
     log_probs = logits.float().log_softmax(dim=-1)  # [answer, vocab_size]
     return log_probs.gather(1, ids[len(prompt) :, None])[:, 0].tolist()
-
-
-def _written(parts: Any) -> None:
-    """Call each part once on next to nothing: one that is not written yet answers at once."""
-    if not isinstance(parts, Parts):
-        raise Mismatch(
-            f"`engine` was given {describe(parts)}; expected the parts of this lab.",
-            look="`check.Parts(BlockPool, allocate_slots, fork, copy_on_write, paged_attention)`.",
-        )
-    if parts.BlockPool is BlockPool or parts.paged_attention is engine_attention:
-        raise Mismatch("These are the engine's own parts.", look="Pass those that you wrote.")
-    pool = call(parts.BlockPool, 4)
-    table = list(call(pool.get_new_blocks, 1))
-    call(parts.allocate_slots, pool, table, 5, 4)
-    call(parts.fork, pool, table)
-    call(parts.copy_on_write, pool, table, 5, 6, 4)
-    call(parts.paged_attention, *one_token())
 
 
 def _judge_pool(name: str, manager: PartsManager) -> None:

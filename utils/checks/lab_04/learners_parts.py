@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from utils.checks.kit.runner import call
+from utils.checks.kit.contracts import Raised
+from utils.checks.kit.contracts.faults import attempt
+from utils.checks.kit.runner import Mismatch
 from utils.engine.attention.paged_attention import AttentionMetadata
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.block_pool import BlockPool
@@ -18,6 +20,14 @@ from utils.engine.core.kv_cache_utils import KVCacheBlock
 from utils.engine.llm import LLM
 from utils.engine.models.llama import LlamaOps
 from utils.engine.request import Request
+
+
+def patiently(function: Callable[..., Any], *args: Any) -> Any:
+    """Call the learner's code; an error, or no end, becomes feedback."""
+    got = attempt(function, *args)
+    if isinstance(got, Raised):
+        raise Mismatch(got.says, input="a call by the engine", look=got.look)
+    return got
 
 
 @dataclass(eq=False)
@@ -40,12 +50,13 @@ class Parts:
     ) -> Tensor:
         """`paged_attention` for each request of a flat batch; arguments as the engine's."""
         queries = query.split(metadata.query_lens)
+        requests = zip(queries, metadata.block_tables, metadata.seq_lens, strict=True)
         with query.device:  # where the learner's `torch.zeros` and `torch.arange` belong
             outputs = [
-                call(self.paged_attention, q, key_cache, value_cache, table.tolist(), length, scale)
-                for q, table, length in zip(
-                    queries, metadata.block_tables, metadata.seq_lens, strict=True
+                patiently(
+                    self.paged_attention, q, key_cache, value_cache, table.tolist(), length, scale
                 )
+                for q, table, length in requests
             ]
         return torch.cat(outputs)
 
@@ -69,9 +80,11 @@ class PartsManager(KVCacheManager):
     """
 
     def __init__(self, parts: Parts, config: EngineConfig) -> None:
-        self.pool = call(parts.BlockPool, config.num_gpu_blocks)
-        pool = cast(BlockPool, _EnginePool(self.pool, config.num_gpu_blocks))
-        super().__init__(config.num_gpu_blocks, config.block_size, False, block_pool=pool)
+        self._learners = _EnginePool(parts.BlockPool, config.num_gpu_blocks)
+        super().__init__(
+            config.num_gpu_blocks, config.block_size, False,
+            block_pool=cast(BlockPool, self._learners),
+        )  # fmt: skip
         self.parts = parts
         self.used: list[int] = []
         self.copies: list[int] = []
@@ -84,15 +97,15 @@ class PartsManager(KVCacheManager):
         new_computed_blocks: Sequence[KVCacheBlock] = (),
         num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
-        table = self.req_to_blocks.get(request.request_id, [])
+        pool, table = self._learners.pool, self.req_to_blocks.get(request.request_id, [])
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
-        copies = call(self.parts.copy_on_write, self.pool, table, start, end, self.block_size)
+        copies = patiently(self.parts.copy_on_write, pool, table, start, end, self.block_size)
         if copies is None:
             self.num_refused += 1
             return None
         # They stay even if the next call finds no room: the table has changed already.
         self._pending.copy += [(int(source), int(target)) for source, target in copies]
-        blocks = call(self.parts.allocate_slots, self.pool, table, end, self.block_size)
+        blocks = patiently(self.parts.allocate_slots, pool, table, end, self.block_size)
         if blocks is None:
             self.num_refused += 1
         else:
@@ -101,7 +114,8 @@ class PartsManager(KVCacheManager):
 
     def fork(self, parent: Request, child: Request) -> None:
         table = self._table(parent.request_id)
-        self.req_to_blocks[child.request_id] = call(self.parts.fork, self.pool, table)
+        forked = patiently(self.parts.fork, self._learners.pool, table)
+        self.req_to_blocks[child.request_id] = forked
         child.num_computed_tokens = parent.num_computed_tokens
 
     def take_block_copies(self) -> BlockCopies:
@@ -115,23 +129,28 @@ class PartsManager(KVCacheManager):
 class _EnginePool:
     """The learner's pool, as the rest of the engine calls it."""
 
-    def __init__(self, pool: Any, num_gpu_blocks: int) -> None:
-        self.pool, self.num_gpu_blocks = pool, num_gpu_blocks
+    def __init__(self, pool_class: Callable[[int], Any], num_gpu_blocks: int) -> None:
+        self._pool_class, self.num_gpu_blocks = pool_class, num_gpu_blocks
+        self.pool = patiently(pool_class, num_gpu_blocks)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        return call(self.pool.get_new_blocks, num_blocks)
+        return patiently(self.pool.get_new_blocks, num_blocks)
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        call(self.pool.touch, list(blocks))
+        patiently(self.pool.touch, list(blocks))
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        call(self.pool.free_blocks, list(ordered_blocks))
+        patiently(self.pool.free_blocks, list(ordered_blocks))
 
     def get_num_free_blocks(self) -> int:
-        return call(self.pool.get_num_free_blocks)
+        return patiently(self.pool.get_num_free_blocks)
 
     def get_usage(self) -> float:
         return 1.0 - self.get_num_free_blocks() / self.num_gpu_blocks
 
     def forget_contents(self) -> None:
         """Nothing is found by its contents here, so there is nothing to forget."""
+
+    def reset(self) -> None:
+        """Begin anew, with a pool of the same size: no block is in use."""
+        self.pool = patiently(self._pool_class, self.num_gpu_blocks)

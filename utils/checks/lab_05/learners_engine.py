@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -12,21 +10,24 @@ from typing import Any, cast
 import torch
 
 from utils.checks.kit import prefix_pictures
-from utils.checks.kit.runner import Mismatch, Passed, call
-from utils.engine.config.engine import EngineConfig
-from utils.engine.core.block_pool import BlockPool
-from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.kv_cache_utils import (
-    BlockHasher,
-    HashFunction,
-    KVCacheBlock,
-    get_hash_fn_by_name,
+from utils.checks.kit.contracts.faults import Raised, attempt
+from utils.checks.kit.runner import Mismatch, Passed, call, describe
+from utils.checks.lab_05.learners_parts import (
+    ManagerFactory,
+    PluggedKVCacheManager,
+    check_parts,
 )
+from utils.checks.lab_05.manager_stories import MANAGER
+from utils.checks.lab_05.predictions import ALT, PREDICT, found_tokens
+from utils.engine.config.engine import EngineConfig
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import make_kv_cache_manager
 from utils.engine.models.llama import LlamaOps, silu_and_mul
-from utils.engine.request import Request, SamplingParams
-from utils.sim.prompt_cache import bare_request
+from utils.engine.request import SamplingParams
+
+__all__ = ["PluggedKVCacheManager", "judge_engine", "judge_prediction"]
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 8
@@ -34,133 +35,8 @@ SYSTEM_PROMPT = (
     "You are the assistant of a small public library. Answer in one short sentence. The library "
     "is open from ten to six, except on Mondays. Books may be kept for four weeks."
 )
+Sent = tuple[list[int], str | None]  # a prompt, and a tenant's salt
 QUESTIONS = ("When do you open?", "How long may I keep a book about trains?")
-
-ManagerFactory = Callable[[EngineConfig, HashFunction], KVCacheManager]
-
-
-class PluggedKVCacheManager(KVCacheManager):
-    """The engine's manager, with a learner's parts in it.
-
-    Args:
-        config: the engine's.
-        block_pool: keeps the blocks.
-        block_hasher: hashes the new full blocks of a request.
-        get_computed_blocks: `(request, block_size, block_pool)` -> blocks, number of tokens.
-        free_request: `(block_pool, block_table)`, gives all blocks of a request back.
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        block_pool: BlockPool,
-        block_hasher: BlockHasher,
-        get_computed_blocks: Callable[..., tuple[list[KVCacheBlock], int]],
-        free_request: Callable[..., None],
-    ) -> None:
-        super().__init__(
-            config.num_gpu_blocks, config.block_size, True, block_hasher, block_pool=block_pool
-        )
-        self._get_computed_blocks, self._free_request = get_computed_blocks, free_request
-
-    def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
-        self._update_block_hashes(request)
-        return self._get_computed_blocks(request, self.block_size, self.block_pool)
-
-    def free(self, request: Request) -> None:
-        if table := self.req_to_blocks.pop(request.request_id, []):
-            self._free_request(self.block_pool, table)
-        super().free(request)  # and all that is not blocks
-
-
-# --- without the model: requests that only take and free blocks ----------------------------------
-
-
-def _config(num_gpu_blocks: int) -> EngineConfig:
-    return EngineConfig(
-        max_model_len=16, dtype=torch.float32, device=torch.device("cpu"), block_size=4,
-        num_gpu_blocks=num_gpu_blocks,
-    )  # fmt: skip
-
-
-def start(manager: KVCacheManager, request: Request, given: str) -> int | None:
-    """Give a request its blocks; how many of its tokens are computed, or None for no room."""
-    blocks, num_computed = call(manager.get_computed_blocks, request, given=given)
-    arguments = (request, request.num_tokens - num_computed, blocks)
-    if call(manager.allocate_slots, *arguments, given=given) is None:
-        return None
-    return num_computed
-
-
-def rehearse(make_manager: ManagerFactory) -> None:
-    """Run every part once on a tiny pool, so that one that is not written yet says so."""
-    given = "one prompt of 9 tokens, twice, in blocks of 4"
-    manager = call(make_manager, _config(4), get_hash_fn_by_name("sha256"), given=given)
-    if not isinstance(manager, KVCacheManager):
-        raise Mismatch("`my_manager` must return a KVCacheManager, as the cell above does.")
-    if type(manager.block_pool) is BlockPool or not isinstance(manager, PluggedKVCacheManager):
-        raise Mismatch(
-            "The engine's own parts would do the work.",
-            look="Let `my_manager` return a PluggedKVCacheManager with your five parts in it.",
-        )
-    for number in range(2):
-        request = bare_request(number, list(range(9)))
-        start(manager, request, given)
-        call(manager.free, request, given=given)
-
-
-def compare_with_the_engines_own(make_manager: ManagerFactory) -> None:
-    """Random requests in a small pool, once with a hash so weak that it collides all the time."""
-
-    def weak(data: bytes) -> bytes:
-        return hashlib.sha256(data).digest()[:1]
-
-    for name, hash_function in (("SHA-256", get_hash_fn_by_name("sha256")),
-                                ("a hash of one byte", weak)):  # fmt: skip
-        config = _config(num_gpu_blocks=12)
-        mine = call(make_manager, config, hash_function)
-        reference = make_kv_cache_manager(config)
-        dice = random.Random(11)
-        prompts = [[dice.randrange(50) for _ in range(16)] for _ in range(4)]
-        running: list[tuple[Request, Request]] = []
-        for number in range(300):
-            prompt = dice.choice(prompts)[: dice.randint(1, 12)]
-            prompt = prompt + [dice.randrange(50) for _ in range(dice.randint(0, 4))]
-            salt = dice.choice([None, "ada", "bob"])
-            given = (
-                f"request {number} of 300 in a pool of 12 blocks of 4 tokens, hashed with {name}: "
-                f"tokens {prompt}, salt {salt!r}"
-            )
-            pair = bare_request(number, prompt, salt), bare_request(number, prompt, salt)
-            got, expected = start(mine, pair[0], given), start(reference, pair[1], given)
-            if got != expected:
-                raise _other_hits(got, expected, hash_function is weak, given)
-            if got is not None:
-                running.append(pair)
-            while running and (got is None or dice.random() < 0.4):
-                first, second = running.pop(dice.randrange(len(running)))
-                call(mine.free, first, given=given)
-                reference.free(second)
-                got = 0
-
-
-def _other_hits(got: int | None, expected: int | None, weak: bool, given: str) -> Mismatch:
-    if weak and (got or 0) > (expected or 0):
-        return Mismatch(
-            "With a weak hash, a prompt is given another prompt's keys and values.",
-            input=given, expected=f"{expected} tokens found", got=f"{got}",
-            look="The check of exercise 6. The key in the pool must be your `BlockHash`, not its "
-            "digest.",
-        )  # fmt: skip
-    return Mismatch(
-        "Your manager finds other blocks than the engine's own.", input=given,
-        expected="no room" if expected is None else f"{expected} tokens found",
-        got="no room" if got is None else f"{got} tokens found",
-        look="The checks of exercises 1 to 5: one of them has more to say.",
-    )  # fmt: skip
-
-
-# --- with the model ------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -217,57 +93,120 @@ def _generate(
     return outputs, rows[0] // llm.model_config.num_hidden_layers
 
 
-def run(
-    make_manager: ManagerFactory, found_tokens: Callable[[Sequence[Sequence[int]], int], list[int]]
-) -> Passed:
-    """Generate for two tenants with the learner's parts, and without any cache."""
+def judge_prediction(function: Callable[..., list[int]]) -> Passed:
+    """Brute force on small lists, then the engine's own counters on real prompts."""
+    PREDICT.check(function)
     prompts = example_prompts()
-    tenants: list[str | None] = [None] * len(prompts) + ["ada", "ada", "bob"]
-    sent = [*prompts, prompts[0], prompts[1], prompts[0]]
-    names = [f"prompt {i}" + (f", {name}" if name else "") for i, name in enumerate(tenants)]
-    expected_hits = [0] * len(sent)
-    for tenant in set(tenants):
-        own = [i for i, name in enumerate(tenants) if name == tenant]
-        for i, found in zip(own, found_tokens([sent[i] for i in own], BLOCK_SIZE), strict=True):
-            expected_hits[i] = found
-
-    plain, _ = _generate(
-        lambda c: make_kv_cache_manager(replace(c, enable_prefix_caching=False)), prompts
-    )
-    answers = {tuple(o.prompt_token_ids): list(o.outputs[0].token_ids) for o in plain}
-    sha256 = get_hash_fn_by_name("sha256")
-    dicts = [
-        {"prompt_token_ids": prompt} | ({"cache_salt": tenant} if tenant else {})
-        for prompt, tenant in zip(sent, tenants, strict=True)
-    ]
-    given = f"{len(sent)} prompts; the last three with the salts 'ada', 'ada' and 'bob'"
-    outputs, through = call(_generate, lambda c: make_manager(c, sha256), dicts, given=given)
-    for number, (prompt, output) in enumerate(zip(sent, outputs, strict=True)):
-        if list(output.outputs[0].token_ids) != answers[tuple(prompt)]:
-            llm, _ = model()
-            raise Mismatch(
-                "The engine says something else than without a cache.",
-                input=f"{given}; prompt {number}",
-                expected=repr(llm.get_tokenizer().decode(answers[tuple(prompt)])),
-                got=repr(output.outputs[0].text),
-                look="A block was found that holds something else, or it was overwritten in use.",
-            )  # fmt: skip
-    hits = [output.num_cached_tokens for output in outputs]
-    if hits != expected_hits:
+    given = [list(prompt) for prompt in prompts]
+    predicted = attempt(function, given, BLOCK_SIZE)
+    counted = count_hits(prompts)
+    if predicted != counted:
         raise Mismatch(
-            "The text is right, but the cache finds other tokens than predicted.", input=given,
-            expected=f"`{expected_hits}`", got=f"`{hits}`",
-            figure=prefix_pictures.prompts(sent, BLOCK_SIZE, expected_hits, hits, names),
-            alt="Each prompt in blocks, and which of them are found.",
+            "The engine counted something else.", expected=f"`{counted}`",
+            got=predicted.says if isinstance(predicted, Raised) else describe(predicted),
         )  # fmt: skip
-    total = sum(map(len, sent))
-    needed = total - sum(hits) + sum(len(o.outputs[0].token_ids) - 1 for o in outputs)
-    assert through == needed  # the engine's own duty
     return Passed(
-        f"Token for token the text of a run without cache. Of {total} prompt tokens, {sum(hits)} "
-        f"were found, exactly those predicted; {through} tokens went through the model in place of "
-        f"{through + sum(hits)}. The salts kept the tenants apart. The engine says: "
-        f"{outputs[0].outputs[0].text.strip()!r}",
-        prefix_pictures.prompts(sent, BLOCK_SIZE, hits, names=names),
-        "The prompts in blocks, and which of them were found.",
+        f"Right on 200 lists of prompts. Then the engine ran {len(prompts)} prompts of "
+        f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, in blocks of {BLOCK_SIZE}. "
+        f"You predicted {predicted}; its own counters say {counted}.",
+        prefix_pictures.prompts(prompts, BLOCK_SIZE, counted),
+        "The engine's prompts in blocks, and which of them were found.",
     )
+
+
+def judge_engine(make_manager: ManagerFactory) -> Passed:
+    """Each part alone, then random requests in small pools, then the model."""
+    check_parts(make_manager)
+    MANAGER.check(make_manager)
+    return _Trial(make_manager).run()
+
+
+class _Trial:
+    """Generates for three tenants with the learner's parts, and without any cache."""
+
+    def __init__(self, make_manager: ManagerFactory) -> None:
+        self.make_manager = make_manager
+        prompts = example_prompts()
+        tenants: list[str | None] = [None] * len(prompts) + ["ada", "ada", "bob"]
+        self.sent = [*zip([*prompts, prompts[0], prompts[1], prompts[0]], tenants, strict=True)]
+        plain, _ = _generate(
+            lambda c: make_kv_cache_manager(replace(c, enable_prefix_caching=False)), prompts
+        )
+        self.answers = {tuple(o.prompt_token_ids): list(o.outputs[0].token_ids) for o in plain}
+
+    def outputs(self, sent: Sequence[Sent]) -> tuple[list[Any], int]:
+        dicts = [
+            {"prompt_token_ids": prompt} | ({"cache_salt": tenant} if tenant else {})
+            for prompt, tenant in sent
+        ]
+        sha256 = get_hash_fn_by_name("sha256")
+        return call(
+            _generate, lambda c: self.make_manager(c, sha256), dicts,
+            given=f"{len(sent)} prompts of the model",
+        )  # fmt: skip
+
+    def differs(self, sent: Sequence[Sent], outputs: Sequence[Any]) -> int | None:
+        """The first prompt that gets another answer than without a cache."""
+        for number, ((prompt, _), output) in enumerate(zip(sent, outputs, strict=True)):
+            if list(output.outputs[0].token_ids) != self.answers[tuple(prompt)]:
+                return number
+        return None
+
+    def fewest(self, sent: list[Sent]) -> list[Sent]:
+        """Leave out prompts as long as some text stays wrong."""
+        for place in reversed(range(len(sent))):
+            fewer = [*sent[:place], *sent[place + 1 :]]
+            if fewer and self.differs(fewer, self.outputs(fewer)[0]) is not None:
+                sent = fewer
+        return sent
+
+    def run(self) -> Passed:
+        outputs, through = self.outputs(self.sent)
+        if self.differs(self.sent, outputs) is not None:
+            raise self._other_text(self.fewest(self.sent))
+        sent = [prompt for prompt, _ in self.sent]
+        names = [f"prompt {i}" + (f", {t}" if t else "") for i, (_, t) in enumerate(self.sent)]
+        expected = [0] * len(sent)
+        for tenant in {t for _, t in self.sent}:
+            own = [i for i, (_, t) in enumerate(self.sent) if t == tenant]
+            for i, found in zip(own, found_tokens([sent[i] for i in own], BLOCK_SIZE), strict=True):
+                expected[i] = found
+        hits = [output.num_cached_tokens for output in outputs]
+        if hits != expected:
+            raise Mismatch(
+                "The text is right, but the cache finds other tokens than predicted.",
+                input=f"{len(sent)} prompts; the last three with the salts 'ada', 'ada' and 'bob'",
+                expected=f"`{expected}`", got=f"`{hits}`",
+                figure=prefix_pictures.prompts(sent, BLOCK_SIZE, expected, hits, names), alt=ALT,
+            )  # fmt: skip
+        total = sum(map(len, sent))
+        needed = total - sum(hits) + sum(len(o.outputs[0].token_ids) - 1 for o in outputs)
+        assert through == needed  # the engine's own duty
+        return Passed(
+            f"Each part passed its own check. Token for token the text of a run without cache. Of "
+            f"{total} prompt tokens, {sum(hits)} were found, exactly those predicted; {through} "
+            f"tokens went through the model in place of {through + sum(hits)}. The salts kept the "
+            f"tenants apart. The engine says: {outputs[0].outputs[0].text.strip()!r}",
+            prefix_pictures.prompts(sent, BLOCK_SIZE, hits, names=names),
+            "The prompts in blocks, and which of them were found.",
+        )
+
+    def _other_text(self, sent: list[Sent]) -> Mismatch:
+        outputs, _ = self.outputs(sent)
+        number = self.differs(sent, outputs) or 0
+        prompt, output = sent[number][0], outputs[number]
+        got = list(output.outputs[0].token_ids)
+        decode = model()[0].get_tokenizer().decode
+        right = self.answers[tuple(prompt)]
+        pairs = zip(right, got, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(right), len(got)))
+        told = "; ".join(f"{decode(p)[-60:]!r}" + (f", salt {t!r}" if t else "") for p, t in sent)
+        return Mismatch(
+            "The engine says something else than without a cache.",
+            input=f"prompts of {[len(p) for p, _ in sent]} tokens that end with {told}; the answer "
+            f"to number {number + 1} differs from its token {first} on",
+            expected=repr(decode(right)), got=repr(output.outputs[0].text),
+            look="Each part alone passes its check. A block was found that holds something else, "
+            "or it was overwritten in use: what is here that was not there? Block size "
+            f"{BLOCK_SIZE}, {model()[0].config.num_gpu_blocks} blocks, requests that run together.",
+        )  # fmt: skip

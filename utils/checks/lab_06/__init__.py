@@ -1,6 +1,6 @@
 """The checks of lab 06.
 
-Oracles: brute force, a scheduler of plain numbers, and the engine with its own scheduler.
+Oracles: brute force, a right scheduler, and the engine with its own.
 """
 
 from __future__ import annotations
@@ -8,65 +8,62 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from utils.checks.kit.runner import Mismatch, Passed, exercise
-from utils.checks.lab_06 import learners_engine, preemption, recovery, token_choices
-from utils.checks.lab_06.scheduler_stories import STORIES, engine_methods_refuse
+from utils.checks.kit.runner import Passed, exercise
+from utils.checks.lab_06 import (
+    chunks,
+    importance,
+    learners_engine,
+    learners_parts,
+    preemption,
+    recovery,
+    static_batches,
+    token_choices,
+)
 
 
 @exercise("Exercise 1: batch_waste", points=2)
-def batch_waste(function: Callable[..., tuple[int, int]]) -> Passed:
+def batch_waste(function: Callable[..., tuple[int, int]]) -> str | Passed:
     """Check `batch_waste(prompt_lens, output_lens, batch_size)`."""
-    return token_choices.judge_batch_waste(function)
+    return static_batches.BATCH_WASTE.check(function)
 
 
 @exercise("Exercise 2: choose_tokens", points=3)
-def choose_tokens(function: Callable[..., dict[str, int]]) -> Passed:
+def choose_tokens(function: Callable[..., dict[str, int]]) -> str | Passed:
     """Check `choose_tokens(running, waiting, max_num_seqs, max_num_batched_tokens)`."""
-    return token_choices.judge_choose_tokens(function)
+    return token_choices.CHOOSE_TOKENS.check(function)
 
 
 @exercise("Exercise 3: next_chunk", points=2)
-def next_chunk(function: Callable[..., tuple[int, bool]]) -> Passed:
+def next_chunk(function: Callable[..., tuple[int, bool]]) -> str | Passed:
     """Check `next_chunk(request, budget, num_running_after)`."""
-    return token_choices.judge_next_chunk(function)
+    return chunks.NEXT_CHUNK.check(function)
 
 
 @exercise("Exercise 4: make_room", points=4)
-def make_room(function: Callable[..., list[Any]]) -> str:
+def make_room(function: Callable[..., list[Any]]) -> str | Passed:
     """Check `make_room(request, num_new_tokens, running, waiting, kv_cache_manager)`."""
-    return preemption.judge_make_room(function)
+    return preemption.MAKE_ROOM.check(function)
 
 
 @exercise("Exercise 5: by_importance", points=2)
-def by_importance(function: Callable[..., list[Any]]) -> str:
+def by_importance(function: Callable[..., list[Any]]) -> str | Passed:
     """Check `by_importance(requests)`."""
-    return preemption.judge_by_importance(function)
+    return importance.BY_IMPORTANCE.check(function)
 
 
 @exercise("Exercise 6: recovery_seconds", points=2)
-def recovery_seconds(function: Callable[..., tuple[float, float]]) -> Passed:
+def recovery_seconds(function: Callable[..., tuple[float, float]]) -> str | Passed:
     """Check `recovery_seconds(num_tokens, costs)`."""
-    return recovery.judge_recovery_seconds(function)
+    return recovery.RECOVERY_SECONDS.check(function)
 
 
 @exercise("Exercise 7: MyScheduler", points=6)
-def scheduler(scheduler_class: Callable[..., Any]) -> str:
-    """Check `schedule`, `update_from_output` and `abort_requests`, one story after another."""
-    if not isinstance(scheduler_class, type):
-        raise Mismatch("Expected the class itself: `check.scheduler(MyScheduler)`.")
-    with engine_methods_refuse():
-        for story in STORIES:
-            story(scheduler_class)
-    return (
-        "Both limits are kept, nobody stands still, nobody overtakes, and everybody finishes. "
-        "Equal to a scheduler of plain numbers, step by step, in all stories, 60 random ones among "
-        "them; no block is lost."
-    )
+def scheduler(scheduler_class: Callable[..., Any]) -> str | Passed:
+    """Check `schedule`, `update_from_output` and `abort_requests` in random stories."""
+    return learners_parts.check_scheduler(scheduler_class)
 
 
 @exercise("Exercise 8: your scheduler runs the engine", points=3)
 def engine(scheduler_class: Callable[..., Any]) -> Passed:
-    """Check `LLM(scheduler_cls=...)`: the same answers, with plenty of memory and with little."""
-    for story in STORIES[:2]:  # unwritten parts answer before the model is loaded
-        story(scheduler_class)
+    """Check `LLM(scheduler_cls=...)`: the same answers and steps, with much memory and little."""
     return learners_engine.run(scheduler_class)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from utils.checks.kit.contracts import Raised, Stage
+from utils.checks.kit.contracts.faults import attempt
+from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.reference import chat_token_ids
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.checks.lab_06 import pictures
+from utils.checks.lab_06.bare_requests import Arrival, Story, name_of
+from utils.checks.lab_06.learners_parts import check_scheduler, faulty_part
 from utils.checks.lab_06.pictures import Mark
-from utils.checks.lab_06.plain_scheduler import PlainScheduler
+from utils.checks.lab_06.scheduler_mistakes import RightScheduler
+from utils.checks.lab_06.scheduler_stories import Teller
+from utils.engine import StepRecord
 from utils.engine.core.scheduler import Scheduler
 from utils.engine.llm import LLM
-from utils.engine.llm_engine import LLMEngine
-from utils.engine.metrics import StepRecord
-from utils.engine.request import RequestOutput, SamplingParams
+from utils.engine.request import SamplingParams
 
 MAX_TOKENS, BLOCK_SIZE = 10, 8
 QUESTIONS = (
@@ -25,11 +31,56 @@ QUESTIONS = (
     "Is 7 a prime number? Answer yes or no.",
     "What do bees make?",
 )
-ROOMY = {"num_gpu_blocks": 80}
-# Blocks for about three of the five requests, and prompts in chunks.
-SCARCE = {"num_gpu_blocks": 18, "max_num_batched_tokens": 32, "max_num_seqs": 4}
-
 SchedulerClass = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the engine is asked, and what it has for that."""
+
+    what: str
+    num_gpu_blocks: int = 80
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    priorities: tuple[int, ...] = (0,) * len(QUESTIONS)
+    max_tokens: int = MAX_TOKENS
+    aborts_first: bool = False  # after two steps
+
+    def told(self, count: int) -> str:
+        limits = (
+            f"num_gpu_blocks {self.num_gpu_blocks}, max_num_seqs {self.max_num_seqs}, "
+            f"max_num_batched_tokens {self.max_num_batched_tokens}"
+        )
+        asked = " ".join(repr(question) for question in QUESTIONS[:count])
+        return f"{self.what}: {limits}; {asked}"
+
+    def steps(self, count: int) -> list[dict[str, Mark]]:
+        """The steps that a right scheduler plans, found without the model."""
+        sizes = zip(chat_token_ids(QUESTIONS[:count]), reference(), self.priorities, strict=False)
+        arrivals = [
+            Arrival(len(prompt), len(tokens[: self.max_tokens]), priority, False, 0, ())
+            for prompt, tokens, priority in sizes
+        ]
+        if self.aborts_first:
+            arrivals[-1] = replace(arrivals[-1], num_steps=2, aborted=(0,))
+        story = Story(
+            self.max_num_seqs, self.max_num_batched_tokens, self.num_gpu_blocks, BLOCK_SIZE,
+            tuple(arrivals), tuple(map(float, range(count))), False,
+        )  # fmt: skip
+        teller = Teller(Stage(), RightScheduler, story)
+        teller.tell()
+        return teller.chart
+
+
+# Blocks for about three of the five requests, and prompts in chunks.
+SCARCE = Scene("little memory", 18, 4, 32)
+SCENES = (
+    Scene("plenty of memory"),
+    Scene("priorities 1, 2 and 0", max_num_seqs=1, priorities=(1, 2, 0), max_tokens=2),
+    Scene("the first request is aborted after two steps", priorities=(0, 0), max_tokens=4,
+          aborts_first=True),
+    SCARCE,
+)  # fmt: skip
 
 
 @functools.cache
@@ -41,165 +92,147 @@ def model() -> LLM:
     )  # fmt: skip
 
 
-def new_engine(scheduler_class: SchedulerClass, changes: dict[str, int]) -> LLMEngine:
-    """An engine with an empty KV cache and this scheduler, which records its steps."""
-    engine = model().new_engine(changes=changes, scheduler_cls=scheduler_class)
+@functools.cache
+def reference() -> list[list[int]]:
+    """The answers with the engine's own scheduler, and plenty of memory."""
+    return list(play(Scheduler, SCENES[0], len(QUESTIONS)).tokens.values())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a scene: tokens by request, the steps, and the blocks still held."""
+
+    tokens: dict[str, list[int]]
+    trace: list[StepRecord]
+    usage: float
+
+
+class Watched:
+    """A learner's scheduler in the engine: endless loops are ended, errors become feedback."""
+
+    def __init__(self, scheduler_class: SchedulerClass, *args: Any) -> None:
+        self._yours = _patiently(scheduler_class, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._yours, name)
+        return functools.partial(_patiently, value) if callable(value) else value
+
+
+def _patiently(function: Callable[..., Any], *args: Any) -> Any:
+    got = attempt(function, *args)
+    if isinstance(got, Raised):
+        raise Mismatch(got.says, look=got.look)
+    return got
+
+
+def play(scheduler_class: SchedulerClass, scene: Scene, count: int) -> Run:
+    """Ask the first `count` questions, all at once. The requests are called A, B, C, ..."""
+    changes = {
+        "num_gpu_blocks": scene.num_gpu_blocks, "max_num_seqs": scene.max_num_seqs,
+        "max_num_batched_tokens": scene.max_num_batched_tokens,
+    }  # fmt: skip
+    own = scheduler_class is Scheduler
+    scheduler: Any = scheduler_class if own else functools.partial(Watched, scheduler_class)
+    engine = model().new_engine(changes=changes, scheduler_cls=scheduler)
     engine.step_trace = []
-    return engine
-
-
-def answer(
-    engine: LLMEngine, prompts: Sequence[list[int]], priorities: Sequence[int] | None = None
-) -> list[RequestOutput]:
-    """Run the prompts to their end, together. The requests are called A, B, C, ..."""
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    outputs: dict[str, RequestOutput] = {}
-    for number, prompt in enumerate(prompts):
-        engine.add_request(
-            _name(number), prompt, params, (priorities or [0] * len(prompts))[number]
-        )
+    params = SamplingParams(temperature=0.0, max_tokens=scene.max_tokens)
+    for number, prompt in enumerate(chat_token_ids(QUESTIONS[:count])):
+        engine.add_request(name_of(number), prompt, params, scene.priorities[number])
+    tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in engine.step()}
-    return [outputs[_name(number)] for number in range(len(prompts))]
-
-
-def _name(number: int) -> str:
-    return chr(ord("A") + number)
+        if scene.aborts_first and len(engine.step_trace) == 2:
+            engine.abort_request("A")
+            tokens.pop("A", None)
+        if engine.has_unfinished_requests():
+            outputs = engine.step()
+            tokens |= {o.request_id: list(o.outputs[0].token_ids) for o in outputs}
+    return Run(tokens, engine.step_trace, engine.kv_cache_manager.usage)
 
 
 def run(scheduler_class: SchedulerClass) -> Passed:
-    """Generate with the learner's scheduler, and compare with the engine's own."""
-    prompts, expected = chat_token_ids(QUESTIONS), _reference()
-    for says, changes in (("plenty of memory", ROOMY), ("little memory", SCARCE)):
-        given = f"{len(prompts)} questions, {says}: {changes}"
-        engine = call(new_engine, scheduler_class, changes, given=given)
-        outputs = call(answer, engine, prompts, given=given)
-        _compare(outputs, expected, given)
-        _nothing_held(engine, given)
-    trace = cast(list[StepRecord], engine.step_trace)
-    _compare_steps(trace, prompts, expected)
-    _check_priorities(scheduler_class, prompts)
-    _check_abort(scheduler_class, prompts, expected)
+    """Check the learner's scheduler by itself, then in the engine, and say what is to blame."""
+    if scheduler_class is Scheduler:
+        raise Mismatch("That is the engine's own scheduler.", look="Pass `MyScheduler`.")
+    try:
+        check_scheduler(scheduler_class)
+    except Mismatch as wrong:
+        wrong.headline = f"Exercise 7 is not right yet. {wrong.headline}"
+        raise
+    with held_output():
+        for scene in SCENES:
+            mine = _judged(scheduler_class, scene, len(scene.priorities))
+            if isinstance(mine, Mismatch):
+                fewer = range(1, len(scene.priorities))
+                tried = (_judged(scheduler_class, scene, count) for count in fewer)
+                smallest = next((wrong for wrong in tried if isinstance(wrong, Mismatch)), mine)
+                raise faulty_part(cast(type, scheduler_class)) or smallest
+    assert isinstance(mine, Run)
+    return _passed(mine)
 
-    num_preempted = sum(len(record.preempted_req_ids) for record in trace)
-    num_computed = sum(tokens.num_new for record in trace for tokens in record.tokens.values())
-    needed = sum(map(len, prompts)) + sum(len(tokens) - 1 for tokens in expected)
+
+def _judged(scheduler_class: SchedulerClass, scene: Scene, count: int) -> Run | Mismatch:
+    """The learner's scheduler in the engine, or the first difference from a right one."""
+    told, steps = scene.told(count), scene.steps(count)
+    try:
+        mine = call(play, scheduler_class, scene, count, given=told)
+    except Mismatch as wrong:
+        wrong.details = (("Input", told), *(d for d in wrong.details if d[0] != "Input"))
+        return wrong
+    look = (
+        "The check of exercise 7 finds no fault in your scheduler. What is here that none of its "
+        "stories has?"
+    )
+    chart = pictures.chart_of(mine.trace, count)
+    plans = [[_plan(step) for step in both] for both in (steps, chart)]
+    right, yours = ([*plan, "no step"] for plan in plans)
+    first = next((n for n, (a, b) in enumerate(zip(right, yours, strict=False)) if a != b), None)
+    where = told if first is None else f"{told}; step {first + 1}"
+    for name, tokens in zip(map(name_of, range(count)), reference(), strict=False):
+        want, got = tokens[: scene.max_tokens], mine.tokens.get(name, [])
+        if got != want and not (scene.aborts_first and name == "A"):
+            decode = model().get_tokenizer().decode
+            return Mismatch(
+                f"The engine answers request {name} otherwise than with its own scheduler.",
+                input=where, expected=repr(decode(want)), got=repr(decode(got)), look=look,
+            )  # fmt: skip
+    if first is not None:
+        names = [name_of(number) for number in range(count)]
+        return Mismatch(
+            "The answers are right, but the steps are not those of the engine's own scheduler.",
+            input=where, expected=right[first], got=yours[first], look=look,
+            figure=pictures.gantt(names, {"expected": steps, "yours": chart}, "The steps"),
+            alt="The steps, request by request: expected, and yours.",
+        )  # fmt: skip
+    if mine.usage:
+        return Mismatch(
+            "All requests are done, and some blocks are still held.", input=told,
+            look="`self.kv_cache_manager.free(request)` for whoever is finished or aborted.",
+        )  # fmt: skip
+    return mine
+
+
+def _plan(step: Mapping[str, Mark]) -> str:
+    """Who gets how many tokens, and who loses its blocks."""
+    served = {name: mark.count for name, mark in sorted(step.items()) if mark.count}
+    return f"tokens {served}, preempted {sorted(n for n, m in step.items() if m.kind == 'lost')}"
+
+
+def _passed(mine: Run) -> Passed:
+    prompts = chat_token_ids(QUESTIONS)
+    num_preempted = sum(len(record.preempted_req_ids) for record in mine.trace)
+    num_computed = sum(tokens.num_new for record in mine.trace for tokens in record.tokens.values())
+    needed = sum(map(len, prompts)) + sum(len(tokens) - 1 for tokens in mine.tokens.values())
+    text = model().get_tokenizer().decode(mine.tokens["A"], skip_special_tokens=True)
     return Passed(
-        f"Token for token what the engine's own scheduler gives. With blocks for only "
-        f"{SCARCE['num_gpu_blocks'] * BLOCK_SIZE} tokens it took {len(trace)} steps; requests lost "
-        f"their blocks {num_preempted} times, and {num_computed - needed} of {num_computed} tokens "
-        f"were computed again. Priorities and an abort work, too. The engine says: "
-        f"{outputs[0].outputs[0].text.strip()!r}",
+        "Token for token, and step for step, what the engine's own scheduler gives. With blocks "
+        f"for only {SCARCE.num_gpu_blocks * BLOCK_SIZE} tokens it took {len(mine.trace)} steps; "
+        f"requests lost their blocks {num_preempted} times, and {num_computed - needed} of "
+        f"{num_computed} tokens were computed again. Priorities and an abort work, too. The engine "
+        f"says: {text.strip()!r}",
         pictures.gantt(
-            [_name(i) for i in range(len(prompts))],
-            {"yours": _chart(trace)},
+            [name_of(i) for i in range(len(prompts))],
+            {"yours": pictures.chart_of(mine.trace, len(QUESTIONS))},
             "Your scheduler at work, with too few blocks for all",
         ),
         "Requests as rows, steps as columns: prompts in chunks, answers, and lost blocks.",
     )
-
-
-@functools.cache
-def _reference() -> list[list[int]]:
-    """The answers with the engine's own scheduler, and plenty of memory."""
-    return [_tokens(o) for o in answer(new_engine(Scheduler, ROOMY), chat_token_ids(QUESTIONS))]
-
-
-def _tokens(output: RequestOutput) -> list[int]:
-    return list(output.outputs[0].token_ids)
-
-
-def _compare(outputs: Sequence[RequestOutput], expected: Sequence[list[int]], given: str) -> None:
-    for number, (output, tokens) in enumerate(zip(outputs, expected, strict=True)):
-        if _tokens(output) != tokens:
-            raise Mismatch(
-                "The engine says something else than with its own scheduler.",
-                input=f"{given}; request {_name(number)}",
-                expected=repr(model().get_tokenizer().decode(tokens)),
-                got=repr(output.outputs[0].text),
-                look="Tokens were left out, or computed with another request's keys and values. "
-                "The check of exercise 7 has more to say.",
-            )  # fmt: skip
-
-
-def _nothing_held(engine: LLMEngine, given: str) -> None:
-    if engine.kv_cache_manager.usage:
-        raise Mismatch(
-            "All requests are done, and some blocks are still held.", input=given,
-            look="`self.kv_cache_manager.free(request)` for whoever is finished or aborted.",
-        )  # fmt: skip
-
-
-def _compare_steps(
-    trace: Sequence[StepRecord], prompts: Sequence[list[int]], expected: Sequence[list[int]]
-) -> None:
-    """The steps under pressure are those that plain numbers predict."""
-    plain = PlainScheduler(
-        SCARCE["max_num_seqs"],
-        SCARCE["max_num_batched_tokens"],
-        SCARCE["num_gpu_blocks"],
-        BLOCK_SIZE,
-    )
-    for number, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
-        plain.add(_name(number), len(prompt), len(tokens))
-    for number, record in enumerate(trace):
-        plan = plain.schedule()
-        plain.finish(plan)
-        got = {name: tokens.num_new for name, tokens in record.tokens.items()}
-        if (got, record.preempted_req_ids) != (plan.tokens, plan.preempted):
-            raise Mismatch(
-                "The answers are right, but the steps are not those of exercise 7.",
-                input=f"step {number + 1} of {len(trace)}: {SCARCE}",
-                expected=f"{plan.tokens}, preempted {plan.preempted}",
-                got=f"{got}, preempted {record.preempted_req_ids}",
-                look="The check of exercise 7 has more to say.",
-            )  # fmt: skip
-
-
-def _check_priorities(scheduler_class: SchedulerClass, prompts: Sequence[list[int]]) -> None:
-    """One at a time: whoever has the lowest number is answered first."""
-    given = "three questions with priorities 1, 2 and 0, max_num_seqs 1"
-    engine = call(new_engine, scheduler_class, ROOMY | {"max_num_seqs": 1}, given=given)
-    call(answer, engine, prompts[:3], [1, 2, 0], given=given)
-    trace = cast(list[StepRecord], engine.step_trace)
-    order = [name for record in trace for name in record.finished_req_ids]
-    if order != ["C", "A", "B"]:
-        raise Mismatch(
-            "The priorities are not kept.", input=given, expected="answered: C, A, B",
-            got=", ".join(order), look="The check of exercise 5, and the order of both lists.",
-        )  # fmt: skip
-
-
-def _check_abort(
-    scheduler_class: SchedulerClass, prompts: Sequence[list[int]], expected: Sequence[list[int]]
-) -> None:
-    """A request is dropped in the middle of its answer; the other is not disturbed."""
-    given = "two questions; the first is aborted after two steps"
-    engine = call(new_engine, scheduler_class, ROOMY, given=given)
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    for number in range(2):
-        engine.add_request(_name(number), prompts[number], params)
-    outputs = [call(engine.step, given=given) for _ in range(2)][-1]
-    call(engine.abort_request, "A", given=given)
-    while engine.has_unfinished_requests():
-        outputs = call(engine.step, given=given)
-    _compare(outputs, [expected[1]], given)
-    _nothing_held(engine, given)
-
-
-def _chart(trace: Sequence[StepRecord]) -> list[dict[str, Mark]]:
-    """The recorded steps as cells of a picture."""
-    chart = []
-    answered: dict[str, int] = {}
-    waits = {_name(number) for number in range(len(QUESTIONS))}
-    for record in trace:
-        marks = {name: Mark("waits") for name in waits - set(record.tokens)}
-        waits = (waits | set(record.preempted_req_ids)) - set(record.tokens)
-        marks |= {name: Mark("lost") for name in record.preempted_req_ids}
-        for name, tokens in record.tokens.items():
-            again = answered.get(name) and not (tokens.num_new == 1 and tokens.num_sampled)
-            kind = "again" if again else "answer" if answered.get(name) else "prompt"
-            marks[name] = Mark(kind, tokens.num_new)
-            answered[name] = answered.get(name, 0) + tokens.num_sampled
-        chart.append(marks)
-    return chart

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from utils.engine import StepRecord
+
 INK = "#1b1b1b"
 # Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
@@ -166,7 +168,8 @@ def gantt(names: Sequence[str], charts: Mapping[str, Chart], title: str) -> Figu
             for step in range(first, len(chart)):
                 mark = chart[step].get(name)
                 kind = mark.kind if mark else None
-                if label != labels[0] and mark != charts[labels[0]][step].get(name):
+                other = charts[labels[0]][step : step + 1]  # none, where yours has more steps
+                if label != labels[0] and mark != (other[0].get(name) if other else None):
                     kind = "wrong"
                 cells.append(Cell(str(mark.count) if mark and mark.count else "", kind))
             rows.append((f"{label}: {name}" if len(charts) > 1 else name, cells))
@@ -174,6 +177,24 @@ def gantt(names: Sequence[str], charts: Mapping[str, Chart], title: str) -> Figu
     return rows_of_cells(
         rows, title, "step (in the cells: tokens computed)", ticks=ticks, unit=0.32
     )
+
+
+def chart_of(trace: Sequence[StepRecord], count: int) -> list[dict[str, Mark]]:
+    """Recorded steps of requests A, B, C, ... as cells of a picture."""
+    chart = []
+    answered: dict[str, int] = {}
+    waits = {chr(ord("A") + number) for number in range(count)}
+    for record in trace:
+        marks = {name: Mark("waits") for name in waits - set(record.tokens)}
+        waits = (waits | set(record.preempted_req_ids)) - set(record.tokens)
+        marks |= {name: Mark("lost") for name in record.preempted_req_ids}
+        for name, tokens in record.tokens.items():
+            again = answered.get(name) and not (tokens.num_new == 1 and tokens.num_sampled)
+            kind = "again" if again else "answer" if answered.get(name) else "prompt"
+            marks[name] = Mark(kind, tokens.num_new)
+            answered[name] = answered.get(name, 0) + tokens.num_sampled
+        chart.append(marks)
+    return chart
 
 
 def crossover(

@@ -1,243 +1,190 @@
-"""What lab 07 says of guesses and of greedy verification: exercises 1 and 2."""
+"""Exercise 1: guesses from the text itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from utils.checks.kit.compare_lists import KnownMistake, ListCase, compare_lists
+from utils.checks.kit.contracts import Choices, Clause, Contract, Given, Returns, mistake
+from utils.checks.lab_07.token_lists import VOCABULARIES, is_list, token_of
 
-# Exercise 1
+Lookup = tuple[int, int]  # prompt_lookup_min, prompt_lookup_max
 
 
-def found_by_brute_force(tokens: Sequence[int], shortest: int, longest: int, k: int) -> list[int]:
-    """All places where a suffix occurred before; the longest wins, then the leftmost."""
-    end = len(tokens)
-    found = [
-        (-n, start)
-        for start in range(end)
-        for n in range(shortest, longest + 1)
-        if start + n < end and all(tokens[start + i] == tokens[end - n + i] for i in range(n))
-    ]
-    if not found:
-        return []
-    minus_n, start = min(found)
-    return list(tokens[start - minus_n : start - minus_n + k])
+def draw_text(c: Choices) -> list[int]:
+    """Tokens that repeat, pieces that are written again, and stretches in which nothing does."""
+    vocabulary = c.pick(VOCABULARIES)
+    text: list[int] = []
+    if c.rarely(30):
+        return text
+
+    def piece() -> None:
+        kind = c.pick(("token",) * 5 + ("again",) * 3 + ("something new",) * 2)
+        if kind == "token" or not text:
+            text.append(token_of(c, vocabulary))
+        elif kind == "again":
+            start = c.integer(0, len(text) - 1)
+            text.extend(int(str(t)) for t in text[start : start + c.size(1, 40)])
+        else:
+            new = max(1000, *text) + 1
+            text.extend(range(new, new + c.size(1, max(1, 300 - len(text)))))
+
+    c.some(piece, 1, 14)
+    if c.rarely(12):  # again what the text begins with, further back than any window
+        new = range(200_000, 200_000 + c.pick((100, 300, 2000, 2500)))
+        text += [*new, *text[: c.integer(1, len(text))]]
+    return text
+
+
+def draw_lookup(c: Choices, sizes: Lookup | None = None) -> Given:
+    """Args: sizes: if the learner's proposer has them already"""
+    text = draw_text(c)
+    if sizes is None:
+        low = c.size(1, 8, small=2)
+        sizes = low, low + c.size(0, 3 if len(text) > 100 else 120, small=3)  # a search takes time
+    k = c.size(1, 60) if not c.rarely(30) else 0
+    return Given(text, *sizes, k)
+
+
+def found(tokens: Sequence[int], low: int, high: int) -> tuple[int, int] | None:
+    """Of all places where a suffix stands: the longest, then the leftmost. Its length and place."""
+    end, best = len(tokens), (0, 0)
+    for start in range(end - 1):
+        n = 0  # how far back the tokens before `behind` are the last ones
+        behind = start + 1
+        while n < min(high, behind) and tokens[behind - 1 - n] == tokens[end - 1 - n]:
+            n += 1
+        if n >= low and n > best[0]:
+            best = n, behind - n
+    return best if best[0] else None
+
+
+def followed(
+    token_ids: list[int], prompt_lookup_min: int, prompt_lookup_max: int,
+    num_speculative_tokens: int,
+) -> list[int]:  # fmt: skip
+    """What followed there."""
+    place = found(token_ids, prompt_lookup_min, prompt_lookup_max)
+    return token_ids[sum(place) :][:num_speculative_tokens] if place else []
+
+
+def _explain(expected: list[int], got: list[int], given: Given) -> tuple[str, str]:
+    tokens, low, high, k = given.args
+    place = found(tokens, low, high)
+    if place is None:
+        return "made up", ""
+    n, start = place
+    last = f"{n} tokens, {_few(tokens[-n:])}, stand" if n > 1 else f"token, {tokens[-1]}, stands"
+    where = f"The last {last} at place {start}, too, and {_few(expected)} followed."
+    if len(got) > k:
+        return "too many", where
+    return "found" if got == [] else "returns", where
+
+
+def _few(tokens: list[int], most: int = 8) -> str:
+    if len(tokens) <= most:
+        return f"`{tokens}`"
+    return f"`[{str(tokens[: most // 2])[1:-1]}, ..., {str(tokens[-most // 2 :])[1:-1]}]`"
+
+
+def _tell(given: Given) -> str:
+    tokens, low, high, k = given.args
+    return (
+        f"token_ids {_few(tokens, 40).strip('`')}{f' ({len(tokens)} of them)' * (len(tokens) > 40)}"
+        f", prompt_lookup_min {low}, prompt_lookup_max {high}, num_speculative_tokens {k}"
+    )
 
 
 def _lookup(
-    tokens: list[int], shortest: int, longest: int, k: int, *, sizes: str = "longest first",
-    which: str = "first", itself: bool = False, shift: int = 0, limit: bool = True,
-    apart: bool = False, whole: bool = False,
+    tokens: list[int], low: int, high: int, k: int, *, which: int = 0, itself: bool = False,
+    shift: int = 0, least: int = 0, most: int = 0, apart: bool = False, shortest: bool = False,
+    only: bool = False,
 ) -> list[int]:  # fmt: skip
-    """The lookup with one switch per known mistake; used to recognise mistakes, never as oracle."""
-    order = {
-        "shortest first": range(shortest, longest + 1),
-        "longest only": range(longest, longest - 1, -1),
-        "no minimum": range(longest, 0, -1),
-        "no maximum": range(len(tokens), shortest - 1, -1),
-        "minimum left out": range(longest, shortest, -1),
-        "maximum left out": range(longest - 1, shortest - 1, -1),
-    }.get(sizes, range(longest, shortest - 1, -1))
-    for n in order:
-        if n > len(tokens):
-            continue
-        last = len(tokens) - n - (n if apart else 0) + (1 if itself else 0)
-        starts = [s for s in range(last) if tokens[s : s + n] == tokens[len(tokens) - n :]]
+    """The lookup with one switch per known mistake."""
+    sizes = list(range(min(high - most, len(tokens)), low + least - 1, -1))
+    if only:
+        sizes = [high] if high <= len(tokens) else []
+    for n in sorted(sizes, reverse=not shortest):
+        last = len(tokens) - n - (n if apart else 0) + itself
+        suffix = tokens[len(tokens) - n :]
+        starts = [s for s in range(last) if tokens[s : s + n] == suffix]
         if starts:
-            start = starts[-1 if which == "last" else 0]
-            begin = start + shift + (0 if whole else n)
-            return tokens[begin : begin + k] if limit else tokens[begin:]
+            return tokens[starts[which] + n + shift :][:k]
     return []
 
 
-_LOOKUPS: tuple[ListCase, ...] = tuple(
-    ListCase(
-        f"token_ids {tokens}, prompt_lookup_min {low}, prompt_lookup_max {high}, "
-        f"num_speculative_tokens {k}",
-        (tokens, low, high, k),
-        found_by_brute_force(tokens, low, high, k),
-    )
-    for tokens, low, high, k in (
-        ([1, 2, 3], 1, 2, 2),
-        ([5, 7, 8, 5], 1, 1, 2),
-        ([5, 7, 8, 9, 6, 5], 1, 1, 2),
-        ([5, 7, 5], 1, 1, 4),
-        ([5, 7, 5, 8, 4, 5], 1, 1, 2),
-        ([2, 8, 1, 2, 7, 1, 2], 1, 1, 1),
-        ([1, 2, 7, 9, 2, 8, 1, 2], 1, 2, 1),
-        ([9, 2, 8, 1, 2, 7, 6, 1, 2], 1, 2, 1),
-        ([3, 1, 9, 2, 1], 2, 2, 3),
-        ([2, 8, 1, 2, 7, 4, 3, 2], 1, 3, 2),
-        ([4, 1, 2, 3, 7, 8, 1, 2, 3, 9, 4, 1, 2, 3], 1, 3, 2),
-        ([1, 2, 3, 4, 6, 2, 3, 4, 7, 1, 2, 3, 4], 2, 3, 1),
-        ([9, 2, 3, 8, 7, 1, 2, 3, 6, 1, 2, 3], 2, 3, 3),
-        ([9, 3, 5, 2, 3, 6, 1, 2, 3], 2, 4, 3),
-        ([6, 6, 6], 1, 2, 3),
-        ([1, 2, 1, 2, 1], 2, 3, 4),
-        ([4], 1, 3, 2),
-        ([4, 4], 2, 4, 2),
-    )
-)
+def _wrong(**switches: Any) -> Callable[..., list[int]]:
+    return partial(_lookup, **switches)
 
-_PLACE = "A match at `start` is followed by the token at `start + n`."
-_LOOKUP_MISTAKES: tuple[KnownMistake, ...] = (
-    (lambda t, a, b, k: _lookup(t, a, b, k, itself=True, which="last"),
-     "The suffix finds itself: the last n tokens always end the text, and nothing follows them.",
-     "Look only at starts before `len(token_ids) - n`, where at least one token follows."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="longest only"),
-     "Where the longest suffix is not found, shorter ones are never tried.",
-     "Count n down to `prompt_lookup_min`. If you do: may the suffix find itself? Nothing follows "
-     "it. Look only at starts before `len(token_ids) - n`."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="shortest first"),
-     "The shortest suffix is tried first. A longer match is the better guess: it has more in "
-     "common with what is being written.",
-     "Count n down: from `prompt_lookup_max` to `prompt_lookup_min`."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="no minimum"),
-     "Suffixes shorter than `prompt_lookup_min` are looked up. Such short matches are mostly "
-     "accidents, and a wrong guess costs work.",
-     "Stop after `prompt_lookup_min`."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="no maximum"),
-     "Suffixes longer than `prompt_lookup_max` are looked up. The longer the suffix, the longer "
-     "the search.",
-     "Begin at `prompt_lookup_max`."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="minimum left out"),
-     "Suffixes of exactly `prompt_lookup_min` tokens are never tried.",
-     "`range(high, low, -1)` stops before `low`: it needs `low - 1`."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, sizes="maximum left out"),
-     "Suffixes of exactly `prompt_lookup_max` tokens are never tried.",
-     "`range(prompt_lookup_max, ...)` begins with `prompt_lookup_max` itself."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, which="last"),
-     "Of several matches, the last is taken. The contract, and vLLM, take the first.",
-     "Go through the starts from left to right, and return at the first match."),
-    (lambda t, a, b, k: _lookup(t, a, b, k, limit=False),
-     "More than `num_speculative_tokens` tokens are proposed: all that follow the match.",
-     "`token_ids[begin : begin + num_speculative_tokens]`"),
-    (lambda t, a, b, k: _lookup(t, a, b, k, whole=True),
-     "You propose the match itself. These tokens are written already.", _PLACE),
-    (lambda t, a, b, k: _lookup(t, a, b, k, shift=-1),
-     "The proposal begins one token too early, with the last token of the match.", _PLACE),
-    (lambda t, a, b, k: _lookup(t, a, b, k, shift=1),
-     "The proposal begins one token too late: the first token after the match is skipped.", _PLACE),
-    (lambda t, a, b, k: _lookup(t, a, b, k, apart=True),
-     "A match that overlaps the suffix is not found. In 6 6 6 the suffix 6 6 also stands at the "
-     "beginning, and a 6 follows it.",
-     "All starts before `len(token_ids) - n` count."),
-    (lambda t, a, b, k: (_lookup(t, a, b, k) + [0] * k)[:k],
-     "The proposal is filled up to `num_speculative_tokens` tokens. A made-up token is a wrong "
-     "guess, and costs work.",
-     "Propose fewer, where fewer are known."),
-    (lambda t, a, b, k: _lookup(t, a, b, k) if len(_lookup(t, a, b, k)) == k else [],
-     "A match near the end, with fewer than `num_speculative_tokens` tokens behind it, is thrown "
-     "away. Its few tokens are good guesses, too.",
-     "Propose fewer, where fewer are known."),
+
+def _down_to_one(tokens: list[int], low: int, high: int, k: int) -> list[int]:
+    return _lookup(tokens, 1, high, k)
+
+
+def _up_to_all(tokens: list[int], low: int, high: int, k: int) -> list[int]:
+    return _lookup(tokens, low, len(tokens), k)
+
+
+PLACE = "A match at `start` is followed by the token at `start + n`."
+RANGE = "`range(prompt_lookup_max, prompt_lookup_min - 1, -1)`"
+MISTAKES = (
+    mistake("There is never a guess. A suffix finds itself at the end, and nothing follows it "
+            "there.", "Look only at starts before `len(token_ids) - n`.",
+            _wrong(itself=True, which=-1)),
+    mistake("Where the longest suffix is not found, shorter ones are never tried.",
+            "Count n down to `prompt_lookup_min`. If you do: may the suffix find itself?",
+            _wrong(only=True), _wrong(itself=True)),
+    mistake("The shortest suffix is tried first. A longer match is the better guess: it has more "
+            "in common with what is being written.",
+            "Count n down: from `prompt_lookup_max` to `prompt_lookup_min`.",
+            _wrong(shortest=True)),
+    mistake("Suffixes shorter than `prompt_lookup_min` are looked up. Such short matches are "
+            "mostly accidents, and a wrong guess costs work.", RANGE, _down_to_one),
+    mistake("Suffixes longer than `prompt_lookup_max` are looked up. The longer the suffix, the "
+            "longer the search.", RANGE, _up_to_all),
+    mistake("Suffixes of exactly `prompt_lookup_min` tokens are never tried.", RANGE,
+            _wrong(least=1)),
+    mistake("Suffixes of exactly `prompt_lookup_max` tokens are never tried.", RANGE,
+            _wrong(most=1)),
+    mistake("Of several matches, the last is taken. The contract, and vLLM, take the first.",
+            "Go through the starts from left to right, and return at the first match.",
+            _wrong(which=-1)),
+    mistake("The proposal begins one token too late: the first token after the match is skipped.",
+            PLACE, _wrong(shift=1)),
+    mistake("The proposal begins one token too early, with the last token of the match.",
+            PLACE, _wrong(shift=-1)),
+    mistake("A match that overlaps the suffix is not found. In 6 6 6 the suffix 6 6 also stands "
+            "at the beginning, and a 6 follows it.",
+            "All starts before `len(token_ids) - n` count.", _wrong(apart=True)),
 )  # fmt: skip
+CLAUSES = {
+    "none": Clause("Your function returned None.", "Every path through it must end in `return` "
+                   "and a list."),
+    "form": Clause("Expected a list of ints; got {got}."),
+    "changes": Clause("Your function changes the list it was given. The engine goes on using it.",
+                      "`pop`, `append` and `+=` change a list. Slices are copies."),
+    "made up": Clause("None of the suffixes stood earlier in the text, so there is nothing to "
+                      "guess. A made-up token is a wrong guess, and costs work.",
+                      "Return an empty list."),
+    "too many": Clause("More than `num_speculative_tokens` tokens are proposed. {says}",
+                       "`token_ids[begin : begin + num_speculative_tokens]`"),
+    "found": Clause("A match is not found, or thrown away. {says}",
+                    "Propose fewer, where fewer are known."),
+    "returns": Clause("These are not the tokens behind the first place where the longest suffix "
+                      "stands. {says}", PLACE + " Propose fewer, where fewer are known."),
+}  # fmt: skip
 
 
-def judge_propose(function: Callable[..., list[int]]) -> str:
-    """Check `propose(token_ids, prompt_lookup_min, prompt_lookup_max, num_speculative_tokens)`."""
-    compare_lists(
-        function, _LOOKUPS, _LOOKUP_MISTAKES,
-        "These are not the tokens behind the first place where the longest suffix occurred before.",
+def proposals(sizes: Lookup | None = None) -> Contract:
+    """The exercise's contract; with `sizes` that of a proposer which always looks up these."""
+    return Contract(
+        inputs=partial(draw_lookup, sizes=sizes),
+        judge=Returns(followed, wrong=is_list(_explain)),
+        passed="The longest suffix, at its first place, and what followed it there: in long and "
+        "short texts, overlaps and texts too short to repeat anything included.",
+        tell=_tell, clauses=CLAUSES, mistakes=MISTAKES,
     )  # fmt: skip
-    return (
-        f"The longest suffix, at its first place, and what followed it there: {len(_LOOKUPS)} "
-        "texts, overlaps and texts too short to repeat anything included."
-    )
 
 
-# Exercise 2
-
-
-def accepted_by_brute_force(draft: Sequence[int], target: Sequence[int]) -> list[int]:
-    """The longest prefix of the draft that the target repeats, then the target's next token."""
-    agreeing = [n for n in range(len(draft) + 1) if list(draft[:n]) == list(target[:n])]
-    return list(target[: max(agreeing) + 1])
-
-
-_VERIFICATIONS: tuple[ListCase, ...] = tuple(
-    ListCase(
-        f"draft_token_ids {draft}, target_token_ids {target}",
-        (draft, target),
-        accepted_by_brute_force(draft, target),
-    )
-    for draft, target in (
-        ([5], [5, 6]),
-        ([5], [7, 8]),
-        ([5, 6], [5, 9, 4]),
-        ([5, 6, 7], [5, 6, 7, 8]),
-        ([5, 6, 7], [5, 9, 7, 8]),
-        ([5, 6, 7], [1, 5, 6, 7]),
-        ([5, 5, 6, 8], [5, 6, 6, 8, 9]),
-        ([], [4]),
-    )
-)
-
-
-def _accepted(draft: list[int], target: list[int], shift: int = 0) -> int:
-    count = 0
-    while count < len(draft) and draft[count] == target[count + shift]:
-        count += 1
-    return count
-
-
-def _each_on_its_own(draft: list[int], target: list[int]) -> list[int]:
-    return [token for token, wanted in zip(draft, target, strict=False) if token == wanted]
-
-
-_VERIFICATION_MISTAKES: tuple[KnownMistake, ...] = (
-    (lambda d, t: t[: _accepted(d, t)],
-     "Only accepted guesses are returned. The target's own token behind them is missing: a step "
-     "whose first guess is wrong would return nothing, and the engine would never get on.",
-     "After the accepted guesses comes one more token, always: recovered or bonus."),
-    (lambda d, t: t[: min(_accepted(d, t) + 1, len(d))],
-     "The bonus token is missing. When all guesses are right, the pass has computed one token "
-     "more, behind the last guess.",
-     "`target_token_ids` has one token more than `draft_token_ids`: its last one."),
-    (lambda d, t: t[: _accepted(d, t)] + t[-1:],
-     "The bonus token is taken after a rejection. It was computed behind the rejected guess, "
-     "which is not part of the text.",
-     "After a rejection comes the target's token *at the place of the rejected guess*."),
-    (lambda d, t: t[: _accepted(d, t) + 1] + (t[-1:] if _accepted(d, t) < len(d) else []),
-     "The bonus token is taken after a rejection. It was computed behind the rejected guess, "
-     "which is not part of the text.",
-     "Return at the first mismatch."),
-    (lambda d, t: d[: _accepted(d, t) + 1] + (t[-1:] if _accepted(d, t) == len(d) else []),
-     "The rejected guess is returned. In its place belongs the target's own token.",
-     "Append the target's token, not the guess."),
-    (lambda d, t: list(t),
-     "All of the target's tokens are returned. Those behind the first wrong guess were computed "
-     "from a text that contains it.",
-     "Return at the first mismatch."),
-    (_each_on_its_own,
-     "Guesses are accepted behind a wrong one. The target never saw the text without it.",
-     "Return at the first mismatch."),
-    (lambda d, t: [*_each_on_its_own(d, t), t[-1]],
-     "Guesses are accepted behind a wrong one. The target never saw the text without it.",
-     "Return at the first mismatch."),
-    (lambda d, t: t[1 : 1 + _accepted(d, t, 1) + 1],
-     "Each guess is compared with the target's token one place too late. The target's first token "
-     "is what it says in place of the *first* guess.",
-     "Compare `draft_token_ids[i]` with `target_token_ids[i]`."),
-    (lambda d, t: d[: _accepted(d, t, 1)] + t[_accepted(d, t, 1) :][:1],
-     "Each guess is compared with the target's token one place too late. The target's first token "
-     "is what it says in place of the *first* guess.",
-     "Compare `draft_token_ids[i]` with `target_token_ids[i]`."),
-    (lambda d, t: t if d == t[:-1] else t[:1],
-     "One wrong guess rejects all of them. Those before it are right.",
-     "Keep the guesses up to the first mismatch."),
-    (lambda d, t: [*d, t[-1]],
-     "All guesses are accepted, whatever the target says.",
-     "Compare each guess with the target's token at its place."),
-)  # fmt: skip
-
-
-def judge_verify_greedy(function: Callable[..., list[int]]) -> str:
-    """Check `verify_greedy(draft_token_ids, target_token_ids)`."""
-    compare_lists(
-        function, _VERIFICATIONS, _VERIFICATION_MISTAKES,
-        "These are not the right guesses, followed by one token of the target's own.",
-    )  # fmt: skip
-    return (
-        "The guesses up to the first mismatch, then one token of the target's own. So each step "
-        "gives at least one token, and the same tokens as without guessing."
-    )
+PROPOSE = proposals()

@@ -3,326 +3,214 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-from utils.checks.kit.runner import Mismatch, call
-from utils.checks.lab_08.smallest_case import Fault, judge
-from utils.engine.request import RequestStatus
-from utils.engine.sampling_params import SamplingParams
+from utils.checks.kit.contracts import (
+    Choices,
+    Clause,
+    Contract,
+    InLockstep,
+    Raised,
+    Stage,
+    mistake,
+)
+from utils.checks.lab_08.requests import running_request, some_tokens, state
+from utils.engine.request import Request, RequestStatus
 
-EOS, OTHER_EOS, STOP, WORD = 2, 3, 7, 9
 RUNNING, STOPPED = RequestStatus.RUNNING, RequestStatus.FINISHED_STOPPED
 LENGTH = RequestStatus.FINISHED_LENGTH_CAPPED
-NAMES = ("num_computed_tokens", "output_token_ids", "all_token_ids", "status", "stop_reason")
-
-
-@dataclass
-class BareRequest:
-    """What of a request matters here. The names are those of the engine's `Request`."""
-
-    prompt_token_ids: list[int]
-    sampling_params: SamplingParams
-    max_num_tokens: int
-    output_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
-    eos_token_ids: tuple[int, ...] = (EOS, OTHER_EOS)
-    status: RequestStatus = RUNNING
-    stop_reason: int | str | None = None
-
-    def __post_init__(self) -> None:
-        self.all_token_ids = [*self.prompt_token_ids, *self.output_token_ids]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
-
-    @property
-    def stop_token_ids(self) -> list[int]:
-        return self.sampling_params.stop_token_ids or []
+TOKENS = (9, 2, 3, 7, 0)  # words, and what may be EOS or a stop token; 0 is a token like any other
 
 
 @dataclass(frozen=True)
-class Update:
-    """A request before a step, and what the step gave it."""
+class Start:
+    """A request before the first of its steps."""
 
-    num_scheduled: int
-    token_id: int | None
-    num_output: int = 0  # tokens of the answer so far
-    num_prompt: int = 3
-    num_computed: int | None = None  # None: all but the newest token
-    max_tokens: int | None = 8
-    max_model_len: int = 100
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    num_computed: int
+    room: int  # so many tokens fit
+    max_tokens: int | None
+    min_tokens: int
+    eos: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
 
-    @property
-    def computed(self) -> int:
-        if self.num_computed is not None:
-            return self.num_computed
-        return self.num_prompt + self.num_output - self.num_scheduled
-
-    @property
-    def max_num_tokens(self) -> int:
-        return min(self.max_model_len, self.num_prompt + (self.max_tokens or self.max_model_len))
-
-    def request(self) -> BareRequest:
-        params = SamplingParams(
-            max_tokens=self.max_tokens, min_tokens=self.min_tokens,
+    def request(self) -> Request:
+        return running_request(
+            "A", self.prompt, self.output, self.num_computed,
+            len(self.prompt) + len(self.output) + self.room, self.eos,
             stop_token_ids=list(self.stop_token_ids), ignore_eos=self.ignore_eos,
-        )  # fmt: skip
-        return BareRequest(
-            list(range(100, 100 + self.num_prompt)), params, self.max_num_tokens,
-            [WORD] * self.num_output, self.computed,
+            max_tokens=self.max_tokens, min_tokens=self.min_tokens,
         )  # fmt: skip
 
-    def told(self) -> str:
-        words = [f"a prompt of {self.num_prompt} tokens, an answer of {self.num_output} so far"]
-        words.append(f"{self.computed} computed, {self.num_scheduled} scheduled now")
-        words.append(f"`max_num_tokens` {self.max_num_tokens}")
-        if self.min_tokens:
-            words.append(f"`min_tokens` {self.min_tokens}")
-        if self.stop_token_ids:
-            words.append(f"`stop_token_ids` {list(self.stop_token_ids)}")
-        if self.ignore_eos:
-            words.append("`ignore_eos`")
-        came = "no token is sampled"
-        if self.token_id is not None:
-            kind = " (EOS)" if self.token_id in (EOS, OTHER_EOS) else ""
-            came = f"token {self.token_id}{kind} is sampled"
-        return f"{', '.join(words)}; {came}"
+    def __str__(self) -> str:
+        words = [f"a prompt of {some_tokens(self.prompt)}, an answer of "
+                 f"{some_tokens(self.output)} so far, {self.num_computed} computed",
+                 f"`max_num_tokens` {len(self.prompt) + len(self.output) + self.room}"]  # fmt: skip
+        words += [f"EOS {list(self.eos)}"] if self.eos else []
+        words += [f"`ignore_eos` {self.ignore_eos}"] if self.ignore_eos else []
+        words += [f"`min_tokens` {self.min_tokens}"] if self.min_tokens else []
+        words += [f"`stop_token_ids` {list(self.stop_token_ids)}"] if self.stop_token_ids else []
+        return ", ".join(words)
 
 
-State = tuple[int, list[int], list[int], Any, Any]  # in the order of NAMES
+@dataclass(frozen=True)
+class Story:
+    """One or two requests, and their steps: whose, how many tokens, the new one or None."""
+
+    starts: tuple[Start, ...]
+    steps: tuple[tuple[int, int, int | None], ...]
+
+    def __str__(self) -> str:
+        return "; and ".join(map(str, self.starts))
 
 
-def _state(case: Update, computed: int, new: list[int], status: Any, reason: Any) -> State:
-    request = case.request()
-    return (computed, [*request.output_token_ids, *new], [*request.all_token_ids, *new], status,
-            reason)  # fmt: skip
+def draw(c: Choices) -> Story:
+    """Chunks, answers, tokens computed again; every way to end; limits far and near."""
+
+    def tokens(low: int, high: int) -> tuple[int, ...]:
+        length, first = c.size(low, high, small=3), c.pick(TOKENS)
+        return (first,) * length if length > 6 else tuple(c.pick(TOKENS) for _ in range(length))
+
+    def start() -> Start:
+        prompt, output = tokens(1, 300), tokens(0, 300)
+        last = len(prompt) + len(output) - 1
+        max_tokens = c.pick((None, len(output) + c.integer(1, 4)))
+        least = c.pick((0, 0, len(output) + c.integer(0, 3), c.integer(0, len(output))))
+        return Start(
+            prompt, output, c.pick((last, c.integer(0, last))), c.pick((100, c.integer(1, 4))),
+            max_tokens, least if max_tokens is None else min(least, max_tokens),
+            c.pick(((2,), (2, 3), (), (0,), (7, 70_000))), c.pick(((), (7,), (5, 7), (2,), (0, 3))),
+            c.pick((False, True)),
+        )  # fmt: skip
+
+    def step() -> tuple[int, int, int | None]:
+        return c.integer(0, 1), c.size(1, 300, small=3), c.pick((*TOKENS, None, 70_000))
+
+    return Story(tuple(c.some(start, 1, 2)), tuple(c.some(step, 1, 6)))
 
 
-def right_state(case: Update) -> State:
-    """The oracle: what must be known of the request after the step."""
-    computed = case.computed + case.num_scheduled
-    if case.token_id is None:
-        return _state(case, computed, [], RUNNING, None)
-    place = case.num_output + 1  # the how-manieth token of the answer
-    may_end = place > case.min_tokens
-    status, reason = RUNNING, None
-    if case.num_prompt + place == case.max_num_tokens:
-        status = LENGTH
-    if may_end and case.token_id in case.stop_token_ids:
-        status, reason = STOPPED, case.token_id
-    if may_end and case.token_id in (EOS, OTHER_EOS) and not case.ignore_eos:
-        status, reason = STOPPED, None
-    return _state(case, computed, [case.token_id], status, reason)
+def play(stage: Stage, function: Callable[..., Any], story: Story) -> None:
+    """Step by step; who is finished, or has nothing left to compute, is left out."""
+    requests = [start.request() for start in story.starts]
+    for which, count, token_id in story.steps:
+        request = requests[which % len(requests)]
+        left = request.num_tokens - request.num_computed_tokens
+        if left <= 0 or request.status != RUNNING:
+            continue
+        count = min(count, left) if token_id is None else left
+        came = "no token is sampled" if token_id is None else f"token {token_id} is sampled"
+        who = f" of request {which % len(requests) + 1}" if len(requests) > 1 else ""
+        stage.step(f"{count} tokens{who} were scheduled; {came}")
+        got = stage.do(function, request, count, token_id)
+        if isinstance(got, Raised):
+            stage.blame("raises", "no error", got)
+        for each in requests:
+            for name, value in state(each).items():
+                stage.see(name, value, lambda v: some_tokens(v) if type(v) is list else str(v))
 
 
-CASES = (
-    Update(3, WORD),  # the prompt's step
-    Update(1, WORD, num_output=2),
-    Update(2, None, num_computed=0, num_prompt=6),  # a chunk
-    Update(2, None, num_computed=2, num_prompt=6),
-    Update(2, WORD, num_computed=4, num_prompt=6),
-    Update(1, EOS, num_output=2),
-    Update(1, OTHER_EOS, num_output=2),
-    Update(3, EOS),  # an empty answer
-    Update(1, EOS, num_output=2, ignore_eos=True),
-    Update(1, STOP, num_output=2),
-    Update(1, STOP, num_output=2, stop_token_ids=(STOP,)),
-    Update(1, STOP, num_output=2, stop_token_ids=(5, STOP), ignore_eos=True),
-    Update(1, EOS, num_output=2, stop_token_ids=(EOS,), ignore_eos=True),
-    Update(1, WORD, num_output=6),  # one is left
-    Update(1, WORD, num_output=7),
-    Update(3, WORD, max_tokens=1),
-    Update(1, WORD, num_output=4, max_model_len=8),
-    Update(1, WORD, num_output=3, max_model_len=8),
-    Update(1, WORD, num_output=20, max_tokens=None),
-    Update(1, WORD, num_output=96, max_tokens=None),
-    Update(1, EOS, num_output=7),  # the end, in both ways
-    Update(1, STOP, num_output=7, stop_token_ids=(STOP,)),
-    Update(1, EOS, num_output=1, min_tokens=3),
-    Update(1, EOS, num_output=2, min_tokens=3),
-    Update(1, EOS, num_output=3, min_tokens=3),
-    Update(1, STOP, num_output=2, min_tokens=3, stop_token_ids=(STOP,)),
-    Update(1, STOP, num_output=3, min_tokens=3, stop_token_ids=(STOP,)),
-    Update(1, WORD, num_output=4, min_tokens=8, max_model_len=8),
-    Update(2, WORD, num_output=4, num_computed=5),  # computed again after a preemption
-    Update(3, None, num_output=4, num_computed=0),
+Rule = Callable[[Request, int], bool]
+
+
+def with_rules(
+    computed: Callable[[Request, int, int | None], int] = lambda r, count, t: count,
+    is_eos: Rule = lambda r, t: t in r.eos_token_ids and not r.sampling_params.ignore_eos,
+    is_stop: Rule = lambda r, t: t in r.stop_token_ids,
+    early: Rule = lambda r, t: len(r.output_token_ids) <= r.sampling_params.min_tokens,
+    full: Rule = lambda r, t: r.num_tokens >= r.max_num_tokens,
+    reason: Callable[[bool, int], int | None] = lambda eos, t: None if eos else t,
+    length_first: bool = False,
+) -> Callable[..., None]:  # fmt: skip
+    """The right answer, with the rules of a wrong one where they are given.
+
+    They are asked when the token is in the lists. `early`: this token may not end the answer.
+    """
+
+    def update(r: Request, num_scheduled_tokens: int, token_id: int | None) -> None:
+        r.num_computed_tokens += computed(r, num_scheduled_tokens, token_id)
+        if token_id is None:
+            return
+        r.output_token_ids.append(token_id)
+        r.all_token_ids.append(token_id)
+        eos, stop = is_eos(r, token_id), is_stop(r, token_id)
+        if full(r, token_id):
+            r.status = LENGTH
+        if (eos or stop) and not early(r, token_id) and not (length_first and r.status == LENGTH):
+            r.status, r.stop_reason = STOPPED, reason(eos, token_id)
+
+    return update
+
+
+ENDED = "The limit is reached when `num_tokens`, the new token included, is `max_num_tokens`."
+COMPUTED = "`request.num_computed_tokens += num_scheduled_tokens`, in every case, first of all."
+GUARDED = ("prompt_token_ids", "max_num_tokens", "eos_token_ids", "sampling_params")
+BOTH = "`output_token_ids` and `all_token_ids` are two lists. Append to both."
+EARLY = (
+    "Ask before appending: `len(request.output_token_ids) >= min_tokens`. The first "
+    "`min_tokens` tokens never end the answer by EOS or a stop token; the next one may."
 )
+NEWEST = ("The newest token is counted as computed. It was sampled, but it has not been through "
+          "the model: its keys and values do not exist.")  # fmt: skip
 
-
-def _faults() -> list[Fault]:
-    def but(**changes: Callable[[Update, State], Any]) -> Callable[[Update], State]:
-        def wrong(case: Update) -> State:
-            state = dict(zip(NAMES, right_state(case), strict=True))
-            right = right_state(case)
-            state |= {name: change(case, right) for name, change in changes.items()}
-            return tuple(state.values())
-
-        return wrong
-
-    def as_if(**changes: Any) -> Callable[[Update], State]:
-        """As if the request had asked for something else."""
-
-        def wrong(case: Update) -> State:
-            values = {k: v(case) if callable(v) else v for k, v in changes.items()}
-            other = right_state(replace(case, **values))
-            return (*right_state(case)[:3], *other[3:])
-
-        return wrong
-
-    def on_last(case: Update) -> bool:
-        return case.num_prompt + case.num_output + 1 == case.max_num_tokens
-
-    def only(case: Update, rule: Callable[[Update], bool], yes: Any, no: Any) -> Any:
-        return yes if rule(case) else no
-
-    def longer(case: Update) -> State:
-        """The answer may be `extra` tokens longer than it should."""
-        right = right_state(case)
-        return (*right[:3], RUNNING, None) if right[3] == LENGTH else right
-
-    def shorter(case: Update) -> State:
-        right = right_state(case)
-        near = case.num_prompt + case.num_output + 2 >= case.max_num_tokens
-        if right[3] == RUNNING and case.token_id is not None and near:
-            return (*right[:3], LENGTH, None)
-        return right
-
-    def no_model_len(case: Update) -> State:
-        right = right_state(case)
-        if right[3] == LENGTH and case.num_output + 1 != case.max_tokens:
-            return (*right[:3], RUNNING, None)
-        return right
-
-    def length_first(case: Update) -> State:
-        right = right_state(case)
-        return (*right[:3], LENGTH, None) if on_last(case) else right
-
-    def min_over_length(case: Update) -> State:
-        right = right_state(case)
-        if right[3] == LENGTH and case.num_output + 1 <= case.min_tokens:
-            return (*right[:3], RUNNING, None)
-        return right
-
-    def no_min_for(kind: tuple[int, ...]) -> Callable[[Update], int]:
-        return lambda c: 0 if c.token_id in kind else c.min_tokens
-
-    eos = (EOS, OTHER_EOS)
-    ended = "The limit is reached when `num_tokens`, the new token included, is `max_num_tokens`."
-    early = "Compare before or after appending, but not in between: the first `min_tokens` tokens "
-    early += "never end the answer, the one after them may."
-    computed = "`request.num_computed_tokens += num_scheduled_tokens`, in every case, first of all."
-    both = "`output_token_ids` and `all_token_ids` are two lists. Append to both."
-    return [
-        Fault(but(num_computed_tokens=lambda c, s: c.computed if c.token_id is None else s[0]),
-              "A chunk without a new token is not counted as computed: it would be computed again "
-              "and again.", computed),
-        Fault(but(num_computed_tokens=lambda c, s: c.computed),
-              "`num_computed_tokens` does not move. The next step would compute the same tokens "
-              "again.", computed),
-        Fault(but(num_computed_tokens=lambda c, s: len(s[2])),
-              "The newest token is counted as computed. It was sampled, but it has not been "
-              "through the model: its keys and values do not exist.", computed),
-        Fault(but(num_computed_tokens=lambda c, s: s[0] + (c.token_id is not None)),
-              "The newest token is counted as computed. It was sampled, but it has not been "
-              "through the model: its keys and values do not exist.", computed),
-        Fault(but(num_computed_tokens=lambda c, s: c.computed + 1),
-              "`num_computed_tokens` grows by 1 in each step. In a chunk of a prompt it grows by "
-              "`num_scheduled_tokens`.", computed),
-        Fault(but(all_token_ids=lambda c, s: c.request().all_token_ids),
-              "The new token is not in `all_token_ids`. The next step would compute nothing new.",
-              both),
-        Fault(but(output_token_ids=lambda c, s: c.request().output_token_ids),
-              "The new token is not in `output_token_ids`: the user would never see it.", both),
-        Fault(as_if(ignore_eos=False),
-              "`ignore_eos` is ignored.", "`request.sampling_params.ignore_eos`."),
-        Fault(as_if(stop_token_ids=lambda c: () if c.ignore_eos else c.stop_token_ids),
-              "`ignore_eos` switches off the stop tokens, too. It is about EOS only.",
-              "Two questions: is it EOS, and EOS counts? Is it a stop token?"),
-        Fault(as_if(ignore_eos=True),
-              "The answer goes on after EOS.", "`token_id in request.eos_token_ids`."),
-        Fault(but(status=lambda c, s: only(c, lambda c: c.token_id == OTHER_EOS, RUNNING, s[3])),
-              "Only the first EOS token ends the answer. A model may have several: "
-              "`eos_token_ids`.", "`token_id in request.eos_token_ids`."),
-        Fault(as_if(stop_token_ids=()),
-              "The answer goes on after a stop token.",
-              "`token_id in request.sampling_params.stop_token_ids`."),
-        Fault(but(stop_reason=lambda c, s: None),
-              "The user cannot tell which stop token it was.",
-              "Put the token into `request.stop_reason`."),
-        Fault(but(stop_reason=lambda c, s: c.token_id if s[3] == STOPPED else None),
-              "`stop_reason` is set for EOS. It says which of the user's own stop tokens it was; "
-              "for EOS it stays None.", "Set it only for stop tokens."),
-        Fault(longer, "The length limit never ends the answer.", ended),
-        Fault(shorter,
-              "The answer ends one token early: the limit itself is still allowed.", ended),
-        Fault(no_model_len,
-              "Only `max_tokens` ends the answer. The model's own limit does as well, also when "
-              "`max_tokens` is None.", ended),
-        Fault(length_first,
-              "When EOS or a stop token comes as the very last token, the answer is complete: it "
-              "was stopped, not cut off.", "Ask for EOS and stop tokens first, for the length "
-              "last."),
-        Fault(min_over_length,
-              "`min_tokens` lifts the length limit. There is no place for more tokens.",
-              "The length limit holds always. `min_tokens` is about EOS and stop tokens."),
-        Fault(as_if(min_tokens=0),
-              "`min_tokens` is ignored: the answer ends earlier than the user wants.", early),
-        Fault(as_if(min_tokens=no_min_for((STOP,))),
-              "`min_tokens` is ignored for stop tokens.", early),
-        Fault(as_if(min_tokens=no_min_for(eos)), "`min_tokens` is ignored for EOS.", early),
-        Fault(as_if(min_tokens=lambda c: max(0, c.min_tokens - 1)),
-              "`min_tokens` is one off: the last of the first `min_tokens` tokens ends the "
-              "answer.", early),
-        Fault(as_if(min_tokens=lambda c: c.min_tokens + (c.min_tokens > 0)),
-              "`min_tokens` is one off: the token after the first `min_tokens` may end the "
-              "answer.", early),
-    ]  # fmt: skip
-
-
-def judge_update_request(function: Callable[..., None]) -> str:
-    """Check `update_request(request, num_scheduled_tokens, token_id)`."""
-
-    def ask(case: Update) -> State:
-        request, given = case.request(), case.told()
-        call(function, request, case.num_scheduled, case.token_id, given=given)
-        if [*request.prompt_token_ids] != case.request().prompt_token_ids:
-            raise Mismatch(
-                "Your function changes `prompt_token_ids`. The prompt stays the prompt.",
-                input=given, look="Append to `output_token_ids` and `all_token_ids`.",
-            )  # fmt: skip
-        return (
-            request.num_computed_tokens, request.output_token_ids, request.all_token_ids,
-            request.status, request.stop_reason,
-        )  # fmt: skip
-
-    def show(state: State) -> str:
-        values = [v.name if isinstance(v, RequestStatus) else v for v in state]
-        return "\n".join(
-            f"{name}: {_short(value)}" for name, value in zip(NAMES, values, strict=True)
-        )
-
-    judge(
-        CASES, ask, right_state, Update.told, _faults(),
-        ("The request is not in the right state after the step.",
-         "Compare the lines of both, one by one."),
-        show,
-    )  # fmt: skip
-    return (
-        f"Right in {len(CASES)} situations: chunks, answers that grow, and every way to end. "
-        "What was sampled last counts as a token, and not as computed."
-    )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 10:
-        return f"{len(value)} tokens, the last is {value[-1]}"
-    return str(value)
+UPDATE_REQUEST = Contract(
+    inputs=draw,
+    judge=InLockstep(play, with_rules()),
+    passed="Right for chunks, answers that grow, and every way to end, step after step. What was "
+           "sampled last counts as a token, and not as computed.",
+    clauses={
+        "num_computed_tokens": Clause("`num_computed_tokens` is {got} after the step; expected "
+                                      "{expected}.", COMPUTED),
+        "output_token_ids": Clause("`output_token_ids` is wrong after the step. {says}", BOTH),
+        "all_token_ids": Clause("`all_token_ids` is wrong after the step. {says}", BOTH),
+        "status": Clause("The status is {got} after the step; expected {expected}.",
+                         "Which of the three ways to end holds first? " + ENDED),
+        "stop_reason": Clause("`stop_reason` is {got}; expected {expected}.",
+                              "It is the user's own stop token that ended the answer, else None."),
+    } | {name: Clause(f"Your function changes `{name}`. It stays what it was.",
+                      "Append to `output_token_ids` and `all_token_ids` only.")
+         for name in GUARDED},
+    mistakes=(
+        mistake("A chunk without a new token is not counted as computed: it would be computed "
+                "again and again.", COMPUTED,
+                with_rules(lambda r, n, t: 0 if t is None else n)),
+        mistake(NEWEST, COMPUTED, with_rules(lambda r, n, t: n + (t is not None)),
+                with_rules(lambda r, n, t: n if t is None
+                           else r.num_tokens + 1 - r.num_computed_tokens)),
+        mistake("`ignore_eos` is ignored.", "`request.sampling_params.ignore_eos`.",
+                with_rules(is_eos=lambda r, t: t in r.eos_token_ids)),
+        mistake("`ignore_eos` switches off the stop tokens, too. It is about EOS only.",
+                "Two questions: is it EOS, and EOS counts? Is it a stop token?",
+                with_rules(is_stop=lambda r, t: t in r.stop_token_ids
+                           and not r.sampling_params.ignore_eos)),
+        mistake("The answer goes on after EOS.", "`token_id in request.eos_token_ids`.",
+                with_rules(is_eos=lambda r, t: False)),
+        mistake("The answer goes on after a stop token.",
+                "`token_id in request.sampling_params.stop_token_ids`.",
+                with_rules(is_stop=lambda r, t: False)),
+        mistake("`stop_reason` is set for EOS. It says which of the user's own stop tokens it was; "
+                "for EOS it stays None.", "Set it only for stop tokens.",
+                with_rules(reason=lambda eos, t: t)),
+        mistake("The length limit never ends the answer.", ENDED,
+                with_rules(full=lambda r, t: False)),
+        mistake("Only `max_tokens` ends the answer. The model's own limit does so, too: "
+                "`max_num_tokens` is the smaller one.", ENDED,
+                with_rules(full=lambda r, t: len(r.output_token_ids)
+                           == r.sampling_params.max_tokens)),
+        mistake("EOS or a stop token at the very end: it was stopped, not cut off.",
+                "The first that holds counts: EOS, then stop tokens, the length last.",
+                with_rules(length_first=True)),
+        mistake("`min_tokens` lifts the length limit. There is no place for more tokens.",
+                "The length limit holds always. `min_tokens` is about EOS and stop tokens.",
+                with_rules(full=lambda r, t: r.num_tokens >= r.max_num_tokens
+                           and len(r.output_token_ids) > r.sampling_params.min_tokens)),
+        mistake("`min_tokens` is ignored: the answer ends earlier than the user wants.", EARLY,
+                with_rules(early=lambda r, t: False)),
+        mistake("`min_tokens` is one off: the last of the first `min_tokens` tokens ends the "
+                "answer.", EARLY, with_rules(
+                    early=lambda r, t: len(r.output_token_ids) < r.sampling_params.min_tokens)),
+    ),
+    examples=300,
+)  # fmt: skip

@@ -2,283 +2,249 @@
 
 from __future__ import annotations
 
-import random
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
-from utils.checks.kit.runner import Mismatch, Passed, call, describe
+from utils.checks.kit.contracts import (
+    Choices,
+    Clause,
+    Contract,
+    InLockstep,
+    Raised,
+    Stage,
+    mistake,
+)
+from utils.checks.kit.runner import Passed
 from utils.checks.lab_08 import pictures
 from utils.checks.lab_08.pictures import Inputs
-from utils.checks.lab_08.smallest_case import Fault, judge
+from utils.checks.lab_08.requests import running_request, some_tokens, state
+from utils.engine.request import Request
+
+LISTS = ("input_ids", "positions", "logits_indices")
 
 
-@dataclass
-class BareRequest:
-    """What of a request matters here. The names are those of the engine's `Request`."""
-
-    request_id: str
-    all_token_ids: list[int]
-    num_computed_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """A request's share in a step."""
 
-    num_tokens: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt: int
     num_computed: int
     num_scheduled: int
 
-    @property
-    def is_complete(self) -> bool:
-        return self.num_computed + self.num_scheduled == self.num_tokens
+    def request(self) -> Request:
+        prompt, output = self.token_ids[: self.num_prompt], self.token_ids[self.num_prompt :]
+        return running_request(self.request_id, prompt, output, self.num_computed)
+
+    def __str__(self) -> str:
+        return (f"request {self.request_id}: tokens {some_tokens(self.token_ids)}, "
+                f"{self.num_computed} computed, {self.num_scheduled} scheduled")  # fmt: skip
 
 
-class Step(NamedTuple):
-    """What a step computes; the requests are called A, B, C, D."""
+@dataclass(frozen=True)
+class Step:
+    """What a step computes.
+
+    Args:
+        order: of the dict, whose order is not that of the requests
+        kind: what the requests come in
+    """
 
     parts: tuple[Part, ...]
+    order: tuple[int, ...]
+    kind: type = list
 
-    @property
-    def names(self) -> list[str]:
-        return [chr(ord("A") + i) for i in range(len(self.parts))]
-
-    def tokens(self, i: int) -> list[int]:
-        """The tokens of request A are 11, 12, ...; those of B 21, 22, ..."""
-        return [10 * (i + 1) + 1 + place for place in range(self.parts[i].num_tokens)]
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.parts))
 
     @property
     def owners(self) -> list[str]:
-        return [name for name, part in zip(self.names, self.parts, strict=True)
-                for _ in range(part.num_scheduled)]  # fmt: skip
+        return [part.request_id for part in self.parts for _ in range(part.num_scheduled)]
+
+    def arguments(self) -> tuple[Sequence[Request], dict[str, int]]:
+        scheduled = [(p.request_id, p.num_scheduled) for p in self.parts]
+        return self.kind(p.request() for p in self.parts), dict(scheduled[i] for i in self.order)
 
 
-def _steps() -> list[Step]:
-    steps = [
-        ((1, 0, 1),),
-        ((3, 0, 3),),  # a whole prompt
-        ((4, 3, 1),),  # a token of an answer
-        ((6, 0, 2),),  # the first chunk of a prompt
-        ((6, 2, 2),),
-        ((6, 4, 2),),  # the last chunk
-        ((5, 4, 1), (3, 0, 3)),
-        ((3, 0, 3), (5, 4, 1)),
-        ((7, 4, 3), (6, 0, 3)),  # a cached prefix; a chunk
-        ((5, 4, 1), (8, 7, 1), (4, 3, 1)),
-        ((8, 0, 3), (6, 5, 1), (4, 0, 4), (9, 4, 4)),
-    ]
-    dice = random.Random(8)
-    for _ in range(40):
-        parts = []
-        for _ in range(dice.randint(1, 4)):
-            num_tokens = dice.randint(1, 9)
-            computed = dice.randint(0, num_tokens - 1)
-            parts.append((num_tokens, computed, dice.randint(1, num_tokens - computed)))
-        steps.append(tuple(parts))
-    return [Step(tuple(Part(*part) for part in parts)) for parts in steps]
+def draw(c: Choices) -> Step:
+    """Prompts, chunks, cached prefixes, answers; some long; ids that repeat, and large ones."""
+    numbers = itertools.count(1)
+
+    def part() -> Part:
+        number = next(numbers)
+        length = c.size(1, 5000, small=8)
+        computed = length - 1 if c.rarely(3) else c.integer(0, length - 1)
+        left = length - computed
+        scheduled = left if c.rarely(2) else c.integer(1, left)
+        prompt = length if c.rarely(2) else c.integer(1, length)
+        first = c.pick((10 * number + 1, 65_530 + number))
+        ids = tuple(range(first, first + length))
+        if c.rarely(4):
+            ids = tuple(7 + place % 2 for place in range(length))
+        return Part(chr(64 + number), ids, prompt, computed, scheduled)
+
+    parts = c.some(part, 1, 6)
+    order = c.shuffled(range(len(parts)))[::-1]  # the simplest is the other way round
+    return Step(tuple(parts), tuple(order), c.pick((list, tuple)))
 
 
-def right_inputs(step: Step) -> Inputs:
+def row_by_row(requests: Sequence[Request], scheduled: dict[str, int]) -> Inputs:
     """The oracle: for each row of the batch, whose token it is and where it stands."""
     rows = [
-        (i, place)
-        for i, part in enumerate(step.parts)
-        for place in range(part.num_computed, part.num_computed + part.num_scheduled)
+        (request, place)
+        for request in requests
+        for place in range(
+            request.num_computed_tokens,
+            request.num_computed_tokens + scheduled[request.request_id],
+        )
     ]
     return (
-        [step.tokens(i)[place] for i, place in rows],
+        [request.all_token_ids[place] for request, place in rows],
         [place for _, place in rows],
-        [row for row, (i, place) in enumerate(rows) if place == step.parts[i].num_tokens - 1],
+        [row for row, (request, place) in enumerate(rows) if place == request.num_tokens - 1],
     )
 
 
-def _told(step: Step) -> str:
-    return "; ".join(
-        f"request {name}: tokens {step.tokens(i)}, {part.num_computed} computed, "
-        f"{part.num_scheduled} scheduled"
-        for i, (name, part) in enumerate(zip(step.names, step.parts, strict=True))
-    )
+def play(stage: Stage, function: Callable[..., Any], step: Step) -> None:
+    """Two calls with the same requests, since a step that failed is tried again."""
+    requests, scheduled = step.arguments()
+    before, want = [state(r) for r in requests], row_by_row(*step.arguments())
+    for _ in range(2):
+        got = stage.do(function, requests, scheduled)
+        if isinstance(got, Raised):
+            stage.blame("raises", "three lists", got)
+        if [state(r) for r in requests] != before:
+            stage.blame("only read", "requests as before", "another state")
+        inputs = _as_inputs(stage, got)
+        for name, expected, yours in zip(LISTS, want, inputs, strict=True):
+            if expected != yours:
+                stage.blame(name, want, inputs, _show, _picture(step))
+        if any(mine is r.all_token_ids for mine in got for r in requests):
+            stage.blame("shares", "lists of its own", "a request's `all_token_ids`")
 
 
-def _faults() -> list[Fault]:
-    def with_(
-        ids: Callable[[Step], list[int]] | None = None,
-        positions: Callable[[Step], list[int]] | None = None,
-        rows: Callable[[Step], list[int]] | None = None,
-    ) -> Callable[[Step], Inputs]:
-        def wrong(step: Step) -> Inputs:
-            right = right_inputs(step)
-            return (
-                ids(step) if ids else right[0],
-                positions(step) if positions else right[1],
-                rows(step) if rows else right[2],
-            )
-
-        return wrong
-
-    def per_part(rule: Callable[[Part], Sequence[int]]) -> Callable[[Step], list[int]]:
-        return lambda step: [x for part in step.parts for x in rule(part)]
-
-    def ends(step: Step) -> list[int]:
-        total, found = 0, []
-        for part in step.parts:
-            total += part.num_scheduled
-            found.append(total)
-        return found
-
-    def from_zero(step: Step) -> list[int]:
-        return [x for i, p in enumerate(step.parts) for x in step.tokens(i)[: p.num_scheduled]]
-
-    def newest(step: Step) -> list[int]:
-        return [x for i, p in enumerate(step.parts) for x in step.tokens(i)[-p.num_scheduled :]]
-
-    def complete(step: Step, rows: list[int]) -> list[int]:
-        return [row for row, part in zip(rows, step.parts, strict=True) if part.is_complete]
-
-    def own_rows(step: Step) -> list[int]:
-        return complete(step, [part.num_scheduled - 1 for part in step.parts])
-
-    restart = per_part(lambda p: range(p.num_scheduled))
-    after_newest = per_part(lambda p: range(p.num_tokens - p.num_scheduled, p.num_tokens))
-    positions_look = (
-        "The first scheduled token of a request stands at position `num_computed_tokens`."
-    )
-    ids_look = "`request.all_token_ids[start : start + num_scheduled]`, from `start = "
-    ids_look += "request.num_computed_tokens`."
-    rows_look = (
-        "When a request's tokens are all in the batch, its last row is `len(input_ids) - 1`, right "
-        "after you added them."
-    )
-    return [
-        Fault(with_(positions=restart),
-              "Positions restart at 0 in each chunk. After a cached prefix, or an earlier chunk, "
-              "the model would take the tokens for the beginning of the text.", positions_look),
-        Fault(with_(ids=from_zero, positions=restart),
-              "Every chunk starts at the request's first token. The tokens that are computed "
-              "already are computed again, and the others never.", ids_look),
-        Fault(with_(ids=from_zero),
-              "The positions are right, but the tokens are those from the beginning of the "
-              "request.", ids_look),
-        Fault(with_(positions=lambda step: list(range(len(step.owners)))),
-              "Positions count the rows of the batch. Each request has its own positions.",
-              positions_look),
-        Fault(with_(ids=newest, positions=after_newest),
-              "You take the newest tokens of each request. In a chunk, the next tokens are those "
-              "after `num_computed_tokens`.", ids_look),
-        Fault(with_(ids=newest),
-              "You take the newest tokens of each request. In a chunk, the next tokens are those "
-              "after `num_computed_tokens`.", ids_look),
-        Fault(with_(positions=per_part(
-                  lambda p: range(p.num_computed + 1, p.num_computed + p.num_scheduled + 1))),
-              "All positions are one too large. The first token of a text stands at position 0.",
-              positions_look),
-        Fault(with_(rows=lambda step: [end - 1 for end in ends(step)]),
-              "A token is sampled from a chunk that is not the end of its prompt. The user would "
-              "get an answer to half a question.",
-              "Sample only where `num_computed_tokens + num_scheduled == num_tokens`."),
-        Fault(with_(rows=lambda step: complete(step, ends(step))),
-              "`logits_indices` points one row too far: to the next request's first row, or beyond "
-              "the batch.", rows_look),
-        Fault(with_(rows=own_rows),
-              "`logits_indices` counts from each request's own first row. The rows of all requests "
-              "lie one behind the other in one batch.", rows_look),
-        Fault(with_(rows=lambda step: complete(step, [0, *ends(step)[:-1]])),
-              "You sample from each request's first row. Only its last token has seen all the "
-              "others.", rows_look),
-        Fault(with_(rows=lambda step: list(range(len(step.owners)))),
-              "You sample from every row. Only the last token of a request says what comes next.",
-              rows_look),
-        Fault(with_(rows=lambda step: [
-                  row for row, p in zip([e - 1 for e in ends(step)], step.parts, strict=True)
-                  if p.num_scheduled == 1]),
-              "Only decode steps are sampled. The last chunk of a prompt gives the first token of "
-              "the answer.",
-              "Not the number of scheduled tokens decides, but whether all tokens are computed "
-              "now."),
-        Fault(with_(rows=lambda step: [
-                  row for row, p in zip([e - 1 for e in ends(step)], step.parts, strict=True)
-                  if p.num_scheduled == p.num_tokens or p.num_computed == p.num_tokens - 1]),
-              "Prompts in chunks never get a first token: the last chunk completes them, too.",
-              "Sample where `num_computed_tokens + num_scheduled == num_tokens`."),
-    ]  # fmt: skip
-
-
-def _as_inputs(got: Any, given: str) -> Inputs:
+def _as_inputs(stage: Stage, got: Any) -> Inputs:
     if not isinstance(got, tuple | list) or len(got) != 3:
-        raise Mismatch(
-            f"Your function returned {describe(got)}; expected three lists: input_ids, positions, "
-            "logits_indices.",
-            input=given,
-        )  # fmt: skip
-    lists = [part.tolist() if isinstance(part, torch.Tensor) else part for part in got]
-    for name, part in zip(("input_ids", "positions", "logits_indices"), lists, strict=True):
-        flat = isinstance(part, list | range) and all(isinstance(x, int) for x in part)
-        if not flat:
-            raise Mismatch(
-                f"`{name}` is not a flat list of ints: all requests lie one behind the other.",
-                input=given, got=describe(part),
-                look="`input_ids += [...]` adds the elements; `append` would add a list.",
-            )  # fmt: skip
-    return list(lists[0]), list(lists[1]), list(lists[2])
+        stage.blame("form", "input_ids, positions, logits_indices", got)
+    lists = []
+    for name, part in zip(LISTS, got, strict=True):
+        values = part.tolist() if hasattr(part, "tolist") else part
+        try:
+            if not isinstance(values, list | tuple | range):
+                raise TypeError
+            lists.append([operator.index(value) for value in values])
+        except TypeError:
+            stage.blame("flat", f"`{name}`: a flat list of ints", values)
+    return lists[0], lists[1], lists[2]
 
 
-def judge_prepare_inputs(function: Callable[..., Any]) -> Passed:
-    """Check `prepare_inputs(requests, num_scheduled_tokens)` on small steps, then random ones."""
-    steps = _steps()
+def _show(inputs: Inputs) -> str:
+    return "\n".join(f"{n}: {some_tokens(v)}" for n, v in zip(LISTS, inputs, strict=True))
 
-    def ask(step: Step) -> Inputs:
-        requests = [
-            BareRequest(name, step.tokens(i), part.num_computed)
-            for i, (name, part) in enumerate(zip(step.names, step.parts, strict=True))
-        ]
-        # The dict's order is not that of the requests.
-        scheduled = {
-            r.request_id: p.num_scheduled
-            for r, p in reversed(list(zip(requests, step.parts, strict=True)))
-        }
-        given = _told(step)
-        inputs = _as_inputs(call(function, requests, dict(scheduled), given=given), given)
-        for i, (request, part) in enumerate(zip(requests, step.parts, strict=True)):
-            if (request.all_token_ids, request.num_computed_tokens) != (
-                step.tokens(i),
-                part.num_computed,
-            ):
-                raise Mismatch(
-                    "Your function changes a request. Nothing is computed yet: the step may still "
-                    "fail.",
-                    input=given, look="Only read. Exercise 3 does the bookkeeping.",
-                )  # fmt: skip
-        return inputs
 
-    def show(inputs: Inputs) -> str:
-        return "\n".join(
-            f"{name}: {values}"
-            for name, values in zip(("input_ids", "positions", "logits_indices"), inputs,
-                                    strict=True)
-        )  # fmt: skip
+def _picture(step: Step) -> Callable[[Any, Any], tuple[Figure | None, str]]:
+    alt = "Each row of the batch: its token, its position, and whether a token is sampled."
+    few = len(step.owners) <= 40
+    return lambda want, got: (pictures.flat_batch(step.owners, want, got) if few else None, alt)
 
-    def picture(step: Step, want: Inputs, got: Inputs) -> tuple[Figure, str]:
-        alt = "Each row of the batch: its token, its position, and whether a token is sampled."
-        return pictures.flat_batch(step.owners, want, got), alt
 
-    judge(
-        steps, ask, right_inputs, _told, _faults(),
-        ("This is not the flat batch of the step.",
-         "Per request, in the order given: its tokens from `num_computed_tokens` on, as many as "
-         "scheduled, and their positions."),
-        show, picture,
-    )  # fmt: skip
-    example = steps[10]
+Rule = Callable[[Request, int, int, int], Any]  # request, start, end, rows before it
+
+
+def with_rules(
+    ids: Rule | None = None, positions: Rule | None = None, row: Rule | None = None,
+    sampled: Rule | None = None, every_row: bool = False,
+) -> Callable[..., Inputs]:  # fmt: skip
+    """The right answer with another rule for the tokens, positions, rows, or who is sampled."""
+
+    def lay_out(requests: Sequence[Request], scheduled: dict[str, int]) -> Inputs:
+        inputs: Inputs = ([], [], [])
+        for r in requests:
+            at = (r, r.num_computed_tokens, r.num_computed_tokens + scheduled[r.request_id],
+                  len(inputs[0]))  # fmt: skip
+            inputs[0].extend(ids(*at) if ids else r.all_token_ids[at[1] : at[2]])
+            inputs[1].extend(positions(*at) if positions else range(at[1], at[2]))
+            if sampled(*at) if sampled else at[2] == r.num_tokens:
+                inputs[2].append(row(*at) if row else at[3] + at[2] - at[1] - 1)
+        return (*inputs[:2], list(range(len(inputs[0])))) if every_row else inputs
+
+    return lay_out
+
+
+POSITIONS = "The first scheduled token of a request stands at position `num_computed_tokens`."
+IDS = ("`request.all_token_ids[start : start + num_scheduled]`, from `start = "
+       "request.num_computed_tokens`.")  # fmt: skip
+ROWS = ("When a request's tokens are all in the batch, its last row is `len(input_ids) - 1`, right "
+        "after you added them.")  # fmt: skip
+COMPLETE = "Sample where `num_computed_tokens + num_scheduled == num_tokens`."
+
+
+def _passed(answer: Callable[..., Any]) -> Passed:
+    shares = ((8, 0, 3), (6, 5, 1), (4, 0, 4), (9, 4, 4))
+    parts = [Part("ABCD"[i], tuple(range(10 * i + 11, 10 * i + 11 + n)), n, computed, scheduled)
+             for i, (n, computed, scheduled) in enumerate(shares)]  # fmt: skip
+    step = Step(tuple(parts), (3, 2, 1, 0))
     return Passed(
-        f"{len(steps)} steps: whole prompts, chunks, cached prefixes and answers, alone and "
-        "together. Each token at its place, and sampled only where a request has caught up.",
-        pictures.flat_batch(example.owners, right_inputs(example)),
+        "Right for whole prompts, chunks, cached prefixes and answers, alone and together. Each "
+        "token at its place, and sampled only where a request has caught up.",
+        pictures.flat_batch(step.owners, row_by_row(*step.arguments())),
         "A step of four requests: each row's token and position, and where tokens are sampled.",
     )
+
+
+PREPARE_INPUTS = Contract(
+    inputs=draw,
+    judge=InLockstep(play, row_by_row),
+    passed=_passed,
+    clauses={
+        "form": Clause("Your function returned {got}; expected three lists: {expected}."),
+        "flat": Clause("Not a flat list of ints: all requests lie one behind the other.",
+                       "`input_ids += [...]` adds the elements; `append` would add a list."),
+        "only read": Clause("Your function changes a request. Nothing is computed yet: the step "
+                            "may still fail.", "Only read. Exercise 3 does the bookkeeping."),
+        "shares": Clause("You return a request's own list. Who adds to one changes the other.",
+                         "A slice is a new list."),
+        "input_ids": Clause("These are not the tokens of the step.", "Per request, in the order "
+                            "given: " + IDS),
+        "positions": Clause("These are not the positions of the step's tokens.", POSITIONS),
+        "logits_indices": Clause("These are not the rows to sample from.", COMPLETE),
+    },
+    mistakes=(
+        mistake("Positions restart at 0 in each chunk. After a cached prefix, or an earlier chunk, "
+                "the model would take the tokens for the beginning of the text.", POSITIONS,
+                with_rules(positions=lambda r, s, e, b: range(e - s))),
+        mistake("Every chunk starts at the request's first token. What is computed already is "
+                "computed again, and the other tokens never.", IDS,
+                with_rules(lambda r, s, e, b: r.all_token_ids[: e - s]),
+                with_rules(lambda r, s, e, b: r.all_token_ids[: e - s],
+                           lambda r, s, e, b: range(e - s))),
+        mistake("Positions count the rows of the batch. Each request has its own.", POSITIONS,
+                with_rules(positions=lambda r, s, e, b: range(b, b + e - s))),
+        mistake("You take the newest tokens of each request. In a chunk, the next tokens are those "
+                "after `num_computed_tokens`.", IDS,
+                with_rules(lambda r, s, e, b: r.all_token_ids[s - e :]),
+                with_rules(lambda r, s, e, b: r.all_token_ids[s - e :],
+                           lambda r, s, e, b: range(r.num_tokens + s - e, r.num_tokens))),
+        mistake("A token is sampled from a chunk that is not the end of its prompt. The user would "
+                "get an answer to half a question.", COMPLETE,
+                with_rules(sampled=lambda r, s, e, b: True)),
+        mistake("`logits_indices` points one row too far: to the next request's first row, or "
+                "beyond the batch.", ROWS, with_rules(row=lambda r, s, e, b: b + e - s)),
+        mistake("`logits_indices` counts from each request's own first row. The rows of all "
+                "requests lie one behind the other in one batch.", ROWS,
+                with_rules(row=lambda r, s, e, b: e - s - 1)),
+        mistake("You sample from every row. Only the last token of a request says what comes next.",
+                ROWS, with_rules(every_row=True)),
+        mistake("Only decode steps are sampled. The last chunk of a prompt gives the first token "
+                "of the answer.", COMPLETE, with_rules(sampled=lambda r, s, e, b: e - s == 1)),
+        mistake("Prompts in chunks never get a first token: the last chunk completes them, too.",
+                COMPLETE, with_rules(
+                    sampled=lambda r, s, e, b: (s == 0 or e - s == 1) and e == r.num_tokens)),
+    ),
+)  # fmt: skip

@@ -2,221 +2,156 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from utils.checks.kit.runner import Mismatch, call, describe
-from utils.hub import load_tokenizer
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage
+from utils.checks.lab_08.texts import INCOMPLETE, Text, long_text, real_text, toy_text
+from utils.engine.detokenizer import IncrementalDetokenizer
 
-INCOMPLETE = "\ufffd"
 MAX_DECODED_PER_TOKEN = 24  # on average, over a long answer
-TEXTS = (
-    "The capital of France is Paris.",
-    "Party 🎉 at 8! Bring 🍕, naïve friends, and 12 € each.",
-    "今日は天気がいいですね。",
-    "👩‍👩‍👧‍👦 is a family. 🇫🇷 is a flag.",
-    "def f(x):\n\treturn x  # twice\n\n",
-)
 
 
-class ToyTokenizer:
-    """A vocabulary of a few byte strings. As in some real ones, a text loses its first space."""
+@dataclass(frozen=True)
+class Story:
+    """Texts whose detokenizers take turns. `long`: so many tokens that cost would show."""
 
-    def __init__(self, vocabulary: dict[int, bytes], drops_first_space: bool) -> None:
-        self.vocabulary, self.drops_first_space = vocabulary, drops_first_space
+    texts: tuple[Text, ...]
+    long: bool = False
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text = b"".join(self.vocabulary[t] for t in token_ids).decode("utf-8", errors="replace")
-        return text.removeprefix(" ") if self.drops_first_space else text
-
-
-PARTY = "🎉".encode()
-VOCABULARY = {
-    1: b"The", 2: b" sea", 3: b" is", 4: b" blue", 5: PARTY[:1], 6: PARTY[1:3], 7: PARTY[3:],
-    8: b" " + PARTY[:2], 9: PARTY[2:] + b"!", 10: "ï".encode()[:1], 11: "ï".encode()[1:],
-    12: b"na", 13: b"ve", 14: b"",
-}  # fmt: skip
-PLAIN, DROPPING = ToyTokenizer(VOCABULARY, False), ToyTokenizer(VOCABULARY, True)
+    def __str__(self) -> str:
+        return "; and ".join(map(str, self.texts))
 
 
-class Story(NamedTuple):
-    """A prompt, and the tokens of its answer."""
-
-    decode: Callable[[Sequence[int]], str]
-    prompt: list[int]
-    answer: list[int]
-    words: str
-
-
-STORIES = (
-    Story(PLAIN.decode, [1], [2, 3, 4], "one word per token"),
-    Story(PLAIN.decode, [1], [14, 2, 14], "some tokens have no text"),
-    Story(PLAIN.decode, [1], [12, 10, 11, 13], "`ï` is two bytes, in two tokens"),
-    Story(PLAIN.decode, [1], [3, 5, 6, 7, 4], "an emoji is four bytes, in three tokens"),
-    Story(PLAIN.decode, [1], [8, 9, 4], "tokens that hold a half of this and a half of that"),
-    Story(PLAIN.decode, [1], [5, 6, 7, 5, 6, 7], "two emoji"),
-    Story(DROPPING.decode, [1], [2, 3, 4], "a tokenizer that drops the first space of a text"),
-    Story(DROPPING.decode, [1], [14, 2, 3], "the same; the first token has no text"),
-    Story(DROPPING.decode, [1, 2], [3, 5, 6, 7, 4, 2], "the same, with an emoji"),
-    Story(PLAIN.decode, [1], [5, 2, 3], "a byte that never becomes a character"),
-)
+def draw(c: Choices) -> Story:
+    """One text or two: pieces of characters, tokens without text, bytes that are no character."""
+    if c.rarely(25):
+        return Story((long_text(c.pick(("words", "emoji", "special")), c.pick((1, 2000))),), True)
+    drops = c.pick((False, True))
+    real = c.rarely(8)
+    count = 2 if c.rarely(4) else 1
+    return Story(tuple(real_text(c) if real else toy_text(c, drops) for _ in range(count)))
 
 
-def real_stories() -> list[Story]:
-    """Texts in the real model's tokens."""
-    tokenizer = load_tokenizer()
+def play(stage: Stage, detokenizer_class: Callable[..., Any], story: Story) -> None:
+    """Token by token, in turns; after each, all that is shown is compared with the truth."""
+    decoded = [0] * len(story.texts)
 
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True,
-                                    clean_up_tokenization_spaces=False))  # fmt: skip
+    def counting(which: int) -> Callable[[Sequence[int]], str]:
+        def decode(token_ids: Sequence[int]) -> str:
+            token_ids = list(token_ids)
+            decoded[which] += len(token_ids)
+            return story.texts[which].decode(token_ids)
 
-    prompt = tokenizer.encode("The prompt:", add_special_tokens=False)
-    dice = random.Random(4)
-    stories = [
-        Story(decode, prompt, tokenizer.encode(text, add_special_tokens=False), f"{text!r}")
-        for text in TEXTS
-    ]
-    for number in range(12):
-        text = "".join(dice.choice("ab é€🎉今\n.") for _ in range(20))
-        stories.append(
-            Story(decode, prompt, tokenizer.encode(text, add_special_tokens=False),
-                  f"random text {number}: {text!r}")
-        )  # fmt: skip
-    return stories
+        return decode
 
-
-def true_texts(story: Story) -> list[str]:
-    """Brute force: the answer's text after each token, everything decoded anew."""
-    before = story.decode(story.prompt)
-    texts = [
-        story.decode([*story.prompt, *story.answer[:end]])[len(before) :]
-        for end in range(len(story.answer) + 1)
-    ]
-    return texts
-
-
-def _told(story: Story, end: int) -> str:
-    tokens = ", ".join(_token(story, token) for token in story.answer[:end])
-    return f"{story.words}; the prompt says {story.decode(story.prompt)!r}; tokens so far: {tokens}"
-
-
-def _token(story: Story, token: int) -> str:
-    """A token as the bytes in it where it has no text of its own."""
-    text = story.decode([token])
-    if story.decode in (PLAIN.decode, DROPPING.decode):
-        data = VOCABULARY[token]
-        return repr(data.decode()) if INCOMPLETE not in text else f"bytes {data.hex(' ')}"
-    return repr(text) if INCOMPLETE not in text else f"part of a character (token {token})"
+    made, prompts = [], [list(text.prompt) for text in story.texts]
+    for which in range(len(story.texts)):
+        made.append(stage.do(detokenizer_class, counting(which), prompts[which]))
+        if isinstance(made[-1], Raised):
+            stage.blame("raises", "a detokenizer", made[-1])
+    shown, truths = [""] * len(made), [[""]] * len(made)
+    if not story.long:
+        truths = [text.true_texts() for text in story.texts]
+    for place in range(max(len(text.answer) for text in story.texts)):
+        for which, text in enumerate(story.texts):
+            if place >= len(text.answer):
+                continue
+            gained = stage.call(made[which], "append", text.answer[place])
+            if isinstance(gained, Raised):
+                stage.blame("raises", "a text", gained)
+            if not isinstance(gained, str):
+                stage.blame("form", "a string", gained)
+            if prompts[which] != list(text.prompt):
+                stage.blame("changes", "the prompt as before", "another prompt")
+            shown[which] += gained
+            if not story.long:
+                _compare(stage, text, truths[which][: place + 2], shown[which])
+    for which, text in enumerate(story.texts if story.long else ()):
+        stage.now(f"an answer of {len(text.answer)} tokens")
+        if shown[which] != text.decode([*text.prompt, *text.answer])[3 * len(text.prompt) :]:
+            stage.blame("other", "its text", "another text")
+        allowed = MAX_DECODED_PER_TOKEN * len(text.answer) + 2 * len(text.prompt)
+        if decoded[which] > allowed:
+            stage.blame("cost", f"at most {allowed:,} tokens decoded in all", f"{decoded[which]:,}")
 
 
-def judge_detokenizer(detokenizer_class: Callable[..., Any]) -> str:
-    """Check `Detokenizer(decode, prompt_token_ids).append(token_id)`."""
-    for story in STORIES:
-        _judge(detokenizer_class, story)
-    real = real_stories()
-    for story in real:
-        _judge(detokenizer_class, story)
-    _judge_cost(detokenizer_class)
-    return (
-        f"{len(STORIES) + len(real)} texts, among them emoji, Japanese and a tokenizer that drops "
-        "the first space. After each token all whole characters were there, and never a half one. "
-        "A long answer costs no more per token than a short one."
-    )
-
-
-def _judge(detokenizer_class: Callable[..., Any], story: Story) -> None:
-    truth = true_texts(story)
-    shown = ""
-    prompt = list(story.prompt)
-    detokenizer = call(detokenizer_class, story.decode, prompt, given=_told(story, 0))
-    for end, token in enumerate(story.answer, start=1):
-        given = _told(story, end)
-        gained = call(detokenizer.append, token, given=given)
-        if not isinstance(gained, str):
-            raise Mismatch(
-                f"`append` returned {describe(gained)}; expected a string, perhaps an empty one.",
-                input=given, look="`return` what the text has gained; `\"\"` while you wait.",
-            )  # fmt: skip
-        shown += gained
-        if prompt != story.prompt:
-            raise Mismatch(
-                "Your class changes the list of the prompt's tokens. The engine still needs it.",
-                input=given, look="Make a list of your own: `list(prompt_token_ids)`.",
-            )  # fmt: skip
-        _compare(story, truth[: end + 1], shown, given)
-
-
-def _compare(story: Story, truth: list[str], shown: str, given: str) -> None:
+def _compare(stage: Stage, text: Text, truth: list[str], shown: str) -> None:
     """What is shown must be all whole characters so far, and never the half of one."""
     now = truth[-1]
-    whole = now.rstrip(INCOMPLETE)
-    waits = now.endswith(INCOMPLETE)
+    whole, waits = now.rstrip(INCOMPLETE), now.endswith(INCOMPLETE)
     settled = max((t for t in truth if not t.endswith(INCOMPLETE)), key=len)
     if shown == now and not waits:
         return
     if waits and len(settled) <= len(shown) <= len(whole) and whole.startswith(shown):
         return  # whether " " may be shown while " 🎉" is half there is up to the learner
-    details: dict[str, Any] = dict(
-        input=given, expected=repr(settled if waits else now), got=repr(shown),
-    )  # fmt: skip
-    prompt_text = story.decode(story.prompt)
-    if shown.startswith(prompt_text) and not now.startswith(prompt_text):
-        raise Mismatch(
-            "The prompt's text is shown again, as a part of the answer.", **details,
-            look="Remember, from the start, which text is known: that of the prompt's tokens.",
-        )  # fmt: skip
-    if shown.count(INCOMPLETE) > now.count(INCOMPLETE) or (waits and INCOMPLETE in shown):
-        raise Mismatch(
-            "Half a character is shown: the user sees a replacement mark that nothing takes back.",
-            **details,
-            look="While the decoded text ends in `\\ufffd`, return an empty string and wait.",
-        )  # fmt: skip
-    if shown.replace(" ", "") == now.replace(" ", "") and not waits:
-        raise Mismatch(
-            "Spaces get lost. A token decoded on its own stands at the beginning of a text, and "
-            "this tokenizer drops the space there.",
-            **details,
-            look="Decode the new token together with some before it, and take what is new. A token "
-            "without text is no context: until text was gained, keep the tokens before it.",
-        )  # fmt: skip
-    if len(shown) > len(now):
-        raise Mismatch(
-            "Text is shown twice.", **details,
-            look="Return only what the text has *gained*: `decoded[len(known):]`.",
-        )  # fmt: skip
-    if now.startswith(shown):
-        raise Mismatch(
-            "Text is missing, though all its characters are complete.", **details,
-            look="Wait only while the decoded text ends in `\\ufffd`. Then show all that is new, "
-            "the tokens waited for included.",
-        )  # fmt: skip
-    raise Mismatch("This is not the text of the tokens.", **details,
-                   look="Compare with decoding everything at once.")  # fmt: skip
+    prompt = text.decode(text.prompt)
+    clause = "other"
+    if prompt and shown.startswith(prompt) and not now.startswith(prompt):
+        clause = "prompt"
+    elif shown.count(INCOMPLETE) > now.count(INCOMPLETE) or (waits and INCOMPLETE in shown):
+        clause = "half"
+    elif shown.replace(" ", "") == now.replace(" ", "") and not waits:
+        clause = "spaces"
+    elif len(shown) > len(now) or (waits and len(shown) > len(whole)):
+        clause = "twice"
+    elif _is_part(shown, now):
+        clause = "missing"
+    tokens = ", ".join(map(text.token, text.answer[: len(truth) - 1]))
+    stage.now(f"the answer's tokens so far: {tokens}")
+    stage.blame(clause, repr(settled if waits else now), repr(shown))
 
 
-def _judge_cost(detokenizer_class: Callable[..., Any]) -> None:
-    decoded = 0
+def _is_part(shown: str, now: str) -> bool:
+    """Whether characters are missing, and nothing else is wrong."""
+    rest = iter(now)
+    return all(character in rest for character in shown)
 
-    def counting(token_ids: Sequence[int]) -> str:
-        nonlocal decoded
-        decoded += len(token_ids)
-        return PLAIN.decode(token_ids)
 
-    # A long prompt may be read once, but not with each token.
-    for num_prompt, num_answer in ((1, 400), (2000, 400)):
-        given = f"a prompt of {num_prompt} tokens, an answer of {num_answer}"
-        decoded = 0
-        detokenizer = call(detokenizer_class, counting, [1] * num_prompt, given=given)
-        for _ in range(num_answer):
-            call(detokenizer.append, 2, given=given)
-        allowed = MAX_DECODED_PER_TOKEN * num_answer + 2 * num_prompt
-        if decoded > allowed:
-            raise Mismatch(
-                "The text is right, but each token costs more than the one before: you decode "
-                "everything again and again.",
-                input=given, expected=f"at most {allowed:,} tokens decoded in all",
-                got=f"{decoded:,}",
-                look="Once text is shown, its tokens are only needed as context: keep the last few "
-                "of them. Of the prompt, six are enough.",
-            )  # fmt: skip
+class EnginesDetokenizer(IncrementalDetokenizer):
+    """The engine's, on any `decode`."""
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: list[int]) -> None:
+        self._decode_with = decode
+        super().__init__(None, prompt_token_ids)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._decode_with(token_ids)
+
+
+DETOKENIZER = Contract(
+    inputs=draw,
+    judge=InLockstep(play, EnginesDetokenizer),
+    passed="Right for characters in pieces, tokens without text, emoji, Japanese, and tokenizers "
+           "that drop the first space. After each token all whole characters were there, and never "
+           "a half one. A long answer costs no more per token than a short one.",
+    clauses={
+        "changes": Clause("Your class changes the list of the prompt's tokens. The engine still "
+                          "needs it.", "Make a list of your own: `list(prompt_token_ids)`."),
+        "form": Clause("`append` returned {got}; expected a string, perhaps an empty one.",
+                       "`return` what the text has gained; `\"\"` while you wait."),
+        "prompt": Clause("The prompt's text is shown again, as a part of the answer.",
+                         "Remember, from the start, which text is known: that of the prompt's "
+                         "tokens."),
+        "half": Clause("Half a character is shown: the user sees a replacement mark that nothing "
+                       "takes back.",
+                       "While the decoded text ends in `\\ufffd`, return `\"\"` and wait."),
+        "spaces": Clause("Spaces get lost. A token decoded on its own stands at the beginning of a "
+                         "text, and some tokenizers drop the first space there.",
+                         "Decode it together with a few tokens before it. Tokens without text are "
+                         "no context."),
+        "twice": Clause("Text is shown twice.",
+                        "Return only what the text has *gained*: `decoded[len(known):]`."),
+        "missing": Clause("Text is missing, though all its characters are complete.",
+                          "Wait only while the decoded text ends in `\\ufffd`. Then show all that "
+                          "is new, the tokens waited for included."),
+        "other": Clause("This is not the text of the tokens.",
+                        "Compare with decoding everything at once."),
+        "cost": Clause("The text is right, but each token costs more than the one before: you "
+                       "decode everything again and again.",
+                       "Once text is shown, its tokens are only needed as context: keep the last "
+                       "few of them. Of the prompt, six are enough."),
+    },
+    examples=250,
+)  # fmt: skip

@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-import random
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from utils.checks.kit.runner import Mismatch, call, describe
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
 
 Verdict = tuple[int, str | None]
+ALPHABETS = ("ab", "aab.", "END \n", "ß🎉a", ".*a")
 
 
-class Story(NamedTuple):
-    """An answer's text as it comes, in pieces, and the stop strings asked for."""
+def draw(c: Choices) -> Given:
+    """Almost-matches, several matches, overlaps; short and long strings; old text and new."""
+    alphabet = c.pick(ALPHABETS)
 
-    stop: list[str]
-    pieces: list[str]
+    def word(low: int, high: int) -> str:
+        size = c.size(low, high)
+        if size > 8:  # a long one, not letter by letter
+            return ("".join(c.pick(alphabet) for _ in range(3)) * high)[:size]
+        return "".join(c.pick(alphabet) for _ in range(size))
 
+    stop = c.some(lambda: word(1, 70), 0, 4)
+    if stop and c.rarely(4):  # one is the end, the beginning or the whole of another
+        longer = c.pick(stop)
+        stop.insert(c.integer(0, len(stop)), c.pick((longer[1:], longer[:-1], longer)) or longer)
 
-STORIES = (
-    Story([], ["The sea", " is", " blue."]),
-    Story(["END"], ["one", " two"]),
-    Story(["END"], ["one ", "END"]),
-    Story(["END"], ["one END two"]),
-    Story(["END"], ["one E", "ND"]),
-    Story(["END"], ["E", "N", "D"]),
-    Story(["END"], ["one E", "N", "T two"]),
-    Story(["."], ["One", ".", " Two."]),
-    Story(["."], ["One. Two. Three"]),
-    Story(["X", "Y"], ["one Y two X"]),
-    Story(["\n\n"], ["a\n", "b\n", "\nc"]),
-    Story(["aab"], ["a", "a", "a", "b"]),
-    Story(["ABC", "B"], ["xAB", "C"]),
-    Story(["B", "ABC"], ["xABC"]),
-    Story(["ABC", "B"], ["xABC"]),
-    Story(["User:", "\n"], ["Hello U", "se", "d\n"]),
-    Story(["stop", "stopping"], ["do not stopping"]),
-    Story(["END"], ["END", " again"]),
-)
+    def piece() -> str:
+        if not stop or c.rarely(2):
+            return word(1, 70)
+        string = c.pick(stop)
+        return string[: c.pick((len(string), c.integer(0, len(string))))]
 
-
-def random_stories() -> list[Story]:
-    """Small alphabets, so that almost-matches are frequent."""
-    dice = random.Random(5)
-
-    def word(longest: int) -> str:
-        return "".join(dice.choice("aab") for _ in range(dice.randint(1, longest)))
-
-    return [
-        Story([word(4) for _ in range(dice.randint(1, 3))],
-              [word(3) for _ in range(dice.randint(1, 6))])
-        for _ in range(300)
-    ]  # fmt: skip
+    text = "".join(c.some(piece, 0, 8))
+    return Given(text, c.integer(0, len(text)), stop)
 
 
 def found_first(text: str, num_gained: int, stop: Sequence[str]) -> Verdict | None:
@@ -71,167 +54,144 @@ def held_back(text: str, stop: Sequence[str]) -> int:
     )
 
 
-def _told(text: str, num_gained: int, stop: Sequence[str]) -> str:
-    return f"text {text!r}, of which the last {num_gained} characters are new; stop {list(stop)}"
+def right_text_to_show(text: str, num_gained: int, stop: list[str]) -> Verdict:
+    """The oracle, which holds back no more than what a stop string really begins with."""
+    return found_first(text, num_gained, stop) or (len(text) - held_back(text, stop), None)
 
 
-def judge_text_to_show(function: Callable[..., Any]) -> str:
-    """Check `text_to_show(text, num_gained, stop)` while texts grow."""
-    stories = [*STORIES, *random_stories()]
-    for story in stories:
-        _judge(function, story)
-    _early(function)
-    return (
-        f"{len(stories)} texts in pieces. Stop strings were found across pieces and cut off, the "
-        "one that is complete first; nothing that was shown ever had to be taken back."
-    )
+def _fault(expected: Verdict, got: Any, given: Given) -> Fault | None:
+    text, num_gained, stop = given.args
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        return Fault("form", "", "a pair", got)
+    if (
+        isinstance(got[0], bool | float)
+        or not hasattr(got[0], "__index__")
+        or not (0 <= operator.index(got[0]) <= len(text))
+    ):
+        return Fault("number", "", f"a number of characters from 0 to {len(text)}", got[0])
+    count, string = operator.index(got[0]), got[1]
+    if expected[1] is not None:
+        clause = _of_found((count, string), (expected[0], expected[1]), text, num_gained, stop)
+        want, came = (f"show {text[:n]!r}; found {s!r}" for n, s in (expected, (count, string)))
+        return Fault(clause, "", expected, got, words=(want, came)) if clause else None
+    if string is not None:
+        old = isinstance(string, str) and string in stop and string in text
+        return Fault("old" if old else "invented", "", "None", repr(string))
+    if count > expected[0]:
+        return Fault("taken back", "", f"at most {expected[0]} characters shown", f"{count}")
+    least = max(0, len(text) - max(map(len, stop), default=1) + 1)
+    if count < least:
+        clause = "more held" if stop else "held"
+        return Fault(clause, "", f"at least {least} characters shown", f"{count}")
+    return None
 
 
-def _ask(function: Callable[..., Any], text: str, num_gained: int, stop: list[str]) -> Verdict:
-    given = _told(text, num_gained, stop)
-    got = call(function, text, num_gained, list(stop), given=given)
-    if not isinstance(got, tuple) or len(got) != 2:
-        raise Mismatch(
-            f"Your function returned {describe(got)}; expected a pair: how many characters may be "
-            "shown, and the stop string that was found, or None.",
-            input=given,
-        )  # fmt: skip
-    count, string = got
-    if not isinstance(count, int) or not 0 <= count <= len(text):
-        raise Mismatch(
-            f"The first value is {describe(count)}; expected a number of characters from 0 to "
-            f"{len(text)}.",
-            input=given,
-        )  # fmt: skip
-    return count, string
-
-
-def _judge(function: Callable[..., Any], story: Story) -> None:
-    text, shown = "", 0
-    for piece in story.pieces:
-        text += piece
-        stop = story.stop
-        given = _told(text, len(piece), stop)
-        count, string = _ask(function, text, len(piece), stop)
-        right = found_first(text, len(piece), stop)
-        if right is not None:
-            _judge_found((count, string), right, text, len(piece), stop)
-            if shown > right[0]:
-                raise _taken_back(text, shown, right[1], given)
-            return
-        if string is not None:
-            raise Mismatch(
-                f"You find {string!r}, and it is not in the text.", input=given,
-                expected="None: no stop string is complete", got=repr(string),
-            )  # fmt: skip
-        _judge_shown(count, text, stop, given)
-        shown = max(shown, count)
-
-
-def _judge_found(got: Verdict, right: Verdict, text: str, num_gained: int, stop: list[str]) -> None:
-    if got == right:
-        return
-    assert right[1] is not None
-    details: dict[str, Any] = dict(
-        input=_told(text, num_gained, stop),
-        expected=f"show {text[: right[0]]!r}; found {right[1]!r}",
-        got=f"show {text[: got[0]]!r}; found {got[1]!r}",
-    )  # fmt: skip
+def _of_found(
+    got: Verdict, right: tuple[int, str], text: str, num_gained: int, stop: Sequence[str]
+) -> str:  # fmt: skip
+    """Which clause is broken where a stop string is there; "" for none."""
     if got[1] is None:
-        raise Mismatch(
-            "A stop string is missed. It may have begun in an earlier piece of the text.",
-            **details,
-            look="Search from `len(text) - num_gained - len(string) + 1` on, but not before 0.",
-        )  # fmt: skip
+        return "missed"
     if got[1] not in stop:
-        raise Mismatch(
-            f"{describe(got[1])} is not one of the stop strings.", **details,
-            look="Return the string itself.",
-        )  # fmt: skip
+        return "invented"
     if got[1] != right[1]:
         other = found_first(text, num_gained, [got[1]])
         if other is None:
-            raise Mismatch(
-                f"You find {got[1]!r}, and it is not in the new text.", **details,
-                look="Search in the text, from where a new stop string can begin.",
-            )  # fmt: skip
+            return "old"
         if other[0] + len(got[1]) == right[0] + len(right[1]):
-            raise Mismatch(
-                "Two stop strings are complete at the same character. Then the first in the list "
-                "counts.",
-                **details, look="`<`, not `<=`, when you compare the ends.",
-            )  # fmt: skip
-        if other[0] < right[0]:
-            raise Mismatch(
-                "Several stop strings are there, and you take the one that *begins* first. Token "
-                "by token, the one that is *complete* first would have ended the answer.",
-                **details, look="Compare where they end: `begin + len(string)`.",
-            )  # fmt: skip
-        raise Mismatch(
-            "Several stop strings are there, and you do not take the one that is complete first. "
-            "Token by token, that one would have ended the answer, whatever its place in the list.",
-            **details, look="Collect all that are found, and take the smallest end.",
-        )  # fmt: skip
+            return "tie"
+        return "begins first" if other[0] < right[0] else "complete first"
+    if got[0] == right[0]:
+        return ""
     if got[0] == right[0] + len(right[1]):
-        raise Mismatch(
-            "The stop string is shown. It is cut off: the answer ends where it begins.",
-            **details, look="Return where the stop string *begins*.",
-        )  # fmt: skip
-    if got[0] > right[0]:
-        raise Mismatch(
-            "The text is cut at a later place than where the stop string is found first.",
-            **details, look="`text.find` finds the first one, `text.rfind` the last.",
-        )  # fmt: skip
-    raise Mismatch(
-        "The text is cut at the wrong place.", **details,
-        look="Return where the stop string begins in the whole text, not in the part you searched.",
-    )  # fmt: skip
+        return "shown"
+    return "later" if got[0] > right[0] else "place"
 
 
-def _judge_shown(count: int, text: str, stop: list[str], given: str) -> None:
-    keep = held_back(text, stop)
-    longest = max(map(len, stop), default=1)
-    if count > len(text) - keep:
-        begun = text[len(text) - keep :]
-        raise Mismatch(
-            f"{text[:count]!r} is shown, and {begun!r} may be the beginning of a stop string. If "
-            "it turns out to be one, the text on the user's screen has to be taken back.",
-            input=given, expected=f"at most {len(text) - keep} characters", got=f"{count}",
-            look="Keep back the last `len(string) - 1` characters, of the longest stop string.",
-        )  # fmt: skip
-    if count < len(text) - longest + 1:
-        if not stop:
-            says = "Without stop strings everything may be shown at once."
-        else:
-            says = (
-                "More is held back than needed. A stop string that is not complete yet has at most "
-                f"{longest - 1} of its characters in the text."
-            )
-        raise Mismatch(
-            says, input=given, expected=f"at least {max(0, len(text) - longest + 1)} characters",
-            got=f"{count}", look="`len(text) - (len(longest) - 1)`, and not below 0.",
-        )  # fmt: skip
+def _told(given: Given) -> str:
+    text, num_gained, stop = given.args
+    return f"text {text!r}, of which the last {num_gained} characters are new; stop {stop}"
 
 
-def _taken_back(text: str, shown: int, string: str | None, given: str) -> Mismatch:
-    return Mismatch(
-        f"{text[:shown]!r} was shown already, and now {string!r} is found in it.", input=given,
-        look="Keep back what may become a stop string.",
-    )  # fmt: skip
+def _finds(
+    find: Callable[[str, str, int], int], key: Callable[[tuple[int, str]], Any] | None
+) -> Callable[..., Verdict]:
+    """A wrong answer: how it finds one string (from the given place on), and which it takes."""
+
+    def wrong(text: str, num_gained: int, stop: list[str]) -> Verdict:
+        found = [(find(text, s, max(0, len(text) - num_gained - len(s) + 1)), s) for s in stop]
+        found = [(begin, s) for begin, s in found if begin >= 0]
+        if found:
+            return min(found, key=key) if key else found[0]
+        return max(0, len(text) - max(map(len, stop), default=1) + 1), None
+
+    return wrong
 
 
-def _early(function: Callable[..., Any]) -> None:
-    """`min_tokens`: the first part of a text may hold a stop string that must not end it."""
-    text, stop = "one. two", ["."]
-    for num_gained, what in ((4, "new text without one"), (0, "no new text")):
-        given = f"{_told(text, num_gained, stop)}. The stop string came while `min_tokens` held"
-        count, string = _ask(function, text, num_gained, stop)
-        if string is not None:
-            raise Mismatch(
-                f"A stop string in old text ends the answer, with {what}. It was allowed there: it "
-                "came among the first `min_tokens` tokens.",
-                input=given, expected="None", got=repr(string),
-                look="It must *end* in the new characters: search from "
-                "`len(text) - num_gained - len(string) + 1` on.",
-            )  # fmt: skip
-        _judge_shown(count, text, stop, given)
+def _end(found: tuple[int, str]) -> int:
+    return found[0] + len(found[1])
+
+
+def _at_the_end(text: str, string: str, start: int) -> int:
+    return len(text) - len(string) if text.endswith(string) else -1
+
+
+BEGINS = ("Several stop strings are there, and you take the one that *begins* first. Token by "
+          "token, the one that is *complete* first would have ended the answer.")  # fmt: skip
+OLD = ("A stop string in old text ends the answer. It was allowed there: perhaps it came among the "
+       "first `min_tokens` tokens.")  # fmt: skip
+SEARCH = ("It may begin in old text, but it must *end* in the new characters: search from "
+          "`len(text) - num_gained - len(string) + 1` on, but not before 0.")  # fmt: skip
+FIRST = "Collect all that are found, and take the smallest end, `begin + len(string)`."
+
+TEXT_TO_SHOW = Contract(
+    inputs=draw,
+    judge=Returns(right_text_to_show, wrong=_fault),
+    passed="Right for old and new text in pieces. Stop strings were found across pieces and cut "
+           "off, the one that is complete first; nothing that was shown had to be taken back.",
+    clauses={
+        "form": Clause("Your function returned {got}; expected a pair: how many characters may be "
+                       "shown, and the stop string that was found, or None."),
+        "number": Clause("The first value is {got}; expected {expected}."),
+        "missed": Clause("A stop string is missed. It may have begun in an earlier piece of the "
+                         "text, and more may come after it.",
+                         SEARCH),
+        "invented": Clause("You find {got}; expected {expected}.", "Return the string itself."),
+        "old": Clause(OLD, SEARCH),
+        "tie": Clause("Two stop strings are complete at the same character. Then the first in the "
+                      "list counts.", "`<`, not `<=`, when you compare the ends."),
+        "begins first": Clause(BEGINS, FIRST),
+        "complete first": Clause("Several stop strings are there, and you do not take the one that "
+                                 "is complete first. Token by token, that one would have ended the "
+                                 "answer, whatever its place in the list.", FIRST),
+        "shown": Clause("The stop string is shown. It is cut off: the answer ends where it begins.",
+                        "Return where the stop string *begins*."),
+        "later": Clause("The text is cut at a later place than where the stop string is found "
+                        "first.", "`text.find` finds the first one, `text.rfind` the last."),
+        "place": Clause("The text is cut at the wrong place.",
+                        "Return where the stop string begins in the whole text, not in the part "
+                        "you searched. In old text it does not count."),
+        "taken back": Clause("What is shown may turn out to be the beginning of a stop string. "
+                             "Then the text on the user's screen has to be taken back.",
+                             "Keep back the last `len(string) - 1` characters, of the longest "
+                             "stop string."),
+        "held": Clause("Without stop strings everything may be shown at once."),
+        "more held": Clause("More is held back than needed. A stop string that is not complete yet "
+                            "has at most all its characters but one in the text.",
+                            "`len(text) - (len(longest) - 1)`, and not below 0."),
+    },
+    mistakes=(
+        mistake("A stop string is missed. You look for it only at the very end of the text.",
+                "More may come after it in the same piece. " + SEARCH,
+                _finds(_at_the_end, _end), _finds(_at_the_end, None)),
+        mistake(OLD, SEARCH, _finds(lambda text, s, start: text.find(s), _end)),
+        mistake(BEGINS, FIRST, _finds(str.find, lambda found: found[0])),
+        mistake("Several stop strings are there, and you take the first in the list, not the one "
+                "that is complete first.", FIRST, _finds(str.find, None)),
+        mistake("A stop string is missed: you look only in the new characters. It may have begun "
+                "in an earlier piece.", SEARCH,
+                _finds(lambda text, s, start: text.find(s, start + len(s) - 1), _end)),
+    ),
+    tell=_told,
+    examples=600,
+)  # fmt: skip

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.checks.kit.runner import Mismatch, call, describe
-from utils.checks.kit.tiny_model import TinyModel, one_thread
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts.differences import difference
+from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 from utils.checks.lab_08 import pictures
-from utils.checks.lab_08.smallest_case import Fault, judge
 
-NUM_PROMPTS, MAX_TOKENS = 20, 12
+DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -36,232 +34,188 @@ class Difference:
     explained: bool
 
 
-class Pair(NamedTuple):
-    """Two answers, the logits that A chose from, and how far B's logits may be from them."""
+def draw(c: Choices) -> Given:
+    """Near ties and sure choices; tiny, large and negative logits; answers of unlike length."""
+    vocab = c.pick((4, c.integer(2, 9), 300, 70_000 if c.rarely(8) else 5))
+    unit, low = c.pick((0.125, 2.0**-20, 64.0)), c.pick((0, -90))
+    tokens_a, tokens_b, rows = [], [], []
+    length = c.size(0, 40, small=4) if vocab < 1000 else 2
+    parts = c.pick((1, 4, 12))  # one in so many places is another token
+    for _ in range(length):
+        other = torch.Generator().manual_seed(c.integer(0, 999))
+        row = low + torch.randint(0, 24, (vocab,), generator=other)
+        best = vocab - 1 - c.integer(0, vocab - 1)
+        row[best] = low + 24 + c.integer(0, 6)
+        token = vocab - 1 - c.integer(0, vocab - 1) if c.integer(1, parts) == 1 else best
+        if c.rarely(3):
+            row[token] = row[best] - c.integer(0, 4)
+        if token != best and c.rarely(3):  # a near tie, but with a third token
+            row[(token + 1) % vocab] = row[best]
+        rows.append(row * unit)
+        tokens_a.append(best)
+        tokens_b.append(token)
+    both = tokens_a[: c.integer(0, len(tokens_a))] if c.rarely(5) else tokens_b
+    more = c.some(lambda: c.integer(0, vocab - 1), 0, 2) if len(both) == length else []
+    logits = torch.stack(rows) if rows else torch.zeros(0, vocab)
+    logits = laid_out(logits.to(c.pick(DTYPES)), c.pick(LAYOUTS))
+    return Given(tokens_a, both + more, logits, c.pick((1, 0, 2, 0.5, 1.5, 8)) * unit)
 
-    tokens_a: list[int]
-    tokens_b: list[int]
-    logits: Tensor  # [len(tokens_a), vocab]
-    noise: float
 
-
-Answer = tuple[int, float | None, bool] | None
-
-
-def _round(index: int, gap: float | None, explained: bool) -> Answer:
-    return index, None if gap is None else round(gap, 4), explained
-
-
-def right_difference(pair: Pair) -> Answer:
+def right_difference(
+    tokens_a: list[int], tokens_b: list[int], logits: Tensor, noise: float
+) -> Difference | None:
     """The oracle: walk until the tokens differ. Both logits may be off by the noise."""
-    a, b = pair.tokens_a, pair.tokens_b
-    if a == b:
+    if tokens_a == tokens_b:
         return None
     index = 0
-    while a[: index + 1] == b[: index + 1]:
+    while tokens_a[: index + 1] == tokens_b[: index + 1]:
         index += 1
-    if index == min(len(a), len(b)):
-        return _round(index, None, False)
-    row = pair.logits[index].tolist()
-    gap = row[a[index]] - row[b[index]]
-    return _round(index, gap, gap - 2 * pair.noise <= 0)
+    if index == min(len(tokens_a), len(tokens_b)):
+        return Difference(index, None, False)
+    own, other = logits[index, [tokens_a[index], tokens_b[index]]].tolist()
+    return Difference(index, own - other, own - noise <= other + noise)
 
 
-def _pair(rows: list[list[float]], other: list[int], noise: float) -> Pair:
-    """A pair in which engine A takes the largest logit of each row."""
-    logits = torch.tensor(rows)
-    return Pair(logits.argmax(-1).tolist(), other, logits, noise)
+def _fault(expected: Difference | None, got: Any, given: Given) -> Fault | None:
+    if not isinstance(got, Difference | None):
+        return Fault("form", "", "None, or `Difference(index, gap, explained)`", got)
+    if expected is None or got is None:
+        clause = "equal" if expected is None else "differ"
+        return (
+            None
+            if got is expected
+            else Fault(clause, "", expected, got, words=_words(expected, got))
+        )
+    try:
+        came = Difference(int(got.index), None if got.gap is None else float(got.gap),
+                          bool(got.explained))  # fmt: skip
+    except (TypeError, ValueError):
+        return Fault("form", "", "`Difference(index, gap, explained)`", got)
+    for name in ("index", "gap", "explained"):
+        want, mine = getattr(expected, name), getattr(came, name)
+        if difference(want, mine):
+            return Fault(name, "", expected, _values(came), words=_words(expected, came),
+                         picture=lambda: _drawn(given, expected))  # fmt: skip
+    return None
 
 
-def _pairs() -> list[Pair]:
-    sure, tie = [0.0, 1.0, 8.0, 3.0], [5.0, 1.0, 4.75, 3.0]
-    pairs = [
-        _pair([sure], [2], 0.5),
-        _pair([tie], [2], 0.25),
-        _pair([sure], [3], 0.5),
-        _pair([sure, tie], [2, 2], 0.5),
-        _pair([sure, tie, sure], [2, 2, 0], 0.25),  # what comes after does not count
-        _pair([sure, sure, tie], [2, 3, 2], 0.25),
-        _pair([tie], [3], 0.25),  # a near tie, but not with the token that B took
-        _pair([tie], [2], 0.125),  # exactly on the edge
-        _pair([tie], [2], 0.0625),
-        _pair([sure, tie], [2], 0.25),
-        _pair([sure], [2, 0], 0.25),
-        _pair([tie, sure], [], 0.25),
-    ]
-    dice = random.Random(9)
-    for _ in range(60):
-        rows = [[dice.randrange(32) / 8 for _ in range(5)] for _ in range(dice.randint(1, 5))]
-        for row in rows:
-            row[dice.randrange(5)] = 4.0 + dice.randrange(1, 8) / 8  # one is the largest
-        best = [row.index(max(row)) for row in rows]
-        other = [t if dice.random() < 0.7 else dice.randrange(5) for t in best]
-        pairs.append(_pair(rows, other[: dice.randint(len(other) - 1, len(other))],
-                           dice.randint(1, 12) / 16))  # fmt: skip
-    return pairs
+def _values(answer: Difference) -> tuple[Any, ...]:
+    return answer.index, answer.gap, answer.explained
 
 
-def _told(pair: Pair) -> str:
-    rows = [[round(x, 3) for x in row] for row in pair.logits.tolist()]
-    logits = f"logits {rows}" if pair.logits.numel() <= 20 else f"{len(rows)} rows of logits"
-    return f"A {pair.tokens_a}, B {pair.tokens_b}, {logits}, noise {pair.noise:g}"
+def _words(*answers: Difference | None) -> tuple[str, str]:
+    one, other = (
+        "None: the answers are equal" if a is None
+        else f"index {a.index}, gap {a.gap}, explained: {a.explained}"
+        for a in answers
+    )  # fmt: skip
+    return one, other
 
 
-def _faults() -> list[Fault]:
-    def at_first(
-        rule: Callable[[Pair, int], tuple[float | None, bool]], ended: bool = False
-    ) -> Callable[[Pair], Answer]:
-        """The right place, with a wrong gap or verdict."""
-
-        def wrong(pair: Pair) -> Answer:
-            right = right_difference(pair)
-            if right is None or (right[1] is None and not ended):
-                return right
-            gap, explained = rule(pair, right[0])
-            return _round(right[0], gap, explained)
-
-        return wrong
-
-    def gap_of(pair: Pair, i: int) -> float:
-        return float(pair.logits[i][pair.tokens_a[i]] - pair.logits[i][pair.tokens_b[i]])
-
-    def top_two(pair: Pair, i: int) -> tuple[float, bool]:
-        first, second = pair.logits[i].topk(2).values.tolist()
-        return first - second, first - second <= 2 * pair.noise
-
-    def only_verdict(rule: Callable[[float, float], bool]) -> Callable[[Pair], Answer]:
-        return at_first(lambda p, i: (gap_of(p, i), rule(gap_of(p, i), p.noise)))
-
-    def zipped(pair: Pair) -> Answer:
-        right = right_difference(pair)
-        return None if right is None or right[1] is None else right
-
-    def last(pair: Pair) -> Answer:
-        both = list(zip(pair.tokens_a, pair.tokens_b, strict=False))
-        places = [i for i, (x, y) in enumerate(both) if x != y]
-        if not places:
-            return right_difference(pair)
-        gap = gap_of(pair, places[-1])
-        return _round(places[-1], gap, gap <= 2 * pair.noise)
-
-    def one_based(pair: Pair) -> Answer:
-        right = right_difference(pair)
-        return right and (right[0] + 1, *right[1:])
-
-    def ended_explained(pair: Pair) -> Answer:
-        right = right_difference(pair)
-        return (right[0], None, True) if right and right[1] is None else right
-
-    two = "A's token may have lost up to `noise`, B's may have gained as much: `gap <= 2 * noise`."
-    return [
-        Fault(zipped,
-              "Answers of different length count as equal when one is the beginning of the other. "
-              "One engine stopped, and the other did not.",
-              "`zip` ends with the shorter list. Compare the lengths, too."),
-        Fault(last,
-              "You take the last difference. After the first one, both engines continue different "
-              "texts, and there is nothing left to compare.",
-              "Stop at the first index where they differ."),
-        Fault(one_based, "The index is one too large: places are counted from 0.",
-              "`enumerate` starts at 0."),
-        Fault(ended_explained,
-              "One answer simply ends, and you call it explained. No logits were compared there.",
-              "`Difference(index, None, False)`."),
-        Fault(at_first(top_two),
-              "You measure the gap between the two best tokens. B may have taken the third: then "
-              "the near tie of the first two explains nothing.",
-              "`logits[i][tokens_a[i]] - logits[i][tokens_b[i]]`."),
-        Fault(at_first(lambda p, i: (top_two(p, i)[0], gap_of(p, i) <= 2 * p.noise)),
-              "You report the gap between the two best tokens. B may have taken the third.",
-              "`logits[i][tokens_a[i]] - logits[i][tokens_b[i]]`."),
-        Fault(at_first(lambda p, i: (-gap_of(p, i), True)),
-              "The gap has the wrong sign. A greedy engine prefers its own token: the gap is not "
-              "negative, and a negative one always looks explained.",
-              "A's token first: `logits[i][tokens_a[i]] - logits[i][tokens_b[i]]`."),
-        Fault(only_verdict(lambda gap, noise: gap <= noise),
-              "You allow for the noise of one logit. Two are compared, and each may be off, in "
-              "opposite directions.", two),
-        Fault(only_verdict(lambda gap, noise: gap < 2 * noise),
-              "A gap of exactly twice the noise can still be turned around to a tie.", two),
-        Fault(only_verdict(lambda gap, noise: gap >= 2 * noise),
-              "The verdict is turned around: a *small* gap can be explained by noise.", two),
-        Fault(only_verdict(lambda gap, noise: True),
-              "Everything counts as explained. A large gap means that the engines do not compute "
-              "the same thing.", two),
-        Fault(only_verdict(lambda gap, noise: False),
-              "Nothing counts as explained. A gap within the noise is no bug.", two),
-    ]  # fmt: skip
+def _drawn(given: Given, want: Difference) -> tuple[Figure | None, str]:
+    tokens_a, tokens_b, logits, noise = given.args
+    if want.gap is None or logits.shape[1] > 9:
+        return None, ""
+    i, words = want.index, "within" if want.explained else "beyond"
+    figure = pictures.rivals(
+        logits[i].tolist(), tokens_a[i], tokens_b[i],
+        f"Token {i}: the gap is {want.gap:g}, {words} twice the noise of {noise:g}",
+    )  # fmt: skip
+    return figure, "The logits at the first difference, as bars."
 
 
-def judge_first_difference(function: Callable[..., Any]) -> str:
-    """Check `first_difference(tokens_a, tokens_b, logits, noise)`."""
-
-    def ask(pair: Pair) -> Answer:
-        given = _told(pair)
-        arguments = list(pair.tokens_a), list(pair.tokens_b), pair.logits.clone(), pair.noise
-        got = call(function, *arguments, given=given)
-        if got is None:
-            return None
-        if not isinstance(got, Difference):
-            raise Mismatch(
-                f"Your function returned {describe(got)}; expected None, or `Difference(index, "
-                "gap, explained)`.",
-                input=given,
-            )  # fmt: skip
-        gap = None if got.gap is None else float(got.gap)
-        return _round(int(got.index), gap, bool(got.explained))
-
-    def show(answer: Answer) -> str:
-        if answer is None:
-            return "None: the answers are equal"
-        return f"index {answer[0]}, gap {answer[1]}, explained: {answer[2]}"
-
-    def picture(pair: Pair, want: Answer, got: Answer) -> tuple[Figure | None, str]:
-        if want is None or want[1] is None or pair.logits.shape[1] > 8:
-            return None, ""
-        i = want[0]
-        words = "within" if want[2] else "beyond"
-        figure = pictures.rivals(
-            pair.logits[i].tolist(), pair.tokens_a[i], pair.tokens_b[i],
-            f"Token {i}: the gap is {want[1]:g}, {words} twice the noise of {pair.noise:g}",
-        )  # fmt: skip
-        return figure, "The logits at the first difference, as bars."
-
-    pairs = _pairs()
-    otherwise = ("This is not the first difference, or not its gap.",
-                 "First the index, then the two logits of that row.")  # fmt: skip
-    judge(pairs, ask, right_difference, _told, _faults(), otherwise, show, picture)
-    with one_thread():
-        real = _rounded_pairs()
-    judge(real, ask, right_difference, _told, _faults(), otherwise, show, picture)
-    parted = [answer for answer in map(right_difference, real) if answer is not None]
-    assert parted and all(answer[2] for answer in parted)
-    return (
-        f"Right for {len(pairs)} pairs. Then a small model answered {NUM_PROMPTS} prompts in "
-        "float32 and in bfloat16. Some of the answers part somewhere, and rounding explains each "
-        "of them. It must: B's choice is the largest of logits that are within the noise of A's."
-    )
+def _told(given: Given) -> str:
+    tokens_a, tokens_b, logits, noise = given.args
+    rows = f"logits {logits.tolist()}" if logits.numel() <= 20 else f"{len(logits)} rows of logits"
+    kind = "" if logits.dtype == torch.float32 else f" ({str(logits.dtype)[6:]})"
+    return f"A {tokens_a}, B {tokens_b}, {rows}{kind}, noise {noise:g}"
 
 
-@torch.no_grad()
-def _rounded_pairs() -> list[Pair]:
-    """Greedy answers of a small model in float32 (A) and in bfloat16 (B)."""
-    tiny = TinyModel()
-    rounded = copy.deepcopy(tiny.hf).to(torch.bfloat16)
-    dice = random.Random(3)
-    pairs = []
-    for _ in range(NUM_PROMPTS):
-        prompt = [dice.randrange(tiny.vocab_size) for _ in range(6)]
-        texts = torch.tensor([prompt, prompt])
-        logits, noise = [], 0.0
-        for _ in range(MAX_TOKENS):
-            a = tiny.hf(texts[:1], use_cache=False).logits[0, -1]
-            b = rounded(texts[1:], use_cache=False).logits[0, -1].float()
-            if torch.equal(texts[0], texts[1]):  # as long as both read the same text
-                noise = max(noise, float((a - b).abs().max()))
-            logits.append(a)
-            chosen = torch.stack([a.argmax(), b.argmax()])
-            texts = torch.cat([texts, chosen[:, None]], dim=1)
-        answers = texts[:, len(prompt) :].tolist()
-        pairs.append(Pair(answers[0], answers[1], torch.stack(logits), noise))
-    return pairs
+Rule = Callable[[Tensor, int, int, float], tuple[float, bool]]  # row, A's token, B's, noise
+
+
+def _at_first(rule: Rule) -> Callable[..., Difference | None]:
+    """The right place, with a wrong gap or verdict."""
+
+    def wrong(a: list[int], b: list[int], logits: Tensor, noise: float) -> Difference | None:
+        right = right_difference(a, b, logits, noise)
+        if right is None or right.gap is None:
+            return right
+        i = right.index
+        return Difference(i, *rule(logits[i].double(), a[i], b[i], noise))
+
+    return wrong
+
+
+def _verdict(rule: Callable[[float, float], bool]) -> Callable[..., Difference | None]:
+    return _at_first(lambda row, a, b, n: (float(row[a] - row[b]), rule(float(row[a] - row[b]), n)))
+
+
+def _zipped(a: list[int], b: list[int], logits: Tensor, noise: float) -> Difference | None:
+    right = right_difference(a, b, logits, noise)
+    return None if right is None or right.gap is None else right
+
+
+def _last(a: list[int], b: list[int], logits: Tensor, noise: float) -> Difference | None:
+    places = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    if not places:
+        return right_difference(a, b, logits, noise)
+    i = places[-1]
+    gap = float(logits[i, a[i]].double() - logits[i, b[i]].double())
+    return Difference(i, gap, gap <= 2 * noise)
+
+
+def _ended(a: list[int], b: list[int], logits: Tensor, noise: float) -> Difference | None:
+    right = right_difference(a, b, logits, noise)
+    return Difference(right.index, None, True) if right and right.gap is None else right
+
+
+def _top_two(row: Tensor, a: int, b: int, noise: float) -> tuple[float, bool]:
+    first, second = row.topk(2).values.tolist()
+    return first - second, first - second <= 2 * noise
+
+
+TWO = "A's token may have lost up to `noise`, B's may have gained as much: `gap <= 2 * noise`."
+GAP = "A's token first: `logits[i][tokens_a[i]] - logits[i][tokens_b[i]]`."
+
+FIRST_DIFFERENCE = Contract(
+    inputs=draw,
+    judge=Returns(right_difference, wrong=_fault),
+    passed="Right for near ties and sure choices, logits of all sizes and number formats, and "
+           "answers that end early. So you know whether two engines compute the same.",
+    clauses={
+        "form": Clause("Your function returned {got}; expected {expected}."),
+        "equal": Clause("The answers are equal, and you find a difference.", "`return None`."),
+        "differ": Clause("The answers differ, and you call them equal.",
+                         "`zip` ends with the shorter list. Compare the lengths, too."),
+        "index": Clause("The first place where the answers differ is another one.",
+                        "Places are counted from 0. Stop at the first that differs."),
+        "gap": Clause("The gap is wrong.", GAP + " When one answer ends there: None."),
+        "explained": Clause("Whether rounding explains it is decided wrongly.", TWO),
+    },
+    mistakes=(
+        mistake("Answers of different length count as equal when one is the beginning of the "
+                "other. One engine stopped, and the other did not.",
+                "`zip` ends with the shorter list. Compare the lengths, too.", _zipped),
+        mistake("You take the last difference. After the first one, both engines continue "
+                "different texts, and there is nothing left to compare.",
+                "Stop at the first index where they differ.", _last),
+        mistake("One answer simply ends, and you call it explained. No logits were compared there.",
+                "`Difference(index, None, False)`.", _ended),
+        mistake("You measure the gap between the two best tokens. B may have taken the third: then "
+                "the near tie of the first two explains nothing.", GAP, _at_first(_top_two)),
+        mistake("The gap has the wrong sign. A greedy engine prefers its own token: the gap is not "
+                "negative, and a negative one always looks explained.", GAP,
+                _at_first(lambda row, a, b, n: (float(row[b] - row[a]), True))),
+        mistake("You allow for the noise of one logit. Two are compared, and each may be off, in "
+                "opposite directions.", TWO, _verdict(lambda gap, noise: gap <= noise)),
+        mistake("A gap of exactly twice the noise can still be turned around to a tie.", TWO,
+                _verdict(lambda gap, noise: gap < 2 * noise)),
+        mistake("Everything counts as explained. A large gap means that the engines do not compute "
+                "the same thing.", TWO, _verdict(lambda gap, noise: True)),
+        mistake("Nothing counts as explained. A gap within the noise is no bug.", TWO,
+                _verdict(lambda gap, noise: False)),
+    ),
+    tell=_told,
+    examples=250,
+)  # fmt: skip

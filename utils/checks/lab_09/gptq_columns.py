@@ -1,155 +1,210 @@
-"""What lab 09 says of GPTQ: exercises 8 (weight and Hessian, made ready) and 9 (the columns)."""
+"""What lab 09 says of GPTQ's columns: exercise 9.
+
+An answer is followed column by column, in float64, with the codes that it chose: so two right
+answers may round 2.5 steps to 2 or to 3. tests/checks/lab_09 holds this against elimination,
+which needs no Cholesky factor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.checks.kit.compare_tensors import Parts, PartsCase, compare_parts
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out, tensor
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_09 import pictures
-from utils.checks.lab_09.gptq_mistakes import COLUMN_MISTAKES, PREPARE_MISTAKES
+from utils.checks.lab_09.codes import read
+from utils.checks.lab_09.grid import BITS, params
+from utils.checks.lab_09.parts import Parts, form
 from utils.quant import InputStats, inverse_cholesky, relative_error, rtn
 
-# Exercise 8
+NAMES = ("codes", "scales", "zeros")
+HALF = 0.5 + 0.01  # steps; float32 adds up errors over the columns
 
 
-def _ready_by_hand(weight: Tensor, inputs: Tensor, damp_percent: float) -> Parts:
-    """Token by token, in float64."""
-    n, width = inputs.shape
-    hessian = torch.zeros(width, width, dtype=torch.float64)
-    for token in inputs.double():
-        hessian += 2 * torch.outer(token, token) / n
-    ready = weight.clone()
-    for channel in range(width):
-        if hessian[channel, channel] == 0:
-            ready[:, channel] = 0
-            hessian[channel, channel] = 1
-    damping = damp_percent * sum(float(hessian[i, i]) for i in range(width)) / width
-    for channel in range(width):
-        hessian[channel, channel] += damping
-    return ready, hessian.float()
-
-
-def _prepare_case(
-    tokens: int, width: int, damp_percent: float, dead: tuple[int, ...] = (), cancels: bool = False
-) -> PartsCase:
-    generator = torch.Generator().manual_seed(width)
-    weight = torch.randn(3, width, generator=generator)
-    inputs = torch.randn(tokens, width, generator=generator) + 0.5
-    inputs[:, list(dead)] = 0
-    if cancels:
-        inputs[:, 0] = torch.tensor([1.0, -1.0]).repeat(tokens // 2)
-    given = f"weight [3, {width}], inputs [{tokens}, {width}], damp_percent={damp_percent}"
-    given += f"; channel {dead[0]} is dead" if dead else ""
-    given += "; channel 0 is 1 and -1 by turns" if cancels else ""
-    args = (weight, inputs, damp_percent)
-    return PartsCase(given, args, _ready_by_hand(*args), 1e-4, 1e-5)
-
-
-_PREPARE_CASES = (
-    _prepare_case(1, 2, 0.0), _prepare_case(5, 3, 0.0), _prepare_case(3, 3, 0.1),
-    _prepare_case(4, 6, 0.05), _prepare_case(9, 4, 0.05, (2,)), _prepare_case(30, 8, 0.01, (0, 5)),
-    _prepare_case(4, 2, 0.05, cancels=True),
-)  # fmt: skip
-
-
-def judge_prepare(function: Callable[..., Parts]) -> str:
-    """Check `prepare(weight, inputs, damp_percent)`."""
-    compare_parts(function, ("weight", "hessian"), _PREPARE_CASES, PREPARE_MISTAKES)
-    return (
-        "2 XᵀX / n, dead channels cleared, and enough added to the diagonal for an inverse, even "
-        "with fewer tokens than channels."
-    )
-
-
-# Exercise 9
-
-
-def by_elimination(weight: Tensor, hessian: Tensor, bits: int, group_size: int) -> Parts:
-    """GPTQ without a Cholesky factor: a fresh inverse for what is left, column by column; float64.
-
-    Section 2 of the paper (Optimal Brain Quantization). The smallest distance from a rounding
-    edge is the last part.
-    """
-    w, top = weight.double().clone(), 2**bits - 1
-    q, scales, edge = torch.zeros_like(w), [], 1.0
-    for i in range(w.shape[1]):
-        if i % group_size == 0:
-            scale = 2 * w[:, i : i + group_size].abs().amax(1) / top
-            scale[scale == 0] = 1.0
-            scales.append(scale)
-        place = w[:, i] / scale + 2 ** (bits - 1)
-        q[:, i] = place.round().clamp(0, top)
-        inside = (place > 0) & (place < top)
-        edge = min([edge, *((place - place.floor() - 0.5).abs()[inside]).tolist()])
-        error = w[:, i] - (q[:, i] - 2 ** (bits - 1)) * scale
-        rest = torch.linalg.inv(hessian.double()[i:, i:])  # of the columns from i on
-        w[:, i:] -= error[:, None] * rest[0] / rest[0, 0]
-    found = torch.stack(scales, 1).float()
-    zeros = torch.full_like(found, 2 ** (bits - 1))
-    return q.to(torch.uint8), found, zeros, torch.tensor(edge)
-
-
-def _inputs(tokens: int, width: int, generator: torch.Generator) -> Tensor:
+def correlated(tokens: int, width: int, generator: torch.Generator) -> Tensor:
     """Inputs that vary together, as those of a real layer do, and not all equally strongly."""
     mixing = torch.randn(width, width, generator=generator) + 0.8
     strength = torch.linspace(0.3, 2.0, width)[torch.randperm(width, generator=generator)]
     return torch.randn(tokens, width, generator=generator) @ mixing * strength / width**0.5
 
 
-def _columns_case(out: int, width: int, bits: int, group_size: int, seed: int = 0) -> PartsCase:
-    """The seeds are such that no weight comes near the edge between two codes."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(out, width, generator=generator)
-    hessian = InputStats.of(_inputs(4 * width, width, generator)).hessian
+def draw_columns(c: Choices) -> Given:
+    """Groups of one column and of many, one group and several; Hessians of any size."""
+    group_size, groups = c.size(1, 10), c.size(1, 4)
+    width = group_size * groups
+    weight = tensor(c, (c.size(1, 6), width))
+    generator = torch.Generator().manual_seed(c.integer(0, 9999))
+    if c.rarely(4):  # columns of 0, and a whole group of them
+        weight[:, c.integer(0, width - 1)] = 0
+        weight[:, : group_size * c.integer(0, 1)] = 0
+    hessian = InputStats.of(correlated(4 * width, width, generator)).hessian
     hessian.diagonal().add_(0.05 * hessian.diagonal().mean())
-    *expected, edge = by_elimination(weight, hessian, bits, group_size)
-    assert edge > 2e-3
-    upper = inverse_cholesky(hessian, 0.0)
-    given = f"weight [{out}, {width}], bits={bits}, group_size={group_size}"
-    return PartsCase(given, (weight, upper, bits, group_size), tuple(expected), 1e-3, 1e-4)
+    upper = inverse_cholesky(hessian * c.pick((1.0, 1.0, 1e-4, 1e4)), 0.0)
+    return Given(weight, laid_out(upper, c.pick(LAYOUTS)), c.pick(BITS), group_size)
 
 
-_COLUMN_CASES = (
-    _columns_case(1, 2, 4, 2), _columns_case(2, 4, 4, 4, seed=1), _columns_case(2, 8, 4, 4),
-    _columns_case(3, 8, 3, 4), _columns_case(3, 12, 4, 4),
-)  # fmt: skip
+def in_float64(weight: Tensor, upper: Tensor, bits: int, group_size: int) -> Parts:
+    """For the form of an answer, and for the picture; `_wrong` follows the learner's own codes."""
+    codes, scales, zeros = _columns(weight.double(), upper.double(), bits, group_size)
+    return codes, scales.float(), zeros.float()
 
 
-def _read(q: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    times = q.shape[1] // scales.shape[1]
-    return (q.float() - zeros.repeat_interleave(times, 1)) * scales.repeat_interleave(times, 1)
+def _wrong(expected: Parts, got: Any, given: Given) -> Fault | None:
+    fault = form(NAMES, expected, got)
+    if fault is not None:
+        return fault
+    weight, upper, bits, group_size = given.args
+    codes, scales, zeros = (part.double() for part in got)
+    w, u, top, middle = weight.double().clone(), upper.double(), 2**bits - 1, 2 ** (bits - 1)
+    for i in range(w.shape[1]):
+        group, start = i // group_size, i % group_size == 0
+        if start:
+            scale = 2 * w[:, i : i + group_size].abs().amax(1) / top
+            scale[scale == 0] = 1.0
+            allowed = 1e-3 * scale + 1e-6 * weight.abs().amax(1)
+            off = ~((scales[:, group] - scale).abs() <= allowed)
+            if off.any():
+                return _at("scales", off, group, scale, scales[:, group], expected, got, given)
+        if not (zeros[:, group] == middle).all():
+            right = torch.full_like(scale, middle)
+            return _at("zeros", zeros[:, group] != middle, group, right, zeros[:, group],
+                       expected, got, given)  # fmt: skip
+        place = (w[:, i] / scale + middle).clamp(0, top)
+        off = (codes[:, i] - place).abs() > HALF
+        if off.any():
+            return _at("codes", off, i, place.round(), codes[:, i], expected, got, given)
+        error = (w[:, i] - (codes[:, i] - middle) * scale) / u[i, i]
+        w[:, i + 1 :] -= error[:, None] * u[i, i + 1 :]
+    return None
 
 
-def _draw(case: PartsCase, got: Parts) -> tuple[Figure, str]:
+def _at(
+    name: str, off: Tensor, place: int, right: Tensor, mine: Tensor, expected: Parts, got: Parts,
+    given: Given,
+) -> Fault:  # fmt: skip
+    """The fault in one row of one column, or group; the columns before it are right."""
+    row = int(off.nonzero()[0])
+    kind = "column" if name == "codes" else "group"
+    words = tuple(f"`{float(t[row]):.5g}`" for t in (right, mine))
+    return Fault(
+        name, f"output {row}, {kind} {place}", float(right[row]), float(mine[row]),
+        words=(words[0], words[1]), picture=lambda: _draw(given, expected, got),
+    )  # fmt: skip
+
+
+def _draw(given: Given, expected: Parts, got: Parts) -> tuple[Figure, str]:
     title = "What is read back from the codes: error of each group"
-    expected, yours = (_read(*parts) for parts in (case.expected, got))
-    figure = pictures.group_errors(case.args[0], expected, yours, case.args[3], title)
+    right, yours = (read(*parts) for parts in (expected, got))
+    figure = pictures.group_errors(given.args[0], right, yours, given.args[3], title)
     return figure, "The error of each group: expected beside yours."
 
 
-def judge_gptq(function: Callable[..., Parts]) -> Passed:
-    """Check `gptq(weight, upper, bits, group_size)`."""
-    compare_parts(function, ("codes", "scales", "zeros"), _COLUMN_CASES, COLUMN_MISTAKES, _draw)
+def _columns(
+    weight: Tensor, upper: Tensor, bits: int, group_size: int, *, grids: str = "fresh",
+    divide: int = 1, sign: int = 1, factor: str = "row", reach: str = "all", read_back: bool = True,
+    loss: str = "now", round_first: bool = False,
+) -> Parts:  # fmt: skip
+    """`gptq` with one switch per known mistake. It is never the oracle."""
+    w, top = weight.clone(), 2**bits - 1
+    q = torch.zeros_like(w)
+    scales = torch.ones(len(w), w.shape[1] // group_size).to(w)
+    zeros = torch.zeros_like(scales)
+    spread = {"row": upper, "column": upper.T, "inverse": upper.T @ upper}[factor]
+    for i in range(w.shape[1]):
+        group = i // group_size
+        start, end = group * group_size, (group + 1) * group_size
+        if i == start or grids == "every column":
+            source = weight if grids == "early" else w
+            begin = i if grids == "every column" else start
+            scale, zero = params(source[:, begin:end], bits, grids != "asymmetric")
+            if grids == "one" and i:
+                scale = scales[:, 0]
+            scales[:, group], zeros[:, group] = scale, zero
+        column = (weight if round_first else w)[:, i]
+        q[:, i] = (column / scale).round().add(zero).clamp(0, top)
+        back = (q[:, i] - zero) * scale if read_back else q[:, i]
+        meant = weight if round_first or loss == "first" else w
+        error = (meant[:, i] - back) / spread[i, i] ** divide
+        later = slice(i + 1, end if reach == "group" else None)
+        w[:, later] -= sign * error[:, None] * spread[i, later]
+    return q.to(torch.uint8), scales, zeros
+
+
+def _but(**switches: Any) -> Callable[..., Parts]:
+    return lambda *args: _columns(*args, **switches)
+
+
+def _passed(function: Callable[..., Parts]) -> Passed:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(8, 64, generator=generator)
-    stats = InputStats.of(_inputs(256, 64, generator))
+    stats = InputStats.of(correlated(256, 64, generator))
     nearest = rtn(weight, bits=3, group_size=16).dequantize()
-    yours = _read(*function(weight, inverse_cholesky(stats.hessian, 0.05), 3, 16))
-    before, after = (relative_error(weight, back, stats) for back in (nearest, yours))
+    yours = read(*function(weight.clone(), inverse_cholesky(stats.hessian, 0.05), 3, 16))
+    before, after = (relative_error(weight, back.float(), stats) for back in (nearest, yours))
     moved = (yours - weight).square().mean() / (nearest - weight).square().mean()
     figure = pictures.group_errors(
-        weight, nearest, yours, 16,
-        "With GPTQ, the weights of most groups are further off",
+        weight, nearest, yours, 16, "With GPTQ, the weights of most groups are further off",
         names=("round to nearest", "your GPTQ"),
     )  # fmt: skip
     return Passed(
-        "Code for code what elimination gives, which inverts a smaller Hessian for each column. "
+        "Right column by column, on weights of any size. "
         f"On a layer of 8 x 64 with 3 bits, the error of the weights is {moved:.1f} times that of "
         f"rounding, and the error of the *outputs* {after / before:.2f} times.",
         figure, "The error of each group: rounding on the left, your GPTQ on the right.",
     )  # fmt: skip
+
+
+_ERROR = "Steps 2 and 3 of the text: which row, which divisor, which columns, which sign?"
+GPTQ = Contract(
+    inputs=draw_columns,
+    judge=Returns(in_float64, wrong=_wrong),
+    passed=_passed,
+    examples=80,
+    clauses={
+        "form": Clause("{says}", "A code per weight; a scale and a zero per output and group."),
+        "scales": Clause("A group's scale is wrong; all columns before it are right. It is the "
+                         "symmetric one of the group's weights as they are when its first column "
+                         "is reached.", "Print the group's weights at that moment."),
+        "zeros": Clause("A group's zero is wrong. The grids are symmetric.",
+                        "The middle code, as in exercise 1."),
+        "codes": Clause("A code is wrong; all columns before it are right. It is the nearest on "
+                        "its group's grid, to the column as it is by then.", _ERROR),
+    },
+    mistakes=(
+        mistake("These are the codes of plain rounding: no error reaches the later columns. "
+                "Row i of `upper` says how much each gets; below its diagonal are zeros.",
+                _ERROR, _but(factor="column")),
+        mistake("The scales come from the weights as they were at first. A group's scale is "
+                "taken when its first column is reached, from the weights as they are by then.",
+                "Inside the loop, from the weights that have moved.", _but(grids="early")),
+        mistake("The scale is taken anew at each column. It belongs to a group: the codes "
+                "before would change their meaning.",
+                "Only at a group's first column.", _but(grids="every column")),
+        mistake("All groups have the scale of the first. Each has one of its own, taken when "
+                "its first column is reached.", "At each group's first column.",
+                _but(grids="one")),
+        mistake("The grids are asymmetric. Here they are symmetric, with the zero in the "
+                "middle.", "`sym=True`.", _but(grids="asymmetric")),
+        mistake("The error is not divided by `upper[i, i]`.", _ERROR, _but(divide=0)),
+        mistake("The sign is wrong: the later columns move the wrong way, and double the "
+                "error.", _ERROR, _but(sign=-1)),
+        mistake("You use the inverse of the whole Hessian. After each column, the inverse of "
+                "what is left is another; `upper` holds these rows.", _ERROR,
+                _but(factor="inverse")),
+        mistake("The error stays within its group. All later columns make up for it.",
+                "To the last column.", _but(reach="group")),
+        mistake("The error is the distance to the *code*. It is the distance to the weight "
+                "that is read back.", "Exercise 3.", _but(read_back=False)),
+        mistake("The error is measured from the first weights. It is measured from the weights "
+                "as they are by now: what came from the columns before must be made good, too.",
+                "Which tensor has moved?", _but(loss="first")),
+        mistake("You round the weights as they were at first, so what the columns before have "
+                "moved is lost.", "Which tensor has moved?", _but(round_first=True)),
+    ),
+)  # fmt: skip

@@ -1,70 +1,87 @@
-"""What lab 09 says of NF4: exercise 5, block codes.
-
-The oracle is a search over all levels in float64.
-"""
+"""What lab 09 says of block codes: exercise 5. The oracle looks at every level, in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.checks.kit.compare_tensors import KnownMistake, Parts, PartsCase, compare_parts, rounded
+from utils.checks.kit.contracts import Choices, Clause, Contract, Given, Returns, mistake
+from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_09 import pictures
+from utils.checks.lab_09.parts import Parts, in_parts, mixed_groups
 from utils.quant import create_dynamic_map, create_normal_map, rtn
 
 NF4, DYNAMIC = create_normal_map(), create_dynamic_map()
+# So much further than the nearest level may a level be: bitsandbytes looks 8-bit codes up in a
+# table of 65,536 values.
+NEAR = 4e-5
+
+
+def draw_levels(c: Choices) -> Tensor:
+    """NF4's, the dynamic ones, or any list from 2 to 256, mostly with a level 0."""
+    kind, count = c.pick(("own", "nf4", "own", "dynamic")), c.size(2, 256)
+    generator = torch.Generator().manual_seed(c.integer(0, 9999))
+    ends = c.pick((1.0, 1.0, 0.9))  # the list need not reach -1 and 1
+    one_sided, with_zero = c.rarely(2), not c.rarely(3)
+    if kind != "own":
+        return NF4.clone() if kind == "nf4" else DYNAMIC.clone()
+    places = torch.randperm(1999, generator=generator)[:count].sort().values
+    levels = (places - 999) / 1000
+    levels[0], levels[-1] = -ends if count > 2 or not one_sided else 0.0, ends
+    inside = levels.abs() < ends
+    inside[0] = inside[-1] = True
+    levels = levels[inside]
+    if len(levels) > 2 and with_zero:
+        levels[1 + int(levels[1:-1].abs().argmin())] = 0.0
+    return levels
+
+
+def draw_values(c: Choices) -> Given:
+    """Blocks of all kinds, that end in the middle of a row; zeros only where a level is 0."""
+    levels, blocksize = draw_levels(c), c.size(1, 300)
+    searches = 8_000 if c.rarely(10) else 2_000  # a search in Python is right, too
+    most = max(1, min(9, searches // (blocksize * len(levels))))
+    blocks = mixed_groups(c, (c.size(1, most), blocksize))
+    last = c.integer(0, blocksize - 1) if c.rarely(2) else 0
+    flat = blocks.flatten()[: blocks.numel() - last]
+    if not (levels == 0).any():
+        flat = torch.where(flat == 0, 1.0, flat)
+    rows = c.pick([n for n in (1, 2, 3, 4, 5, 7, 16) if len(flat) % n == 0])
+    values = flat.view(c.pick([(-1,), (rows, -1), (rows, 1, -1)]))
+    return Given(laid_out(values, c.pick(LAYOUTS)), laid_out(levels, c.pick(LAYOUTS)), blocksize)
 
 
 def by_search(values: Tensor, levels: Tensor, blocksize: int) -> Parts:
     """Codes by looking at every level, and absmax, block by block, in float64."""
-    codes: list[int] = []
-    absmax: list[float] = []
-    for block in values.double().flatten().split(blocksize):
-        largest = max(abs(float(block.max())), abs(float(block.min())))
-        absmax.append(largest)
-        for value in (block / (largest or 1.0)).tolist():
-            codes.append(int((levels.double() - value).abs().argmin()))
-    return torch.tensor(codes, dtype=torch.uint8).view(values.shape), torch.tensor(absmax)
+    blocks = values.double().flatten().split(blocksize)
+    absmax = torch.stack([max(block.max(), -block.min()) for block in blocks])
+    codes = [_distances(b, m, levels).argmin(-1) for b, m in zip(blocks, absmax, strict=True)]
+    return torch.cat(codes).to(torch.uint8).view(values.shape), absmax.float()
 
 
-def _clear_values(levels: Tensor, shape: tuple[int, ...], blocksize: int) -> Tensor:
-    """Random values, none of them near the middle between two levels: no rounding decides."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    middles = (levels[1:] + levels[:-1]) / 2
-    blocks: list[Tensor] = []
-    left = int(torch.tensor(shape).prod())
-    while left:
-        size = min(blocksize, left)
-        scaled = (0.35 * torch.randn(size, generator=generator)).clamp(-0.99, 0.99)
-        scaled[0] = -1.0 if len(blocks) % 2 else 1.0
-        while (near := (scaled[:, None] - middles).abs().amin(1) < 1e-4).any():
-            scaled[near] += 3e-4
-        blocks.append(scaled * (0.2 + 0.37 * len(blocks)))
-        left -= size
-    return torch.cat(blocks).view(shape)
+def _distances(block: Tensor, absmax: Tensor, levels: Tensor) -> Tensor:
+    scaled = block.double() / (absmax.double() if absmax > 0 else 1.0)
+    return (scaled[:, None] - levels.double()).abs()
 
 
-def _block_case(values: Tensor, levels: Tensor, blocksize: int, given: str) -> PartsCase:
-    name = "NF4's 16 levels" if len(levels) == 16 else f"{len(levels)} levels"
-    return PartsCase(
-        f"{given}, {name}, blocksize={blocksize}", (values, levels, blocksize),
-        by_search(values, levels, blocksize),
-    )  # fmt: skip
+def not_nearest(values: Tensor, absmax: Tensor, levels: Tensor, size: int, codes: Tensor) -> Tensor:
+    """Codes that are no level's number, or not the nearest level's."""
+    wrong = []
+    parts = (values.flatten().split(size), absmax, codes.flatten().long().split(size))
+    for block, largest, chosen in zip(*parts, strict=True):
+        away = _distances(block, largest, levels)
+        mine = away.gather(1, chosen.clamp(max=len(levels) - 1)[:, None])[:, 0]
+        wrong.append((chosen >= len(levels)) | (mine > away.amin(1) + NEAR))
+    return torch.cat(wrong).view(values.shape)
 
 
-_SMALL = torch.tensor([0.5, -2.0, 1.0, 0.1])
-_BLOCK_CASES = (
-    _block_case(_SMALL, torch.tensor([-1.0, -0.4, 0.0, 0.6, 1.0]), 4, f"values {rounded(_SMALL)}"),
-    _block_case(torch.tensor([0.0, 0.0, 3.0, -1.6]), NF4, 2, "values [0, 0, 3, -1.6]"),
-    _block_case(_clear_values(NF4, (2, 16), 8), NF4, 8, "values [2, 16]"),
-    _block_case(_clear_values(NF4, (4, 6), 8), NF4, 8, "values [4, 6]: blocks run on over rows"),
-    _block_case(_clear_values(NF4, (5, 6), 8), NF4, 8, "values [5, 6]: the last block is shorter"),
-    _block_case(_clear_values(DYNAMIC, (40,), 16), DYNAMIC, 16, "values [40]"),
-)
+def _not_nearest(given: Given, expected: Parts, got: Parts) -> Tensor:
+    values, levels, blocksize = given.args
+    return not_nearest(values, expected[1], levels, blocksize, got[0])
 
 
 def blockwise(values: Tensor, levels: Tensor, blocksize: int, how: str = "right") -> Parts:
@@ -72,30 +89,22 @@ def blockwise(values: Tensor, levels: Tensor, blocksize: int, how: str = "right"
     flat = values.flatten()
     padded = torch.nn.functional.pad(flat, (0, -len(flat) % blocksize))
     blocks = padded.view(-1, blocksize)
-    absmax = blocks.abs().amax(1)
-    if how == "signed":
-        absmax = blocks.amax(1)
-    elif how == "tensor":
-        absmax = flat.abs().max().expand(len(blocks))
-    elif how == "mean":
-        absmax = blocks.abs().mean(1)
-    elif how == "std":
-        absmax = blocks.std(1)
+    absmax = {
+        "signed": blocks.amax(1), "tensor": flat.abs().max().expand(len(blocks)),
+        "mean": blocks.abs().mean(1),
+    }.get(how, blocks.abs().amax(1))  # fmt: skip
     if how == "one":
         absmax = torch.where(absmax == 0, 1.0, absmax)
     divisor = absmax if how == "unguarded" else torch.where(absmax == 0, 1.0, absmax)
     scaled = blocks if how == "unscaled" else blocks / divisor[:, None]
-    distance = scaled[..., None] - levels
     if how == "below":  # the largest level that is not above the value
         codes = torch.bucketize(scaled, levels, right=True).sub(1).clamp(0, len(levels) - 1)
     elif how == "above":
         codes = torch.bucketize(scaled, levels).clamp(0, len(levels) - 1)
     elif how == "even":
         codes = ((scaled + 1) / 2 * (len(levels) - 1)).round().clamp(0, len(levels) - 1)
-    elif how == "signed distance":
-        codes = distance.argmin(-1)
     else:
-        codes = distance.abs().argmin(-1)
+        codes = (scaled[..., None] - levels).abs().argmin(-1)
     return codes.flatten()[: len(flat)].view(values.shape).to(torch.uint8), absmax
 
 
@@ -107,53 +116,21 @@ def _rows(values: Tensor, levels: Tensor, blocksize: int) -> Parts:
     return codes, torch.cat([absmax for _, absmax in parts])
 
 
-def _block_mistake(says: str, look: str, how: str) -> KnownMistake:
-    return KnownMistake(says, look, lambda v, levels, size: blockwise(v, levels, size, how))
+def _in_memory(values: Tensor, levels: Tensor, blocksize: int) -> Parts:
+    """Blocks in the order in which a transposed tensor lies in memory."""
+    if values.ndim < 2 or values.is_contiguous() or values.stride(-1) == 1:
+        return blockwise(values, levels, blocksize)
+    codes, absmax = blockwise(values.transpose(0, 1).contiguous(), levels, blocksize)
+    return codes.transpose(0, 1), absmax
 
 
-_NEAREST = "The distances to all levels: `(scaled[..., None] - levels).abs()`, then `argmin(-1)`."
-_BLOCK_MISTAKES = (
-    _block_mistake("absmax is the largest value, not the largest magnitude.",
-                   "`.abs()` before `amax`.", "signed"),
-    _block_mistake("One absmax serves all blocks. Each block has its own.",
-                   "`blocks.abs().amax(1)`, with blocks of shape [blocks, blocksize].", "tensor"),
-    _block_mistake("absmax is the mean magnitude. With it, the largest values are cut off.",
-                   "`amax`.", "mean"),
-    _block_mistake("absmax is the standard deviation. With it, the largest values are cut off.",
-                   "`amax` of the magnitudes.", "std"),
-    _block_mistake("A block of zeros is divided by 0.", "Replace an absmax of 0 before you divide; "
-                   "return it as 0.", "unguarded"),
-    _block_mistake("A block of zeros is returned with the absmax 1. That number is only for the "
-                   "division; the absmax is 0.", "Divide by a second tensor: `torch.where(absmax "
-                   "> 0, absmax, 1.0)`.", "one"),
-    _block_mistake("The values are not divided by their block's absmax.", "Levels are -1 to 1.",
-                   "unscaled"),
-    _block_mistake("You take the level below, not the nearest.", _NEAREST, "below"),
-    _block_mistake("You take the level above, not the nearest. `bucketize` on the levels does "
-                   "that; on the middles between them it finds the nearest.", _NEAREST, "above"),
-    _block_mistake("You count as if the levels were evenly spaced. NF4's are not: that is its "
-                   "point.", _NEAREST, "even"),
-    _block_mistake("You take the smallest difference with its sign, and so always the last level.",
-                   _NEAREST, "signed distance"),
-    KnownMistake("Your blocks begin anew in each row. They run through the values in memory "
-                 "order.", "`values.flatten()` first.", _rows),
-)  # fmt: skip
+def _but(how: str) -> Callable[..., Parts]:
+    return lambda values, levels, blocksize: blockwise(values, levels, blocksize, how)
 
 
-def _draw_codes(case: PartsCase, got: Parts) -> tuple[Figure, str]:
-    rows = [("expected", case.expected[0]), ("yours", got[0])]
-    num_codes = len(case.args[1])
-    return (
-        pictures.code_histogram(rows, num_codes, "How often each code is used"),
-        "How often each code is used: expected beside yours.",
-    )
-
-
-def judge_quantize_blockwise(function: Callable[..., Parts]) -> Passed:
-    """Check `quantize_blockwise(values, levels, blocksize)`."""
-    compare_parts(function, ("codes", "absmax"), _BLOCK_CASES, _BLOCK_MISTAKES, _draw_codes)
+def _passed(function: Callable[..., Any]) -> Passed:
     weight = 0.02 * torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
-    codes, _ = function(weight, NF4, 64)
+    codes, _ = function(weight.clone(), NF4.clone(), 64)
     even = rtn(weight, group_size=64).q
     figure = pictures.code_histogram(
         [("your NF4 codes", codes), ("evenly spaced codes (RTN)", even)], 16,
@@ -164,3 +141,46 @@ def judge_quantize_blockwise(function: Callable[..., Parts]) -> Passed:
         "normally distributed weights.", figure,
         "How often NF4 and RTN use each of 16 codes on normally distributed weights.",
     )  # fmt: skip
+
+
+_NEAREST = "Compare the distances to all levels."
+QUANTIZE_BLOCKWISE = Contract(
+    inputs=draw_values,
+    judge=Returns(
+        by_search, wrong=in_parts(("codes", "absmax"), first=("absmax",), codes=_not_nearest)
+    ),
+    passed=_passed,
+    clauses={
+        "form": Clause("{says}", "The codes have the shape of `values`. There is one absmax per "
+                       "block, also for a last one that is shorter."),
+        "codes": Clause("{says} A code is the number of the level that is nearest to the value, "
+                        "divided by its block's absmax. A block of zeros gets the level 0.",
+                        _NEAREST),
+        "absmax": Clause("{says} It is the largest magnitude in a block; 0 in a block of zeros.",
+                         "Is something added to it, or its smallest value limited?"),
+    },
+    mistakes=(
+        mistake("absmax is the largest value, not the largest magnitude.", "`.abs()` first.",
+                _but("signed")),
+        mistake("One absmax serves all blocks. Each block has its own.",
+                "Give the values a dimension for the blocks.", _but("tensor")),
+        mistake("absmax is the mean magnitude. With it, the largest values are cut off.",
+                "`amax`.", _but("mean")),
+        mistake("A block of zeros is divided by 0.", "Replace an absmax of 0 before you divide; "
+                "return it as 0.", _but("unguarded")),
+        mistake("A block of zeros is returned with the absmax 1. That number is only for the "
+                "division; the absmax is 0.", "Divide by a second tensor.", _but("one")),
+        mistake("The values are not divided by their block's absmax.", "Levels are -1 to 1.",
+                _but("unscaled")),
+        mistake("You take the level below, not the nearest.", _NEAREST, _but("below")),
+        mistake("You take the level above, not the nearest. `bucketize` on the levels does "
+                "that; on the middles between them it finds the nearest.", _NEAREST,
+                _but("above")),
+        mistake("You count as if the levels were evenly spaced. NF4's are not: that is its "
+                "point.", _NEAREST, _but("even")),
+        mistake("Your blocks begin anew in each row. They run on over the ends of rows.",
+                "`values.flatten()` first.", _rows),
+        mistake("Your blocks follow the memory of a transposed tensor. They go through its rows, "
+                "wherever these lie.", "`values.flatten()` goes through rows.", _in_memory),
+    ),
+)  # fmt: skip

@@ -110,3 +110,18 @@ def layer_errors(names: Sequence[str], rtn: Sequence[float], gptq: Sequence[floa
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return figure
+
+
+def shares(by_bits: Mapping[int, float]) -> Figure:
+    """The squared error of grids of one's own, as a share of that of the full range."""
+    figure = Figure(figsize=(4.4, 2.6), layout="constrained")
+    ax = figure.subplots()
+    bars = ax.bar([f"{bits} bits" for bits in by_bits], list(by_bits.values()), 0.5, color=BLUE)
+    ax.bar_label(bars, fmt="%.2f", fontsize=9)
+    ax.axhline(1, color=INK, linestyle=":", linewidth=1)
+    ax.set_ylim(0, 1.15)
+    ax.set_ylabel("squared error\n(1 = full range)")
+    ax.set_title("A grid that gives up the largest weights", size=11)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return figure

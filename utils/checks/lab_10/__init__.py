@@ -1,7 +1,7 @@
 """The checks of lab 10.
 
 Oracles: counting, the same sums in double precision written out token by token or as one matrix,
-autograd through the merged matrix, an SGD run step by step, and the engine's answer.
+autograd through the merged matrix, right classes told the same story, and the engine's answer.
 """
 
 from __future__ import annotations
@@ -15,77 +15,83 @@ from utils.checks.kit.runner import Passed, exercise
 from utils.checks.lab_10 import (
     counts,
     first_values,
-    label_masks,
     layer,
     learners_engine,
-    losses,
     low_rank_update,
     one_step,
+    switching,
+    what_is_learned,
     whole_model,
 )
 
 
 @exercise("Exercise 1: lora_parameters", points=1)
-def lora_parameters(function: Callable[..., int]) -> str:
+def lora_parameters(function: Callable[..., int]) -> str | Passed:
     """Check `lora_parameters(linears, r)`."""
-    return counts.judge_lora_parameters(function)
+    return counts.LORA_PARAMETERS.check(function)
 
 
 @exercise("Exercise 2: training_bytes", points=1)
-def training_bytes(function: Callable[..., float]) -> str:
+def training_bytes(function: Callable[..., float]) -> str | Passed:
     """Check `training_bytes(num_frozen, bits_per_frozen, num_trained)`."""
-    return counts.judge_training_bytes(function)
+    return counts.TRAINING_BYTES.check(function)
 
 
 @exercise("Exercise 3: make_labels", points=2)
-def make_labels(function: Callable[..., tuple[list[int], list[int]]]) -> str:
+def make_labels(function: Callable[..., tuple[list[int], list[int]]]) -> str | Passed:
     """Check `make_labels(prompt_ids, answer_ids, eos_token_id)`."""
-    return label_masks.judge_make_labels(function)
+    return what_is_learned.MAKE_LABELS.check(function)
 
 
 @exercise("Exercise 4: answer_loss", points=3)
-def answer_loss(function: Callable[..., Tensor]) -> str:
+def answer_loss(function: Callable[..., Tensor]) -> str | Passed:
     """Check `answer_loss(logits, labels)`."""
-    return losses.judge_answer_loss(function)
+    return what_is_learned.ANSWER_LOSS.check(function)
 
 
 @exercise("Exercise 5: init_lora", points=2)
-def init_lora(function: Callable[..., tuple[nn.Parameter, nn.Parameter]]) -> str:
+def init_lora(function: Callable[..., tuple[nn.Parameter, nn.Parameter]]) -> str | Passed:
     """Check `init_lora(in_features, out_features, r)`."""
-    return first_values.judge_init_lora(function)
+    return first_values.INIT_LORA.check(function)
 
 
 @exercise("Exercise 6: lora_forward", points=3)
-def lora_forward(function: Callable[..., Tensor]) -> str:
+def lora_forward(function: Callable[..., Tensor]) -> str | Passed:
     """Check `lora_forward(x, weight, lora_A, lora_B, lora_alpha)`."""
-    return low_rank_update.judge_lora_forward(function)
+    return low_rank_update.LORA_FORWARD.check(function)
 
 
 @exercise("Exercise 7: merge_weight", points=2)
-def merge_weight(function: Callable[..., Tensor]) -> str:
+def merge_weight(function: Callable[..., Tensor]) -> str | Passed:
     """Check `merge_weight(weight, lora_A, lora_B, lora_alpha)`."""
-    return low_rank_update.judge_merge_weight(function)
+    return low_rank_update.MERGE_WEIGHT.check(function)
 
 
 @exercise("Exercise 8: LoRALinear", points=4)
-def lora_linear(factory: Callable[..., nn.Module]) -> str:
+def lora_linear(factory: Callable[..., nn.Module]) -> str | Passed:
     """Check the class `LoRALinear(base_layer, r, lora_alpha, lora_dropout)`."""
-    return layer.judge_lora_linear(factory)
+    return layer.LORA_LINEAR.check(factory)
 
 
 @exercise("Exercise 9: add_lora", points=3)
-def add_lora(function: Callable[..., list[nn.Parameter]]) -> str:
+def add_lora(function: Callable[..., list[nn.Parameter]]) -> str | Passed:
     """Check `add_lora(model, target_modules, r, lora_alpha)`."""
-    return whole_model.judge_add_lora(function)
+    return whole_model.ADD_LORA.check(function)
 
 
 @exercise("Exercise 10: training_step", points=2)
-def training_step(function: Callable[..., float]) -> str:
+def training_step(function: Callable[..., float]) -> str | Passed:
     """Check `training_step(model, trained, optimizer, input_ids, labels)`."""
-    return one_step.judge_training_step(function)
+    return one_step.TRAINING_STEP.check(function)
 
 
-@exercise("Exercise 11: your LoRA teaches the model", points=3)
+@exercise("Exercise 11: SwitchableLoRALinear", points=3)
+def switchable(factory: Callable[..., nn.Module]) -> str | Passed:
+    """Check the class `SwitchableLoRALinear`: `merge()` and `unmerge()`, to the last bit."""
+    return switching.SWITCHABLE.check(factory)
+
+
+@exercise("Exercise 12: your LoRA teaches the model", points=3)
 def engine(make_parts: Callable[[], tuple[Any, Any, Any]]) -> Passed:
     """Check `my_parts()`: train the real model, merge, and let the engine answer."""
     return learners_engine.run(make_parts)

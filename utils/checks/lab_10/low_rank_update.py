@@ -9,51 +9,138 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from utils.checks.kit.runner import Bug, Case, Mismatch, call, compare
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts.differences import difference
+from utils.checks.kit.contracts.faults import attempt
+from utils.checks.kit.contracts.inputs import tensor
 from utils.checks.lab_10 import pictures
+from utils.checks.lab_10.gradients import Differentiable, Near, Wanted, pulled
+
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float32, torch.float16)
+VALUES = ("plain", "plain", "ties", "tiny", "zero")
+ALPHAS: tuple[float, ...] = (1, 2, 16, 3, 0.5, 7.5, 0)
+SUMMED = 4e-6  # relative error of a sum in float32
+FINE = 512.0  # lora_alpha where the update is a small difference of large numbers
 
 # Exercise 6
 
 
-def _case(
-    given: str, shape: tuple[int, ...], out: int, r: int, alpha: float,
-    dtype: torch.dtype = torch.float32,
-) -> Case:  # fmt: skip
-    generator = torch.Generator().manual_seed(out * 100 + r)
-    x = torch.randn(*shape, generator=generator).to(dtype)
-    weight = torch.randn(out, shape[-1], generator=generator).to(dtype)
-    a = torch.randn(r, shape[-1], generator=generator)
-    b = torch.randn(out, r, generator=generator)
-    total = weight.double() + alpha / r * (b.double() @ a.double())
-    expected = (x.double() @ total.T).to(dtype)
-    exact = dtype == torch.float32
-    return Case(given, (x, weight, a, b, alpha), expected, 1e-4 if exact else 2e-2,
-                1e-4 if exact else 1e-1)  # fmt: skip
+def draw_forward(c: Choices) -> Given:
+    """x with any number of dimensions, also empty; A and B whose last bits count."""
+    dtype, fine = c.pick(DTYPES), c.pick(("", "", "A", "B", "between"))
+    i, o, r = c.size(1, 140), c.size(1, 140), c.size(1, 20)
+    rows = c.pick(((1,), (), (3,), (2, 2), (0,), (2, 1, 3)))
+    x, weight = (tensor(c, s, (dtype,), VALUES) for s in ((*rows, i), (o, i)))
+    a, b = (tensor(c, s, values=VALUES) for s in ((r, i), (o, r)))
+    if fine and dtype in HALVES:
+        x, a, b = finely(fine, x, a, b)
+        return Given(x, weight, a, b, FINE)
+    return Given(x, weight, a, b, c.pick(ALPHAS))
 
 
-_FINE = 1 + 1 / 512
+def finely(where: str, x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same shapes, with an update that is gone if A, B or A x is rounded to x's type."""
+    bit = torch.finfo(x.dtype).eps / 8
+    x, a, b = torch.ones_like(x), torch.zeros_like(a), torch.zeros_like(b)
+    if where == "A" and a.shape[1] > 1:
+        a[:, 0], a[:, 1], b[:] = 1 + 3 * bit, -1, 1
+    elif where == "B" and a.shape[0] > 1:
+        a[:, 0], b[:, 0], b[:, 1] = 1, 1 + 3 * bit, -1
+    elif a.shape[0] > 1 and a.shape[1] > 1:
+        x[..., 1] = 3 * bit
+        a[:, 0], a[0, 1], b[:, 0], b[:, 1] = 1, 1, 1, -1
+    return x, a, b
 
 
-def _tiny(given: str, a: list[list[float]], b: list[list[float]], alpha: float) -> Case:
-    """x is all ones, W is zero, both in bfloat16; the output is 1."""
-    x = torch.ones(1, len(a[0])).bfloat16()
-    args = (x, torch.zeros(1, len(a[0])).bfloat16(), torch.tensor(a), torch.tensor(b), alpha)
-    kind = f"x all ones and W zero in bfloat16; {given} in float32; lora_alpha = {alpha:g}"
-    return Case(kind, args, torch.ones(1, 1).bfloat16(), 1e-2, 1e-2)
+def near_output(base: Tensor, x: Tensor, a: Tensor, b: Tensor, alpha: float) -> Near:
+    """Beside the base layer's output: rounded once, or base and update each by itself."""
+    x, a, b = (t.detach().double() for t in (x, a, b))
+    update = alpha / a.shape[0] * (x @ a.T @ b.T)
+    summed = abs(alpha) / a.shape[0] * (x.abs() @ a.abs().T @ b.abs().T)
+    right = base.detach().double() + update
+    rounded = base.detach().double().abs() + update.abs()
+    tolerance = 1.5 * torch.finfo(base.dtype).eps * rounded + SUMMED * summed
+    return Near(right.to(base.dtype), tolerance)
 
 
-_FORWARD_CASES = (
-    _case("x [1, 3], 3 inputs, 2 outputs, r = 1, lora_alpha = 1", (1, 3), 2, 1, 1),
-    _case("x [1, 3], 3 inputs, 2 outputs, r = 2, lora_alpha = 6", (1, 3), 2, 2, 6),
-    _case("x [2, 4, 5], 5 inputs, 5 outputs, r = 3, lora_alpha = 12", (2, 4, 5), 5, 3, 12),
-    _case("x [4, 8], 8 inputs, 6 outputs, r = 4, lora_alpha = 2", (4, 8), 6, 4, 2),
-    _case("x and weight in bfloat16, A and B in float32; 8 inputs, 6 outputs, r = 4, "
-          "lora_alpha = 8", (4, 8), 6, 4, 8, torch.bfloat16),
-    # Exact in float32. In bfloat16, 1 + 1/512 is 1, and the difference is gone.
-    _tiny("A = [[1 + 1/512, -1]], B = [[1]]", [[_FINE, -1.0]], [[1.0]], 512),
-    _tiny("A = [[1], [1]], B = [[1 + 1/512, -1]]", [[1.0], [1.0]], [[_FINE, -1.0]], 1024),
-)  # fmt: skip
+def wanted_forward(
+    x: Tensor, weight: Tensor, lora_A: Tensor, lora_B: Tensor, lora_alpha: float
+) -> Wanted:
+    """Through the whole matrix, in double precision."""
+    names, given = ("x", "lora_A", "lora_B"), (x, lora_A, lora_B)
+    exact = [t.double().requires_grad_() for t in given]
+    sizes = [t.double().abs().requires_grad_() for t in given]
+    for (v, a, b), w, scale in (
+        (exact, weight.double(), lora_alpha / len(lora_A)),
+        (sizes, weight.double().abs(), abs(lora_alpha) / len(lora_A)),
+    ):
+        out = v @ (w + scale * b @ a).T
+        out.backward(pulled(out) if v is exact[0] else pulled(out).abs())
+    base = x.double() @ weight.double().T
+    output = near_output(base.to(x.dtype), x, lora_A, lora_B, lora_alpha)
+    terms = SUMMED * (x.double().abs() @ weight.double().abs().T)
+    gradients = {}
+    for name, tensor_, right, size in zip(names, given, exact, sizes, strict=True):
+        assert right.grad is not None
+        assert size.grad is not None
+        rounding = 4 * torch.finfo(x.dtype).eps if name == "x" else 0.0
+        near = (rounding + 1e-5) * size.grad
+        gradients[name] = Near(right.grad.to(tensor_.dtype), near)
+    return Wanted(Near(output.value, output.tolerance + terms), gradients)
+
+
+class _Products(TorchDispatchMode):
+    """Notes of each tensor which of the arguments it was made from."""
+
+    def __init__(self, **arguments: Tensor) -> None:
+        super().__init__()
+        self._kept = list(arguments.values())  # memory that is freed could come again
+        self._made_of = {_place(t): frozenset(name) for name, t in arguments.items()}
+        self.largest_of_both = 0  # numbers made from A and B, without x
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = frozenset[str]().union(*(self._made_of.get(_place(t), "") for t in given))
+        for tensor_ in tree_leaves(out):
+            if isinstance(tensor_, Tensor):
+                self._kept.append(tensor_)
+                self._made_of[_place(tensor_)] = made
+                if "a" in made and "b" in made and "x" not in made:
+                    self.largest_of_both = max(self.largest_of_both, tensor_.numel())
+        return out
+
+
+def _place(tensor_: Tensor) -> int:
+    return int(tensor_.untyped_storage()._cdata)
+
+
+def builds_the_product(answer: Any, given: Given) -> Fault | None:
+    """Whether B A is built: only asked where it is far larger than A and B together."""
+    x, weight, a, b, alpha = given.copied().args
+    whole = b.shape[0] * a.shape[1]
+    if whole <= 4 * (a.numel() + b.numel()):
+        return None
+    with _Products(x=x, a=a, b=b) as products:
+        attempt(answer, x, weight, a, b, alpha)
+    if products.largest_of_both < whole:
+        return None
+    return Fault("built", "", "no matrix of this size",
+                 f"{whole} numbers made from A and B alone")  # fmt: skip
+
+
+def _picture(want: Any, got: Any) -> Any:
+    width = want.shape[-1]
+    if width > 8 or want.shape != got.shape or not want.numel():
+        raise ValueError("nothing to draw")
+    first, second = (t.reshape(-1, width)[:4] for t in (want, got))
+    figure = pictures.matrices(first, second, "The output, row by row", ("row of x", "output"))
+    return figure, "The expected output beside yours."
 
 
 def _with_scale(scale: Callable[[Tensor, Tensor, float], float]) -> Callable[..., Tensor]:
@@ -64,169 +151,128 @@ def _with_scale(scale: Callable[[Tensor, Tensor, float], float]) -> Callable[...
     return wrong
 
 
-_SCALE = "`lora_alpha / r`, and r is `lora_A.shape[0]`."
-_FORWARD_BUGS = (
-    Bug("The update is not scaled: lora_alpha / r is missing.", _SCALE,
-        _with_scale(lambda a, b, alpha: 1.0)),
-    Bug("The update is multiplied by lora_alpha, but not divided by r. Whoever doubles r would "
-        "have to find a new learning rate.", _SCALE, _with_scale(lambda a, b, alpha: alpha)),
-    Bug("The scale is upside down: r / lora_alpha.", _SCALE,
-        _with_scale(lambda a, b, alpha: a.shape[0] / alpha)),
-    Bug("You divide by the square root of r. That is rsLoRA; here it is r.", _SCALE,
-        _with_scale(lambda a, b, alpha: alpha / math.sqrt(a.shape[0]))),
-    Bug("You divide by the width of the input, not by the rank.", _SCALE,
-        _with_scale(lambda a, b, alpha: alpha / a.shape[1])),
-    Bug("You divide by the width of the output, not by the rank.", _SCALE,
-        _with_scale(lambda a, b, alpha: alpha / b.shape[0])),
-    Bug("You divide by r only, and lora_alpha is missing.", _SCALE,
-        _with_scale(lambda a, b, alpha: 1 / a.shape[0])),
-    Bug("The division is cut to a whole number. lora_alpha = 2 with r = 4 gives 0.5, not 0.",
-        "`/`, not `//`.", _with_scale(lambda a, b, alpha: alpha // a.shape[0])),
-    Bug("The update is computed in bfloat16. A and B are rounded there, and lose what the last "
-        "steps have taught them.", "`x.float()` in front of A; convert at the very end.",
-        lambda x, w, a, b, alpha: F.linear(x, w) + alpha / a.shape[0]
-            * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))),
-    Bug("The scale is applied twice.", "Once, to the update.",
-        _with_scale(lambda a, b, alpha: (alpha / a.shape[0]) ** 2)),
-    Bug("The update is subtracted.", "It is added to W x.",
-        _with_scale(lambda a, b, alpha: -alpha / a.shape[0])),
-    Bug("Only the update is left: W x is missing.", "`F.linear(x, weight)` + the scaled update.",
-        lambda x, w, a, b, alpha:
-            (alpha / a.shape[0] * F.linear(F.linear(x.float(), a), b)).to(x.dtype)),
-    Bug("Only W x is left: the update is missing.", "Add the scaled update.",
-        lambda x, w, a, b, alpha: F.linear(x, w)),
-    Bug("W x is scaled, too. Only the update is.", "Multiply before you add W x.",
-        lambda x, w, a, b, alpha: (alpha / a.shape[0]
-            * (F.linear(x, w).float() + F.linear(F.linear(x.float(), a), b))).to(x.dtype)),
-    Bug("Between A and B there is a nonlinearity. Then the update cannot be merged into "
-        "one matrix.",
-        "Only two matrix products.",
-        lambda x, w, a, b, alpha: (F.linear(x, w).float() + alpha / a.shape[0]
-            * F.linear(F.linear(x.float(), a).relu(), b)).to(x.dtype)),
+def _update(x: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    return alpha / a.shape[0] * F.linear(F.linear(x, a), b)
+
+
+_SCALE = "The scale is lora_alpha / r, and r is the number of rows of A."
+LORA_FORWARD = Contract(
+    inputs=draw_forward,
+    judge=Differentiable(wanted_forward, also=builds_the_product, picture=_picture),
+    passed="W x plus the scaled update, and the gradients of x, A and B are those of the matrix "
+    "W + (alpha / r) B A, which was never built.",
+    clauses={
+        "returns": Clause("The output is not W x + (lora_alpha / r) B A x. {says}",
+                          "From right to left: A, then B, then the scale; W x beside them."),
+        "no gradient": Clause("{says}", "`.detach()`, `.data` and `no_grad` cut it off."),
+        "gradient": Clause("{says} The output is right: a part of the way is cut off.",
+                           "The gradient of x passes through W as well as through B A. Freezing W "
+                           "means that *W* gets no gradient."),
+        "built": Clause("The result is right, but B A is built: a matrix as large as W, in each "
+                        "call.", "Multiply x by A first. What comes is only r numbers wide."),
+    },
+    mistakes=(
+        mistake("The update is not scaled: lora_alpha / r is missing.", _SCALE,
+                _with_scale(lambda a, b, alpha: 1.0)),
+        mistake("The update is multiplied by lora_alpha, but not divided by r. Whoever doubles r "
+                "would have to find a new learning rate.", _SCALE,
+                _with_scale(lambda a, b, alpha: alpha)),
+        mistake("You divide by the square root of r. That is rsLoRA; here it is r.", _SCALE,
+                _with_scale(lambda a, b, alpha: alpha / math.sqrt(a.shape[0]))),
+        mistake("You divide by the width of the input, not by the rank.", _SCALE,
+                _with_scale(lambda a, b, alpha: alpha / a.shape[1])),
+        mistake("You divide by the width of the output, not by the rank.", _SCALE,
+                _with_scale(lambda a, b, alpha: alpha / b.shape[0])),
+        mistake("The division is cut to a whole number. lora_alpha = 2 with r = 4 gives 0.5, not "
+                "0.", "`/`, not `//`.", _with_scale(lambda a, b, alpha: alpha // a.shape[0])),
+        mistake("The update is computed in 16 bits. A and B are rounded there, and lose what the "
+                "last steps have taught them.", "A and B stay as they are; x is converted.",
+                lambda x, w, a, b, alpha:
+                    F.linear(x, w) + _update(x, a.to(x.dtype), b.to(x.dtype), alpha)),
+        mistake("Only the update is left: W x is missing.", "Add W x to the scaled update.",
+                lambda x, w, a, b, alpha: _update(x.float(), a, b, alpha).to(x.dtype)),
+        mistake("W x is scaled, too. Only the update is.", "Multiply before you add W x.",
+                lambda x, w, a, b, alpha: (alpha / a.shape[0] * F.linear(x, w).float()
+                                           + _update(x.float(), a, b, alpha)).to(x.dtype)),
+    ),
 )  # fmt: skip
-
-
-def judge_lora_forward(function: Callable[..., Tensor]) -> str:
-    """Check `lora_forward(x, weight, lora_A, lora_B, lora_alpha)`."""
-
-    def picture(case: Case, got: Tensor) -> tuple[Any, str]:
-        width = case.expected.shape[-1]
-        figure = pictures.matrices(
-            case.expected.reshape(-1, width)[:4], got.reshape(-1, width)[:4],
-            "The output, row by row", ("row of x", "output"),
-        )  # fmt: skip
-        return figure, "The expected output beside yours."
-
-    compare(function, _FORWARD_CASES, _FORWARD_BUGS, picture)
-    _judge_gradients(function)
-    return (
-        "W x plus the scaled update, and the gradients of x, A and B are those of the matrix "
-        "W + (alpha / r) B A."
-    )
-
-
-def _judge_gradients(function: Callable[..., Tensor]) -> None:
-    """x, A and B must be reached. The gradient of x has a part through W and one through B A."""
-    case = _FORWARD_CASES[2]
-    x, weight, a, b, alpha = case.args
-    outside = [t.clone().requires_grad_() for t in (x, a, b)]
-    oracle = [t.double().clone().requires_grad_() for t in (x, a, b)]
-    got = call(function, outside[0], weight, outside[1], outside[2], alpha, given=case.given)
-    total = weight.double() + alpha / a.shape[0] * (oracle[2] @ oracle[1])
-    (oracle[0] @ total.T).square().sum().backward()
-    if got.requires_grad:
-        got.square().sum().backward()
-    for name, mine, right in zip(("x", "lora_A", "lora_B"), outside, oracle, strict=True):
-        if mine.grad is None:
-            raise Mismatch(
-                f"No gradient arrives at {name}.", input=case.given,
-                look="`.detach()`, `.data` and `no_grad` cut it off.",
-            )  # fmt: skip
-        assert right.grad is not None
-        if not torch.allclose(mine.grad.double(), right.grad, rtol=1e-3, atol=1e-3):
-            raise Mismatch(
-                f"The gradient of {name} is wrong, though the output is right: a part of the "
-                "way is cut off.", input=case.given,
-                look="The gradient of x passes through W as well as through B A. Freezing W means "
-                "that *W* gets no gradient.",
-            )  # fmt: skip
-
 
 # Exercise 7
 
 
-def _merge_case(given: str, out: int, width: int, r: int, alpha: float,
-                dtype: torch.dtype, size: float = 1.0) -> Case:  # fmt: skip
-    generator = torch.Generator().manual_seed(out + width + r)
-    weight = torch.randn(out, width, generator=generator).to(dtype)
-    a = torch.randn(r, width, generator=generator)
-    b = torch.randn(out, r, generator=generator) * size
-    expected = (weight.double() + alpha / r * (b.double() @ a.double())).to(dtype)
-    return Case(given, (weight, a, b, alpha), expected, rtol=1e-4, atol=1e-5)
+def draw_merge(c: Choices) -> Given:
+    """Updates as large as the weight, and ones that are nearly lost in it."""
+    dtype, o, i, r = c.pick(DTYPES), c.size(1, 60), c.size(1, 60), c.size(1, 20)
+    weight = tensor(c, (o, i), (dtype,), (*VALUES, "large", "negative"))
+    a, b = (tensor(c, s, values=("plain", "plain", "ties")) for s in ((r, i), (o, r)))
+    small = c.pick((1.0, 0.1, 0.01, 1e-4))
+    return Given(weight, a, b * small, c.pick(ALPHAS))
 
 
-_MERGE_CASES = (
-    _merge_case("weight [2, 3], float32, r = 1, lora_alpha = 1", 2, 3, 1, 1, torch.float32),
-    _merge_case("weight [2, 3], float32, r = 2, lora_alpha = 6", 2, 3, 2, 6, torch.float32),
-    _merge_case("weight [4, 4], float32, r = 2, lora_alpha = 4", 4, 4, 2, 4, torch.float32),
-    _merge_case("weight [6, 8], bfloat16, r = 4, lora_alpha = 8; a small update", 6, 8, 4, 8,
-                torch.bfloat16, 0.01),
-    _merge_case("weight [32, 48], bfloat16, r = 4, lora_alpha = 8", 32, 48, 4, 8, torch.bfloat16,
-                0.1),
-)  # fmt: skip
+def exact_sum(weight: Tensor, lora_A: Tensor, lora_B: Tensor, lora_alpha: float) -> Tensor:
+    """In double precision, not rounded."""
+    a, b = lora_A.detach().double(), lora_B.detach().double()
+    return weight.detach().double() + lora_alpha / len(a) * (b @ a)
+
+
+def rounded_once(got: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> bool:
+    """Whether each number is the nearest one in its type, up to the errors of float32."""
+    exact = exact_sum(weight, a, b, alpha)
+    error = SUMMED * exact_sum(weight.abs(), a.abs(), b.abs(), abs(alpha))
+    low, high = (end.to(weight.dtype) for end in (exact - error, exact + error))
+    return bool(((low <= got) & (got <= high)).all())
+
+
+def _wrong_weight(expected: Tensor, got: Any, given: Given) -> Fault | None:
+    weight = given.args[0]
+    right = expected.to(weight.dtype)
+    alike = isinstance(got, Tensor) and got.shape == right.shape and got.dtype == right.dtype
+    if alike and rounded_once(got.detach(), *given.args):
+        return None
+    says = difference(right, got) or "The numbers are rounded more than once."
+    clause = "type" if isinstance(got, Tensor) and got.dtype != right.dtype else "returns"
+    return Fault(clause, "", right, got, says, picture=lambda: _weight_picture(right, got))
+
+
+def _weight_picture(want: Tensor, got: Tensor) -> Any:
+    if got.shape != want.shape or want.shape[1] > 8:
+        raise ValueError("too large to draw")
+    figure = pictures.matrices(want, got, "The merged weight", ("output", "input"))
+    return figure, "The expected merged weight beside yours."
 
 
 def _delta(a: Tensor, b: Tensor, alpha: float) -> Tensor:
     return alpha / a.shape[0] * (b @ a)
 
 
-_MERGE_LOOK = (
-    "`weight.float() + (lora_alpha / r) * lora_B @ lora_A`, and `.to(weight.dtype)` at the end."
-)
-_MERGE_BUGS = (
-    Bug("The scale lora_alpha / r is missing. The merged model would be another one than the one "
-        "that was trained.", _MERGE_LOOK,
-        lambda w, a, b, alpha: (w.float() + b @ a).to(w.dtype)),
-    Bug("The update is multiplied by lora_alpha, but not divided by r.", _MERGE_LOOK,
-        lambda w, a, b, alpha: (w.float() + alpha * b @ a).to(w.dtype)),
-    Bug("The update is rounded to bfloat16 before it is added. Add in float32, and round once.",
-        _MERGE_LOOK, lambda w, a, b, alpha: w + _delta(a, b, alpha).to(w.dtype)),
-    Bug("A and B are rounded to bfloat16 first, and the product is computed there. Add in float32, "
-        "and round once.", _MERGE_LOOK,
-        lambda w, a, b, alpha: w + _delta(a.to(w.dtype), b.to(w.dtype), alpha).to(w.dtype)),
-    Bug("The update is transposed. The matrix happens to be square in one case; elsewhere the "
-        "shapes do not fit.", _MERGE_LOOK,
-        lambda w, a, b, alpha: (w.float() + _delta(a, b, alpha).T).to(w.dtype)),
-    Bug("The update is subtracted. That is how one takes it out again.", _MERGE_LOOK,
-        lambda w, a, b, alpha: (w.float() - _delta(a, b, alpha)).to(w.dtype)),
-    Bug("You divide by the width of the output, not by the rank.", _SCALE,
-        lambda w, a, b, alpha: (w.float() + alpha / b.shape[0] * b @ a).to(w.dtype)),
-    Bug("You divide by the width of the input, not by the rank.", _SCALE,
-        lambda w, a, b, alpha: (w.float() + alpha / a.shape[1] * b @ a).to(w.dtype)),
-    Bug("The update is added twice.", _MERGE_LOOK,
-        lambda w, a, b, alpha: (w.float() + 2 * _delta(a, b, alpha)).to(w.dtype)),
-    Bug("This is the update alone. The weight is missing.", _MERGE_LOOK,
-        lambda w, a, b, alpha: _delta(a, b, alpha).to(w.dtype)),
-    Bug("The weight comes back in float32, twice as large as it was.", "`.to(weight.dtype)`.",
-        lambda w, a, b, alpha: w.float() + _delta(a, b, alpha)),
+_ONCE = "Everything in float32; only the sum gets the weight's type."
+MERGE_WEIGHT = Contract(
+    inputs=draw_merge,
+    judge=Returns(exact_sum, own=True, wrong=_wrong_weight),
+    passed="One matrix that does the work of three; added in float32, rounded once.",
+    clauses={
+        "returns": Clause("This is not W + (lora_alpha / r) B A, rounded once. {says}", _ONCE),
+        "type": Clause("The weight comes back in another type than it had. {says}", _ONCE),
+    },
+    mistakes=(
+        mistake("The scale lora_alpha / r is missing. The merged model would be another one than "
+                "the one that was trained.", _SCALE,
+                lambda w, a, b, alpha: (w.float() + b @ a).to(w.dtype)),
+        mistake("The update is multiplied by lora_alpha, but not divided by r.", _SCALE,
+                lambda w, a, b, alpha: (w.float() + alpha * b @ a).to(w.dtype)),
+        mistake("The update is rounded to 16 bits before it is added, and the sum once more.",
+                _ONCE, lambda w, a, b, alpha: w + _delta(a, b, alpha).to(w.dtype)),
+        mistake("A and B are rounded to 16 bits first, and the product is computed there.", _ONCE,
+                lambda w, a, b, alpha: w + _delta(a.to(w.dtype), b.to(w.dtype), alpha).to(w.dtype)),
+        mistake("The update is subtracted. That is how one takes it out again.", "It is added.",
+                lambda w, a, b, alpha: (w.float() - _delta(a, b, alpha)).to(w.dtype)),
+        mistake("You divide by the width of the output, not by the rank.", _SCALE,
+                lambda w, a, b, alpha: (w.float() + alpha / b.shape[0] * b @ a).to(w.dtype)),
+        mistake("You divide by the width of the input, not by the rank.", _SCALE,
+                lambda w, a, b, alpha: (w.float() + alpha / a.shape[1] * b @ a).to(w.dtype)),
+        mistake("This is the update alone. The weight is missing.", _ONCE,
+                lambda w, a, b, alpha: _delta(a, b, alpha).to(w.dtype)),
+        mistake("The weight comes back in float32, twice as large as it was.", _ONCE,
+                lambda w, a, b, alpha: w.float() + _delta(a, b, alpha)),
+    ),
 )  # fmt: skip
-
-
-def judge_merge_weight(function: Callable[..., Tensor]) -> str:
-    """Check `merge_weight(weight, lora_A, lora_B, lora_alpha)`."""
-
-    def picture(case: Case, got: Tensor) -> tuple[Any, str]:
-        if got.shape != case.expected.shape or case.expected.shape[1] > 8:
-            raise ValueError("too large to draw")
-        figure = pictures.matrices(case.expected, got, "The merged weight", ("output", "input"))
-        return figure, "The expected merged weight beside yours."
-
-    def plain(*args: Any) -> Tensor:
-        got = function(*args)
-        return got.detach() if isinstance(got, Tensor) else got
-
-    for case in _MERGE_CASES:
-        call(function, *(a.clone() if isinstance(a, Tensor) else a for a in case.args),
-             given=case.given)  # fmt: skip
-    compare(plain, _MERGE_CASES, _MERGE_BUGS, picture)
-    return "One matrix that does the work of three; added in float32, rounded once."

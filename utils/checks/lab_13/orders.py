@@ -1,248 +1,226 @@
-"""What lab 13 says of orders and sizes: exercises 2, 4 and 5.
-
-Many orders are equally good. So these checks count the hits of the learner's order, and compare
-with the best that there is.
-"""
+"""The order of a prompt's parts, and of prompts: exercises 2 and 4. Many orders are right."""
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
-from utils.checks.kit.runner import Mismatch, call, describe
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.runner import describe
+from utils.checks.lab_13.prompts import common, draw_prompts
 from utils.sim.prompt_cache import find_cached_tokens
 
-Parts = dict[str, list[str]]
-_BLOCK = 4  # characters stand for tokens in the prompts of exercise 2
+Parts = Mapping[str, Sequence[str]]
 
 # Exercise 2
 
+NAMES = ("rules", "question", "clock", "tenant", "id", "language", "document")
+# What a text looks like, by its number. Some are told apart late, or by case or spaces alone.
+KINDS: tuple[Callable[[int], str], ...] = (
+    lambda n: f"Question {n}?",
+    lambda n: "x" * (n + 1),
+    lambda n: "Answer in one line of JSON. " * 4 + str(n),
+    lambda n: " " * n + "Ada",
+    lambda n: "".join(c.upper() if n >> i & 1 else c for i, c in enumerate("clinicandmore")),
+    lambda n: str(10 * n),
+    lambda n: f"{n % 3}, {n // 3}",
+    lambda n: "" if n == 0 else f"{n}",
+)
 
-def rendered(parts: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[list[int]]:
-    """The prompts of all requests with their parts in this order, a character for a token."""
-    count = len(next(iter(parts.values())))
-    return [[ord(c) for c in "".join(parts[name][i] for name in names)] for i in range(count)]
+
+def draw_parts(c: Choices) -> Given:
+    """Constants, texts that come back, that stay for a while, that are new each time."""
+    requests = 1 + (c.size(0, 300) if c.rarely(4) else c.integer(0, 6))
+    parts: dict[str, list[str]] = {}
+
+    def part() -> None:
+        text, values = c.pick(KINDS), 1 + c.integer(0, requests - 1)
+        order = c.pick(("in turn", "for a while", "mostly one"))
+        numbers = {
+            "in turn": [i % values for i in range(requests)],
+            "for a while": [i * values // requests for i in range(requests)],
+            "mostly one": [max(0, i - requests + values) for i in range(requests)],
+        }[order]
+        free = [name for name in NAMES if name not in parts]
+        parts[c.pick(free)] = [text(number) for number in numbers]
+
+    c.some(part, 1, len(NAMES))
+    return Given({} if c.rarely(40) else parts)
 
 
-def hits_of(parts: Mapping[str, Sequence[str]], names: Sequence[str]) -> int:
-    """Tokens that a cache with room for everything finds in these prompts."""
-    return sum(find_cached_tokens(rendered(parts, names), _BLOCK))
+def distinct_texts(parts: Parts) -> dict[str, int]:
+    """How many different texts each part has: each is looked for among those before it."""
+    return {
+        name: sum(text not in texts[:i] for i, text in enumerate(texts))
+        for name, texts in parts.items()
+    }
 
 
-def judge_order_parts(function: Callable[..., list[str]]) -> str:
-    """Check `order_parts(parts)` by counting hits, beside the best of all orders."""
-    rules, doc = "Answer in one line of JSON.", "Our shop opens at ten and closes at six."
+def _wrong_names(expected: dict[str, int], got: Any, given: Given) -> Fault | None:
+    if got is None or not isinstance(got, list):
+        says = "Is the `return` missing?" if got is None else "Expected a list of names."
+        return Fault("returns", "", list(expected), got, f"Your function returned "
+                     f"{describe(got)}. {says}")  # fmt: skip
+    if not all(isinstance(name, str) for name in got):
+        return Fault("returns", "", list(expected), got, f"Your function returned "
+                     f"{describe(got)}; expected a list of names.")  # fmt: skip
+    if sorted(got) != sorted(expected):
+        return Fault("returns", "", list(expected), got, "The list must hold each name once.")
+    counts = [expected[name] for name in got]
+    if counts == sorted(counts):
+        return None
+
+    def told(names: Sequence[str]) -> str:
+        return ", ".join(f"{name} ({expected[name]})" for name in names)
+
+    best = sorted(expected, key=lambda name: expected[name])
+    words = f"{told(best)}; in brackets: different texts", told(got)
+    return Fault("order", "", expected, got, words=words)
+
+
+def _by(key: Callable[[Sequence[str]], Any]) -> Callable[[Parts], list[str]]:
+    return lambda parts: sorted(parts, key=lambda name: key(parts[name]))
+
+
+_COUNT = "Count the different values of each part: `len(set(values))`. Fewest first."
+_LENGTH = (
+    "whether it changes or not. How long a part is does not matter; how often it changes does."
+)
+
+
+def _passed_parts(answer: Callable[[Any], list[str]]) -> str:
     ids = [f"{n * 919 % 1000:03d} is the request. " for n in range(6)]
-    tenants = ["tenant: Keller AG."] * 3 + ["tenant: Brun & Co."] * 3
-    words = [f"{letter}-{ord(letter)}: where is my order?" for letter in "KDXASP"]
-    cases: list[Parts] = [
-        {"rules": [rules] * 3, "question": words[:3]},
-        {"clock": ["09:41:07 ", "09:41:09 ", "09:42:30 "], "rules": [rules] * 3},
-        {"id": ids, "tenant": tenants, "rules": [rules] * 6, "question": words},
-        {"question": words, "id": ids, "rules": [rules] * 6, "document": [doc] * 6},
-        {"tenant": tenants, "rules": [rules] * 6},
-        {"long": [f"{n}" * 40 for n in range(4)], "short": ["Hi. "] * 4},
-        {"a": ["x1. " * 3, "x2. " * 3] * 3, "b": [rules] * 6, "c": words},
-        # Few values that take turns; more values that stay for a while.
-        {"release": [f"version 1.{7 + n // 2}, new. " for n in range(6)],
-         "tenant": [tenants[0], tenants[-1]] * 3},
-        # One text is frequent, but the part has more different ones.
-        {"language": ["Write in German. "] * 4 + ["Write in French. ", "Write in Polish. "],
-         "tenant": tenants},
-    ]  # fmt: skip
-    answers = []
-    for parts in cases:
-        given = _shown(parts)
-        copy = {name: list(values) for name, values in parts.items()}
-        got = call(function, copy, given=given)
-        if copy != parts:
-            raise Mismatch("Your function changes the dictionary it was given.", input=given)
-        if isinstance(got, (tuple, list)) and not all(isinstance(name, str) for name in got):
-            raise Mismatch(f"Your function returned {describe(got)}; expected a list of names.",
-                           input=given)  # fmt: skip
-        if not isinstance(got, list) or sorted(got) != sorted(parts):
-            raise Mismatch(
-                f"Your function returned {describe(got)}; expected a list with each name once.",
-                input=given, expected=f"the names {list(parts)}, in a good order",
-            )  # fmt: skip
-        answers.append(got)
-    for parts, got in zip(cases, answers, strict=True):
-        best = max(itertools.permutations(parts), key=lambda names: hits_of(parts, names))
-        if hits_of(parts, got) == hits_of(parts, best):
-            continue
-        says, look = _explain_parts(cases, answers)
-        raise Mismatch(
-            says, input=_shown(parts), look=look,
-            expected=f"an order such as {list(best)}: {hits_of(parts, best)} tokens found",
-            got=f"{got}: {hits_of(parts, got)} tokens found",
-        )  # fmt: skip
-    worst = min(hits_of(cases[2], names) for names in itertools.permutations(cases[2]))
+    parts = {
+        "id": ids, "tenant": ["tenant: Keller AG."] * 3 + ["tenant: Brun & Co."] * 3,
+        "rules": ["Answer in one line of JSON."] * 6,
+    }  # fmt: skip
+
+    def found(names: Sequence[str]) -> int:
+        prompts = [[ord(c) for n in names for c in parts[n][i]] for i in range(6)]
+        return sum(find_cached_tokens(prompts, 4))
+
+    worst, yours = min(map(found, itertools.permutations(parts))), found(answer(dict(parts)))
     return (
-        f"As many hits as the best order, for {len(cases)} templates. In the one with four parts, "
-        f"the worst order finds {worst} tokens, yours {hits_of(cases[2], answers[2])}."
+        "Right on 200 templates. With a token for each letter, six prompts made of "
+        f"{', '.join(parts)} find {worst} tokens in the worst order, {yours} in yours."
     )
 
 
-def _explain_parts(cases: Sequence[Parts], answers: Sequence[list[str]]) -> tuple[str, str]:
-    count = "Count the different values of each part: `len(set(values))`. Fewest first."
-
-    def by(key: Callable[[list[str]], Any]) -> list[list[str]]:
-        return [sorted(parts, key=lambda name: key(parts[name])) for parts in cases]
-
-    bugs = [
-        ([list(parts) for parts in cases], "The order is left as it was.", count),
-        (by(lambda v: -len(set(v))), "What changes most comes first: nothing behind it can be "
-         "shared.", count),
-        (by(lambda v: max(map(len, v))), "The shortest part comes first, whether it changes or "
-         "not. How long a part is does not matter; how often it changes does.", count),
-        (by(lambda v: -max(map(len, v))), "The longest part comes first, whether it changes or "
-         "not. How long a part is does not matter; how often it changes does.", count),
-        ([sorted(parts) for parts in cases], "The parts are sorted by their names.", count),
-        (by(lambda v: sum(a != b for a, b in itertools.pairwise(v))), "You count how often a "
-         "part changes from one request to the next. But the cache keeps all texts: a text that "
-         "comes back later is found again.", count),
-        (by(lambda v: -max(map(v.count, v))), "You look at each part's most frequent text only.",
-         count),
-        (by(lambda v: len(set(v)) > 1), "Parts that change a little are treated like parts that "
-         "change with each request. A tenant's part is shared within the tenant.", count),
-    ]  # fmt: skip
-    for wrong, says, look in bugs:
-        if list(answers) == wrong:
-            return says, look
-    return "Other orders find more tokens.", count
-
-
-def _shown(parts: Parts) -> str:
-    return "\n".join(f"{name}: {values}" for name, values in parts.items())
-
+ORDER_PARTS = Contract(
+    inputs=draw_parts,
+    judge=Returns(distinct_texts, wrong=_wrong_names),
+    passed=_passed_parts,
+    examples=200,
+    tell=lambda given: "\n".join(f"{n}: {v}" for n, v in given.args[0].items()) or "no parts",
+    clauses={
+        "order": Clause("A part that takes more different values stands in front of one that takes "
+                        "fewer.", _COUNT),
+        "changes": Clause("Your function changes the dictionary it was given."),
+    },
+    mistakes=(
+        mistake("The order is left as it was.", _COUNT, lambda parts: list(parts)),
+        mistake("What changes most comes first: nothing behind it can be shared.", _COUNT,
+                _by(lambda texts: -len(set(texts)))),
+        mistake(f"The shortest part comes first, {_LENGTH}", _COUNT,
+                _by(lambda texts: max(map(len, texts))), _by(lambda texts: len(texts[0]))),
+        mistake(f"The longest part comes first, {_LENGTH}", _COUNT,
+                _by(lambda texts: -max(map(len, texts))), _by(lambda texts: -len(texts[0]))),
+        mistake("The parts are sorted by their names.", _COUNT, lambda parts: sorted(parts)),
+        mistake("You count how often a part changes from one request to the next. But the cache "
+                "keeps all texts: a text that comes back later is found again.", _COUNT,
+                _by(lambda texts: sum(a != b for a, b in itertools.pairwise(texts)))),
+        mistake("You look at each part's most frequent text only.", _COUNT,
+                _by(lambda texts: -max(map(texts.count, texts)))),
+        mistake("Parts that change a little are treated like parts that change with each request. "
+                "A tenant's part is shared within the tenant.", _COUNT,
+                _by(lambda texts: len(set(texts)) > 1)),
+    ),
+)  # fmt: skip
 
 # Exercise 4
 
 
-def judge_order_requests(function: Callable[..., list[int]]) -> str:
-    """Check `order_requests(prompts)` by the hits in caches that have room for little."""
-    dice = random.Random(4)
-    one, two = [1] * 8, [2] * 8
-    cases = [
-        [[*one, 3], [*two, 3, 3], [*one, 4, 4, 4], [*two, 4]],
-        [[*one, 5], [*two, 5], [*one, 5], [*two, 5]],  # a question that comes twice
-        # A long common beginning, and behind it one that only some share.
-        [[1] * 16 + [2 + n % 3] * 4 + [50 + n] for n in range(9)],
-        *(_requests(dice, tenants, each) for tenants, each in ((2, 2), (3, 3), (4, 4), (6, 3))),
-        # Some tenants share a beginning with each other: to order by the first token is too little.
-        [[n % 2] * 8 + [2 + n % 3] * 8 + [50 + n] * 3 for n in range(12)],
-    ]
-    shown = ""
-    for prompts in cases:
-        given = f"{len(prompts)} prompts: {prompts}"
-        copy = [list(prompt) for prompt in prompts]
-        got = call(function, copy, given=given)
-        if copy != prompts:
-            raise Mismatch("Your function changes the list it was given.", input=given,
-                           look="`sorted` makes a new list; `.sort()` does not.")  # fmt: skip
-        if isinstance(got, list) and sorted(map(str, got)) == sorted(map(str, prompts)):
-            raise Mismatch("You return the prompts. Expected their places in the list, so that the "
-                           "answers can be brought back into order.", input=given,
-                           look="`sorted(range(len(prompts)), key=...)`.")  # fmt: skip
-        if not isinstance(got, list) or any(type(place) is not int for place in got):
-            raise Mismatch(f"Your function returned {describe(got)}; expected a list of ints.",
-                           input=given)  # fmt: skip
-        if sorted(got) != list(range(len(prompts))):
-            raise Mismatch("Each place must occur once, or a customer gets no answer, or two.",
-                           input=given, expected=f"0 to {len(prompts) - 1}, each once",
-                           got=f"`{got}`")  # fmt: skip
-        room = max(-(-len(prompt) // 4) for prompt in prompts) + 1
-        sent = find_cached_tokens([prompts[i] for i in got], 4, room)
-        best = find_cached_tokens(sorted(prompts), 4, room)
-        before = find_cached_tokens(prompts, 4, room)
-        if sum(sent) < sum(best):
-            same = all(
-                call(function, [list(p) for p in case], given=f"{len(case)} prompts: {case}")
-                == list(range(len(case)))
-                for case in cases
+def draw_batch(c: Choices) -> Given:
+    return Given(draw_prompts(c, c.pick((1, 2, 4, 16))))
+
+
+def _wrong_places(expected: int, got: Any, given: Given) -> Fault | None:
+    """Does each prompt share as much with the one just before it as with any before that?
+
+    A prompt's last token is computed in any case, so it need not be shared.
+    """
+    (prompts,) = given.args
+    each = f"0 to {expected - 1}, each once"
+    if isinstance(got, list) and any(isinstance(item, list) for item in got):
+        return Fault("returns", "", each, got, "You return the prompts. Expected their places in "
+                     "the list, so that the answers can be brought back into order.",
+                     "`sorted(range(len(prompts)), key=...)`.")  # fmt: skip
+    if not isinstance(got, list) or not all(isinstance(place, Integral) for place in got):
+        missing = " Is the `return` missing?" if got is None else ""
+        return Fault("returns", "", each, got, f"Your function returned {describe(got)}; expected "
+                     f"a list of ints.{missing}")  # fmt: skip
+    if sorted(got) != list(range(expected)):
+        return Fault("returns", "", each, got, "Each place must occur once, or a customer gets no "
+                     "answer, or two.")  # fmt: skip
+    for sent in range(1, len(got)):
+        place, before = got[sent], got[sent - 1]
+        most = len(prompts[place]) - 1
+        shared = [min(common(prompts[place], prompts[other]), most) for other in got[:sent]]
+        if shared[-1] < max(shared):
+            best = got[shared.index(max(shared))]
+            words = (
+                f"prompt {place} next to prompt {best}: {max(shared)} tokens are found",
+                f"order {[int(n) for n in got]}: it comes after prompt {before}, with which it "
+                f"shares {shared[-1]}",
             )
-            raise Mismatch(
-                "The order is left as it was." if same else
-                "Prompts that share a beginning are not next to each other.",
-                input=f"{given}\nin a cache of {room} blocks of 4 tokens",
-                expected=f"at least {sum(best)} tokens found", got=f"{sum(sent)}, order `{got}`",
-                look="Lists compare like words: sort the places by their prompts.",
-            )  # fmt: skip
-        shown = f"{sum(before)} tokens found as they came, {sum(sent)} in your order"
-    return f"{len(cases)} lists of prompts, in caches with room for little more than one. " + (
-        f"In the last one: {shown}."
+            return Fault("order", "", None, got, words=words)
+    return None
+
+
+_SORT = "Lists compare like words: sort the places by their prompts."
+
+
+def _sorted_by(key: Callable[[list[int]], Any]) -> Callable[[Any], list[int]]:
+    return lambda prompts: sorted(range(len(prompts)), key=lambda i: key(prompts[i]))
+
+
+def _passed_batch(answer: Callable[[Any], list[int]]) -> str:
+    prompts = [[tenant] * 40 + [100 + n] * 5 for n in range(3) for tenant in range(6)]
+    came, sent = (
+        sum(find_cached_tokens([prompts[i] for i in order], 4, 14))
+        for order in (range(18), answer([list(prompt) for prompt in prompts]))
+    )
+    return (
+        "Right on 200 batches. 18 prompts of six tenants, in a cache with room for little more "
+        f"than one: {came} tokens found as they came, {sent} in your order."
     )
 
 
-def _requests(dice: random.Random, tenants: int, each: int) -> list[list[int]]:
-    stems = [[dice.randrange(100) for _ in range(16)] for _ in range(tenants)]
-    own = iter(dice.sample(range(100, 999), tenants * each))
-    return [stems[n % tenants] + [next(own)] * 3 for n in range(tenants * each)]
-
-
-# Exercise 5
-
-
-def judge_smallest_cache(function: Callable[..., int | None]) -> str:
-    """Check `smallest_cache(hits_with, target, most)`: the answer, and how often it asks."""
-    calls = 0
-    for most, target, threshold in (
-        (1, 5, 1), (2, 5, 1), (2, 5, 2), (7, 10, 3), (7, 10, 7), (8, 10, 1), (100, 10, 64),
-        (100, 10, 65), (1000, 3, 1), (1000, 3, 1000), (1000, 3, 137), (10, 0, 1), (5, 10, None),
-        (1, 5, None),
-    ):  # fmt: skip
-        day = _Day(most, target, threshold)
-        got = call(function, day.hits_with, target, most, given=day.told)
-        if got != threshold or isinstance(got, bool):
-            raise Mismatch(
-                _explain_size(got, threshold), input=day.told, expected=f"`{threshold}`",
-                got=describe(got), look="Keep two ends: below `low` nothing is enough, `high` is "
-                "enough. Ask in the middle, and move one of them.",
-            )  # fmt: skip
-        allowed = most.bit_length() + 2
-        if day.calls > allowed:
-            raise Mismatch(
-                f"Right, but you asked {day.calls} times; {allowed} are allowed. Each question "
-                "replays a whole day of requests.", input=day.told,
-                look="More blocks never find less. So ask in the middle, and drop one half.",
-            )  # fmt: skip
-        calls = max(calls, day.calls)
-    return f"Right for caches of up to 1000 blocks, with at most {calls} questions."
-
-
-class _Day:
-    """A day of requests whose hits reach `target` from `threshold` blocks on; None: never."""
-
-    def __init__(self, most: int, target: int, threshold: int | None) -> None:
-        self.most, self.target, self.threshold, self.calls = most, target, threshold, 0
-        enough = f"{threshold} blocks are enough" if threshold else f"{most} blocks are not enough"
-        self.told = f"target {target}, most {most}; {enough}"
-
-    def hits_with(self, num_blocks: Any) -> int:
-        if type(num_blocks) is not int or not 1 <= num_blocks <= self.most:
-            raise Mismatch(
-                f"`hits_with({num_blocks!r})` was called. A cache has at least 1 and at most "
-                "`most` blocks.", input=self.told,
-                look="Keep both ends of the range inside 1 .. most.",
-            )  # fmt: skip
-        self.calls += 1
-        if self.calls > 10 * self.most + 10:
-            raise Mismatch("Your search does not end.", input=self.told,
-                           look="Each round must make the range smaller.")  # fmt: skip
-        if self.threshold is not None and num_blocks >= self.threshold:
-            return self.target
-        return max(self.target - 1, 0) * num_blocks // self.most
-
-
-def _explain_size(got: Any, threshold: int | None) -> str:
-    if threshold is None:
-        return "Even `most` blocks are not enough. Then the answer is None."
-    if got is None:
-        return "Your function returned None, but there is a size that is enough."
-    if type(got) is int and got < threshold:
-        return "That cache is too small: it does not reach the target."
-    if type(got) is int and got > threshold:
-        return "That cache is enough, but a smaller one is, too."
-    return "That is no number of blocks."
+ORDER_REQUESTS = Contract(
+    inputs=draw_batch,
+    judge=Returns(len, wrong=_wrong_places),
+    passed=_passed_batch,
+    examples=200,
+    tell=lambda given: f"{len(given.args[0])} prompts: {given.args[0]}",
+    clauses={
+        "order": Clause("Prompts that share a beginning are not next to each other.", _SORT),
+        "changes": Clause("Your function changes the list it was given.",
+                          "`sorted` makes a new list; `.sort()` does not."),
+    },
+    mistakes=(
+        mistake("The order is left as it was.", _SORT, lambda prompts: list(range(len(prompts)))),
+        mistake("Only the first token decides. Behind it, prompts differ as well.", _SORT,
+                _sorted_by(lambda prompt: prompt[0])),
+        mistake("The prompts are sorted by their length.", _SORT, _sorted_by(len)),
+        mistake("The prompts are sorted from their ends. Only what stands in front is shared.",
+                _SORT, _sorted_by(lambda prompt: prompt[-1]),
+                _sorted_by(lambda prompt: prompt[::-1])),
+        mistake("The tokens are compared without their order.", _SORT,
+                _sorted_by(sorted), _sorted_by(sum)),
+        mistake("Equal prompts get the same place. Each place must occur once.",
+                "`sorted(range(len(prompts)), key=...)` sorts the places themselves.",
+                lambda prompts: [prompts.index(prompt) for prompt in sorted(prompts)]),
+    ),
+)  # fmt: skip

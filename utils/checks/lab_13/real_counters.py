@@ -10,16 +10,21 @@ from typing import Any
 
 import torch
 
+from utils.checks.kit.contracts import Contract, Given
+from utils.checks.kit.contracts.faults import Raised, attempt
+from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.prefix_pictures import prompts as found_blocks
 from utils.checks.kit.runner import Mismatch, Passed, call, describe
-from utils.checks.lab_13.hits import Request, ints
+from utils.checks.lab_13.evictions import PREDICT_WITH_EVICTION
+from utils.checks.lab_13.hits import PREDICT_CACHED_TOKENS, Request
+from utils.checks.lab_13.orders import ORDER_REQUESTS
+from utils.checks.lab_13.scrapes import HIT_RATE
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
 from utils.hub import BUNDLED, load_tokenizer, resolve_model
 from utils.pipeline.task.data import generate
 from utils.pipeline.vllm.engine_settings import EngineSettings
 from utils.pipeline.vllm.session import VllmSession
-from utils.sim.prompt_cache import find_cached_tokens
 
 BLOCK_SIZE = 32  # the smallest of vLLM on a CPU
 NUM_BLOCKS = 40  # for prompts of 6 tenants, whose shared parts alone have 42
@@ -43,6 +48,14 @@ class Counted:
     found: list[int]
     before: str
     after: str
+
+
+CHECKS: tuple[tuple[int, str, Contract], ...] = (
+    (1, "predict_cached_tokens", PREDICT_CACHED_TOKENS),
+    (3, "predict_with_eviction", PREDICT_WITH_EVICTION),
+    (4, "order_requests", ORDER_REQUESTS),
+    (7, "hit_rate", HIT_RATE),
+)
 
 
 def salted_requests() -> list[Request]:
@@ -70,53 +83,63 @@ def tenant_prompts() -> list[list[int]]:
 
 
 def rehearse(make_parts: Callable[[], Parts]) -> Parts:
-    """Ask every part once, and all of them on the real prompts; nothing is started for that.
+    """Each part by its own check, then all on the real prompts; nothing is started for that.
 
     Here also parts that are not written yet say so.
     """
     parts = call(make_parts)
     if not isinstance(parts, Parts):
         raise Mismatch("`my_parts` must return `Parts`, as the cell above does.")
+    for number, name, contract in CHECKS:
+        try:
+            contract.check(getattr(parts, name))
+        except Mismatch as wrong:
+            wrong.headline = f"Exercise {number}, `{name}`, is not right yet. {wrong.headline}"
+            raise
     requests, prompts = salted_requests(), tenant_prompts()
-    given = "six customers, two of them with the salt of another tenant"
-    got = ints(call(parts.predict_cached_tokens, list(requests), BLOCK_SIZE, given=given),
-               len(requests), given)  # fmt: skip
-    want = find_cached_tokens([p for _, p in requests], BLOCK_SIZE, salts=[s for s, _ in requests])
-    _must_equal("predict_cached_tokens", got, want, given)
-    given = f"18 prompts of six tenants that take turns, {NUM_BLOCKS} blocks"
-    got = _evicting(parts, prompts, given)
-    _must_equal("predict_with_eviction", got,
-                find_cached_tokens(prompts, BLOCK_SIZE, NUM_BLOCKS), given)  # fmt: skip
-    order = _order_of(parts, prompts)
-    given = "the same prompts in the order of `order_requests`"
-    ordered = [prompts[i] for i in order]
-    want = find_cached_tokens(ordered, BLOCK_SIZE, NUM_BLOCKS)
-    _must_equal("predict_with_eviction", _evicting(parts, ordered, given), want, given)
-    if sum(want) <= sum(got):
-        raise Mismatch("In the order of your `order_requests`, no more tokens would be found.",
-                       input=given, expected=f"more than {sum(got)}", got=f"{sum(want)}",
-                       look="Bring `order_requests` through its own check first.")  # fmt: skip
-    text = 'vllm:prefix_cache_{}_total{{engine="0",model_name="m"}} {}\n'
-    before, after = (
-        "".join(text.format(*pair) for pair in pairs)
-        for pairs in (
-            (("queries", 100.0), ("hits", 50.0)), (("queries", 200.0), ("hits", 125.0)),
-        )
-    )  # fmt: skip
-    given = "from 100 queries and 50 hits to 200 and 125"
-    rate = call(parts.hit_rate, before, after, given=given)
-    if not isinstance(rate, float) or abs(rate - 0.75) > 1e-9:
-        raise Mismatch("`hit_rate` is wrong on the simplest pair of scrapes.", input=given,
-                       expected="`0.75`", got=describe(rate),
-                       look="Bring `hit_rate` through its own check first.")  # fmt: skip
+    _on_real_prompts(parts, 0, requests, BLOCK_SIZE)
+    _on_real_prompts(parts, 1, prompts, BLOCK_SIZE, NUM_BLOCKS)
+    order = _on_real_prompts(parts, 2, prompts)
+    _on_real_prompts(parts, 1, [prompts[i] for i in order], BLOCK_SIZE, NUM_BLOCKS)
     return parts
+
+
+def _on_real_prompts(parts: Parts, which: int, items: Sequence[Any], *rest: int) -> Any:
+    """What a part says of real prompts. If it is wrong, leave out what is not needed to show it."""
+    number, name, contract = CHECKS[which]
+    answer = getattr(parts, name)
+
+    def fault(some: Sequence[Any]) -> Any:
+        given = Given(list(some), *rest)
+        return contract.judge.fault(answer, given, contract.judge.expect(given))
+
+    with held_output():
+        wrong = fault(items)
+        if wrong is None:
+            return attempt(answer, list(items), *rest)
+        left = list(items)
+        for i in reversed(range(len(items))):
+            fewer = left[:i] + left[i + 1 :]
+            found = fault(fewer) if fewer else None
+            if found is not None:
+                left, wrong = fewer, found
+    lengths = [len(item[1] if isinstance(item, tuple) else item) for item in left]
+    raise Mismatch(
+        f"`{name}` passes exercise {number}, but on real prompts it is wrong. {wrong.says}",
+        input=f"{len(left)} of the prompts of exercise 8, of {lengths} tokens"
+        + (f"; the other arguments: {', '.join(map(str, rest))}" if rest else ""),
+        expected=(wrong.words or (describe(wrong.expected), ""))[0],
+        got=(wrong.words or ("", wrong.got.says if isinstance(wrong.got, Raised)
+                             else describe(wrong.got)))[1],
+        look=wrong.look or "Does it use the arguments that it is given, and nothing else?",
+    )  # fmt: skip
 
 
 def against_our_engine(parts: Parts) -> None:
     """The course's engine answers the customers; its counters must be as predicted."""
     requests = salted_requests()
-    predicted = call(parts.predict_cached_tokens, list(requests), BLOCK_SIZE)
-    _must_equal("The engine of Part I", predicted, our_count(), "six customers", what="counted")
+    predicted = _ask(parts.predict_cached_tokens, requests, BLOCK_SIZE)
+    _must_equal("The engine of Part I", predicted, our_count(), "six customers")
 
 
 @functools.lru_cache(maxsize=1)
@@ -126,33 +149,32 @@ def our_count() -> list[int]:
         BUNDLED, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, num_gpu_blocks_override=64
     )
     one = SamplingParams(temperature=0.0, max_tokens=1)
-    asked: list[Any] = [
-        {"prompt_token_ids": ids} | ({} if salt is None else {"cache_salt": salt})
-        for salt, ids in salted_requests()
-    ]
-    outputs = [llm.generate(prompt, one, use_tqdm=False)[0] for prompt in asked]
+    outputs = [llm.generate(prompt, one, use_tqdm=False)[0] for prompt in _asked(salted_requests())]
     return [output.num_cached_tokens or 0 for output in outputs]
 
 
 def against_vllm(parts: Parts) -> Passed:
     """vLLM runs the customers, then the tenants as they came, then in the learner's order."""
     requests, prompts = salted_requests(), tenant_prompts()
-    order = _order_of(parts, prompts)
+    order = [int(place) for place in _ask(parts.order_requests, prompts)]
     customers, turns, ordered = vllm_count(tuple(order))
-    predicted = call(parts.predict_cached_tokens, list(requests), BLOCK_SIZE)
-    _must_equal("vLLM", predicted, customers.found, "six customers", what="counted")
+    predicted = _ask(parts.predict_cached_tokens, requests, BLOCK_SIZE)
+    _must_equal("vLLM", predicted, customers.found, "six customers")
     sent = [prompts[i] for i in order]
     for name, some, counted in (("taking turns", prompts, turns), ("in your order", sent, ordered)):
-        _must_equal("vLLM", _evicting(parts, some, name), counted.found,
-                    f"18 prompts of six tenants, {name}", what="counted")  # fmt: skip
+        predicted = _ask(parts.predict_with_eviction, some, BLOCK_SIZE, NUM_BLOCKS)
+        _must_equal("vLLM", predicted, counted.found, f"18 prompts of six tenants, {name}")
     rates = []
     for counted, some in ((turns, prompts), (ordered, sent)):
-        rate = call(parts.hit_rate, counted.before, counted.after, given="vLLM's own metrics")
+        rate = _ask(parts.hit_rate, counted.before, counted.after)
         want = sum(counted.found) / sum(map(len, some))
         if not isinstance(rate, float) or abs(rate - want) > 1e-9:
-            raise Mismatch("`hit_rate` reads something else from vLLM's metrics.",
-                           input="vLLM's own metrics, before and after 18 prompts",
-                           expected=f"{want:.4f}", got=describe(rate))  # fmt: skip
+            raise Mismatch(
+                "`hit_rate` reads something else from vLLM's metrics.",
+                input="the lines of the prefix cache, before and after 18 prompts:\n"
+                + _cache_lines(counted.before) + "\n\n" + _cache_lines(counted.after),
+                expected=f"{want:.4f}", got=describe(rate),
+            )  # fmt: skip
         rates.append(rate)
     return Passed(
         "Your predictions are vLLM's counters, exactly: six customers with and without salts "
@@ -169,10 +191,6 @@ def against_vllm(parts: Parts) -> Passed:
 def vllm_count(order: tuple[int, ...]) -> tuple[Counted, Counted, Counted]:
     """One vLLM, three lists of prompts: customers, tenants in turn, tenants in this order."""
     prompts = tenant_prompts()
-    customers = [
-        {"prompt_token_ids": ids} | ({} if salt is None else {"cache_salt": salt})
-        for salt, ids in salted_requests()
-    ]
     share = 0.3 if torch.cuda.is_available() else 0.0  # others may use the GPU as well
     dtype = "float16" if share else "bfloat16"
     arguments = EngineSettings(
@@ -188,34 +206,28 @@ def vllm_count(order: tuple[int, ...]) -> tuple[Counted, Counted, Counted]:
             answers = vllm.generate(asked, max_tokens=1, one_by_one=True)
             return Counted(answers.num_cached_tokens, before, vllm.metrics_text())
 
-        return count(customers), count(prompts), count([prompts[i] for i in order])
+        sent = [prompts[i] for i in order]
+        return count(_asked(salted_requests())), count(prompts), count(sent)
 
 
-def _evicting(parts: Parts, prompts: list[list[int]], given: str) -> list[int]:
-    copies = [list(prompt) for prompt in prompts]
-    got = call(parts.predict_with_eviction, copies, BLOCK_SIZE, NUM_BLOCKS, given=given)
-    return ints(got, len(prompts), given)
+def _asked(requests: list[Request]) -> list[Any]:
+    return [
+        {"prompt_token_ids": ids} | ({} if salt is None else {"cache_salt": salt})
+        for salt, ids in requests
+    ]
 
 
-def _order_of(parts: Parts, prompts: list[list[int]]) -> list[int]:
-    order = call(parts.order_requests, [list(p) for p in prompts], given="18 prompts")
-    if not isinstance(order, list) or sorted(order) != list(range(len(prompts))):
-        raise Mismatch("`order_requests` must return each place once.", got=describe(order),
-                       look="Bring `order_requests` through its own check first.")  # fmt: skip
-    return order
+def _ask(function: Callable[..., Any], *args: Any) -> Any:
+    """What the learner's function says, of copies."""
+    with held_output():
+        return attempt(function, *Given(*args).copied().args)
 
 
-def _must_equal(
-    who: str, got: list[int], want: list[int], given: str, what: str = "is wrong here"
-) -> None:
-    if got == want:
-        return
-    if what == "counted":
-        raise Mismatch(f"{who} counted something else.", input=given, expected=f"`{want}`",
-                       got=f"`{got}`")  # fmt: skip
-    raise Mismatch(
-        f"`{who}` {what}: the numbers differ from the block manager's.", input=given,
-        expected=f"`{want}`", got=f"`{got}`",
-        look=f"Bring `{who}` through its own check first. Does it use the `block_size` that it is "
-        "given?",
-    )  # fmt: skip
+def _cache_lines(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if line.startswith("vllm:prefix_cache_"))
+
+
+def _must_equal(who: str, predicted: list[int], counted: list[int], given: str) -> None:
+    if list(predicted) != counted:
+        raise Mismatch(f"{who} counted something else.", input=given, expected=f"`{counted}`",
+                       got=f"`{predicted}`")  # fmt: skip

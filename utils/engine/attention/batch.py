@@ -94,17 +94,26 @@ def paged_batch(
     """The flat batch of these spans. For `tree_masks` see `AttentionMetadata`."""
     device = kv_cache.keys.device
     slots: list[int] = []
-    tables: list[Tensor] = []
+    tables: list[list[int]] = []
     for block_ids, start, num_new in spans:
         end = start + num_new
         slots += slot_mapping(block_ids, kv_cache.block_size, start, end)
         # Blocks for guesses to come hold nothing to look at yet.
-        tables.append(torch.tensor(block_ids[: -(-end // kv_cache.block_size)], device=device))
+        tables.append(block_ids[: -(-end // kv_cache.block_size)])
+    slots_there, *tables_there = int_tensors([slots, *tables], device)
     metadata = AttentionMetadata(
         [span.num_new for span in spans],
         [span.start + span.num_new for span in spans],
-        tables,
-        torch.tensor(slots, device=device),
+        tables_there,
+        slots_there,
         {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
     )
     return PagedBatch(kv_cache, metadata)
+
+
+def int_tensors(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+    """Each list as an int64 tensor, all in one copy to the device: a card waits for each copy."""
+    flat = torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64)
+    if device.type == "cuda":  # from pinned memory the CPU goes on while the copy is on its way
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    return flat.split([len(numbers) for numbers in lists])

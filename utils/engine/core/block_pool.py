@@ -135,6 +135,13 @@ class BlockPool:
         for block in self.blocks:
             block.block_hash = None
 
+    def reset(self) -> None:
+        """Begin anew: no block is in use, none is findable. Nobody may hold a block any more."""
+        self.forget_contents()
+        for block in self.blocks:
+            block.ref_cnt = 0
+        self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
+
     def get_num_free_blocks(self) -> int:
         return self.free_block_queue.num_free_blocks
 

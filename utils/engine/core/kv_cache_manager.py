@@ -157,8 +157,7 @@ class KVCacheManager:
         self.req_to_blocks[child.request_id] = list(table)
         self.num_cached_block[child.request_id] = self.num_cached_block[parent.request_id]
         child.num_computed_tokens = parent.num_computed_tokens
-        num_hashes = self.num_cached_block[parent.request_id]
-        child.block_hashes = parent.block_hashes[:num_hashes]
+        child.block_hashes = parent.block_hashes[: self.num_cached_block[parent.request_id]]
 
     # --- swapping: preemption without losing what was computed -----------------------------------
 
@@ -222,6 +221,12 @@ class KVCacheManager:
         """Forget the contents of all blocks. False if a block is in use; then nothing changes."""
         return self.block_pool.reset_prefix_cache()
 
+    def forget_everything(self) -> None:
+        """Begin anew: no request has blocks, and nothing is findable or waits to be copied."""
+        self.block_pool.reset()
+        self.swap_space = SwapSpace(self.swap_space.num_cpu_blocks)
+        self.req_to_blocks, self.num_cached_block, self._pending = {}, {}, BlockCopies()
+
     def _table(self, request_id: str) -> list[KVCacheBlock]:
         if request_id not in self.req_to_blocks:
             raise ValueError(
@@ -238,10 +243,8 @@ class KVCacheManager:
         num_full_blocks = num_tokens // self.block_size
         num_cached_blocks = self.num_cached_block[request.request_id]
         if num_full_blocks > num_cached_blocks:
+            table = self.req_to_blocks[request.request_id]
             self.block_pool.cache_full_blocks(
-                self.req_to_blocks[request.request_id],
-                request.block_hashes,
-                num_cached_blocks,
-                num_full_blocks,
+                table, request.block_hashes, num_cached_blocks, num_full_blocks
             )
             self.num_cached_block[request.request_id] = num_full_blocks

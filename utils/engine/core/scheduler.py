@@ -130,6 +130,13 @@ class Scheduler:
         self.running = [request for request in self.running if not request.is_finished]
         self.waiting = deque(request for request in self.waiting if not request.is_finished)
 
+    def forget_requests(self, requests: Sequence[Request]) -> None:
+        """Drop all requests, these and whatever the queues hold, without giving blocks back."""
+        for request in requests:
+            if not request.is_finished:
+                request.status = RequestStatus.FINISHED_ABORTED
+        self.waiting, self.running = deque(), []
+
     def _admit(self, request: Request, budget: int) -> int:
         """Give a waiting request its blocks: how many tokens it may compute, 0 for no room."""
         manager = self.kv_cache_manager

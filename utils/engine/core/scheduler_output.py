@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from utils.engine.core.kv_cache_utils import BlockCopies
 from utils.engine.request import Request
@@ -20,6 +21,7 @@ class SchedulerOutput:
         block_copies: to be made before the forward pass.
         preempted_req_ids: requests that lost their blocks in this step.
         resumed_req_ids: requests that had lost them earlier, and are back.
+        kv_connector_metadata: what a connector is to load and save (see `kv_transfer`).
         num_computed_tokens: by request id, how far each request was before this step.
         scheduled_spec_decode_tokens: by request id, the guessed tokens to be verified.
     """
@@ -30,6 +32,7 @@ class SchedulerOutput:
     block_copies: BlockCopies = field(default_factory=BlockCopies)
     preempted_req_ids: list[str] = field(default_factory=list)
     resumed_req_ids: list[str] = field(default_factory=list)
+    kv_connector_metadata: Any = None
     num_computed_tokens: dict[str, int] = field(init=False)
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(init=False)
 

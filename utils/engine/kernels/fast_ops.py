@@ -104,17 +104,28 @@ def _compiled() -> Path:
     made_from = [*command, *sources, torch.__version__, _processor()]
     name = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     library = cache_dir() / f"kernels-{name}.so"
-    if library.exists():
+    if _is_whole(library):
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(library.with_name("kernels.lock")):  # of several processes, one compiles
-        if not library.exists():
+        if not _is_whole(library):
             print("Compiling the engine's C++ kernels, once ...", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(dir=library.parent) as folder:
                 output = Path(folder) / library.name
                 subprocess.run([*command, "-o", output], check=True, capture_output=True, text=True)
+                checksum = hashlib.sha256(output.read_bytes()).hexdigest()
                 output.replace(library)
+                library.with_suffix(".sha256").write_text(checksum)
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a compiled file is there as it was written: a piece of one would kill Python."""
+    try:
+        checksum = library.with_suffix(".sha256").read_text()
+    except OSError:
+        return False
+    return library.exists() and hashlib.sha256(library.read_bytes()).hexdigest() == checksum
 
 
 def _processor() -> str:

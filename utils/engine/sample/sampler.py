@@ -16,7 +16,7 @@ from utils.engine.sampling_params import SamplingParams
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """Divide the logits [B, vocab] by the temperature [B]: below 1 sharper, above 1 flatter."""
-    return logits / temperature[:, None]
+    return logits / temperature.to(logits.device)[:, None]
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
     """
     probs = logits.softmax(dim=-1)
-    threshold = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
+    threshold = min_p.to(logits.device)[:, None] * probs.amax(dim=-1, keepdim=True)
     return logits.masked_fill(probs < threshold, -torch.inf)
 
 
@@ -37,7 +37,7 @@ def apply_top_k(logits: Tensor, top_k: Tensor) -> Tensor:
     vocab_size = logits.shape[-1]
     top_k = torch.where(top_k < 1, vocab_size, top_k).clamp(max=vocab_size)
     largest = logits.topk(int(top_k.max()), dim=-1).values  # descending
-    threshold = largest.gather(-1, top_k[:, None] - 1)  # [B, 1]
+    threshold = largest.gather(-1, top_k.to(logits.device)[:, None] - 1)  # [B, 1]
     return logits.masked_fill(logits < threshold, -torch.inf)
 
 
@@ -48,7 +48,7 @@ def apply_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """
     ascending, order = logits.sort(dim=-1)
     mass = ascending.softmax(dim=-1).cumsum(dim=-1)  # of this token and all less probable ones
-    drop = mass <= 1 - top_p[:, None]
+    drop = mass <= 1 - top_p.to(logits.device)[:, None]
     drop[:, -1] = False
     return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
@@ -92,21 +92,16 @@ class Sampler:
             generators: B sources of random numbers; requests without a seed share one.
 
         Returns:
-            Token ids, int64 [B].
-
-        Raises:
-            ValueError: a row to sample from holds NaN, so it is no distribution.
+            Token ids, int64 [B]; -1 where a row holds NaN, so that nothing can be chosen.
         """
-        tokens = logits.max(dim=-1).indices  # much faster than argmax on a CPU, the same tokens
+        best = logits.max(dim=-1)  # much faster than argmax on a CPU, and it finds NaN as well
+        tokens = best.indices.masked_fill(best.values.isnan(), -1)
         rows = [i for i, params in enumerate(sampling_params) if params.temperature > 0]
         if rows:
             chosen = [sampling_params[i] for i in rows]
             probs = self.probabilities(logits[rows], chosen)
-            if probs.isnan().any():
-                raise ValueError(
-                    "The logits hold NaN: the forward pass went wrong before sampling."
-                )
-            tokens[rows] = draw(probs, [generators[i] for i in rows])
+            drawn = draw(probs, [generators[i] for i in rows])
+            tokens[rows] = drawn.masked_fill(tokens[rows] < 0, -1)
         return tokens
 
     def probabilities(self, logits: Tensor, sampling_params: Sequence[SamplingParams]) -> Tensor:
@@ -115,10 +110,12 @@ class Sampler:
         for parameter, neutral, apply in STEPS:
             values = torch.tensor([getattr(params, parameter) for params in sampling_params])
             # Sorting a vocabulary is slow: touch only the rows that ask for it.
-            rows = (values != neutral).nonzero()[:, 0].to(logits.device)
+            rows = (values != neutral).nonzero()[:, 0]
             if len(rows):
-                changed = apply(logits[rows], values.to(logits.device)[rows])
-                logits = logits.index_copy(0, rows, changed)
+                # The values stay on the CPU, which must know the largest k and would wait for it.
+                there = rows.to(logits.device)
+                changed = apply(logits[there], values[rows])
+                logits = logits.index_copy(0, there, changed)
         return logits.softmax(dim=-1)
 
 

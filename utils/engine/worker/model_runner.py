@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from utils.engine.attention.batch import Batch, ContiguousBatch, Span, paged_batch
+from utils.engine.attention.batch import Batch, ContiguousBatch, Span, int_tensors, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.core.scheduler_output import SchedulerOutput
@@ -110,12 +110,9 @@ class ModelRunner:
                 last = request.num_tokens - 1
                 positions += range(start, last + 1)
                 positions += [last + depth for depth in tree_depths(draft.parents)]
-        hidden = self.model(
-            torch.tensor(input_ids, device=self.device),
-            torch.tensor(positions, device=self.device),
-            self._batch(output),
-        )  # [T, hidden]
-        return complete, hidden[rows]
+        ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
+        hidden = self.model(ids, places, self._batch(output))  # [T, hidden]
+        return complete, hidden[wanted]
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests
@@ -165,6 +162,8 @@ class ModelRunner:
         ]  # fmt: skip
         generators = [request.generator for request, _ in owners]
         token_ids = self.sampler(allowed, params, generators).tolist()
+        if min(token_ids) < 0:
+            raise ValueError("The logits hold NaN: the forward pass went wrong before sampling.")
 
         sampled = []
         begin = 0

@@ -46,10 +46,11 @@ CARDS = {
         Card("L4", 23_034, 121, 300, True, "l4"),
         Card("A10", 23_028, 125, 600, True, "products/a10-gpu"),
         Card("A100 40GB", 40_960, 312, 1555, True, "a100"),
+        Card("A100 80GB", 81_920, 312, 2039, True, "a100"),
     )
 }
 # The smallest card that each profile is meant for.
-CARD_OF_PROFILE = {"gpu-small": "T4", "gpu": "L4"}
+CARD_OF_PROFILE = {"gpu-bundled": "T4", "gpu-small": "T4", "gpu": "L4"}
 
 
 def get_card(name: str) -> Card:

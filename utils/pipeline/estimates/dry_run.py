@@ -13,7 +13,8 @@ from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, MIB, USABLE, 
 from utils.pipeline.estimates.estimates import Estimate, estimate_stages
 from utils.pipeline.estimates.training_memory import HALF
 from utils.pipeline.estimates.workload import shape_of
-from utils.pipeline.runner import MANIFEST, Stage
+from utils.pipeline.manifests import MANIFEST
+from utils.pipeline.runner import Stage
 from utils.profiles import Profile
 
 
@@ -41,6 +42,22 @@ def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | N
     if not card:
         return 0
     print(f"\n{_table(profile, card, {stage.name: estimates[stage.name] for stage in stages})}")
+    if problems := misfits(profile, stages, card_name):
+        print(f"\nThe profile {profile.name} does not fit:", *problems, sep="\n    ")
+        return 1
+    print("Every stage fits.")
+    return 0
+
+
+def misfits(profile: Profile, stages: list[Stage], card_name: str | None = None) -> list[str]:
+    """Which stages do not fit the card, or this machine's memory, and why; a sentence for each.
+
+    The bundled model on a CPU fits every machine that the course is for.
+    """
+    card = card_for(profile, card_name)
+    if card is None:
+        return []
+    estimates = estimate_stages(profile, card)
     problems = [f"{s.name}: {p}" for s in stages if (p := estimates[s.name].problem)]
     if torch.cuda.is_available() and not card_name:  # else it is about another machine
         here = psutil.virtual_memory().total
@@ -49,11 +66,7 @@ def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | N
             for s in stages
             if (host := estimates[s.name].host) > here
         ]
-    if problems:
-        print(f"\nThe profile {profile.name} does not fit:", *problems, sep="\n    ")
-        return 1
-    print("Every stage fits.")
-    return 0
+    return problems
 
 
 def card_for(profile: Profile, name: str | None) -> Card | None:

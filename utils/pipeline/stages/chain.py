@@ -17,7 +17,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from utils.pipeline.runner import MANIFEST, Stage, code_files
+from utils.hub import BUNDLED
+from utils.pipeline.manifests import MANIFEST
+from utils.pipeline.runner import Stage, code_files
 from utils.pipeline.task.data import Example, generate, read_jsonl, write_jsonl
 from utils.profiles import Profile, half_dtype
 
@@ -367,4 +369,6 @@ def _quiet() -> None:
 
 def _model_bytes(profile: Profile) -> int:
     """A generous guess at the 16-bit model's size, for the check of free disk space."""
-    return {"cpu": 300_000_000, "gpu-small": 3_600_000_000}.get(profile.name, 15_000_000_000)
+    if profile.model == BUNDLED:
+        return 300_000_000
+    return 3_600_000_000 if profile.name == "gpu-small" else 15_000_000_000

@@ -6,7 +6,6 @@ threads and memory as it likes, and gives all of it back. `vllm_answers` starts 
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.process import exit_with_parent, run_worker
+from utils.pipeline.process import run_worker
 from utils.pipeline.vllm.engine_settings import EngineSettings, vllm_environment
 
 
@@ -39,26 +38,28 @@ def vllm_answers(
     """
     longest = max(map(len, prompts)) + max_tokens
     memory_share = 0.4 if torch.cuda.is_available() else 0.0  # the notebook's model is there, too
-    engines = {
-        dtype: EngineSettings(dtype, -(-longest // 32) * 32, gpu_memory_utilization=memory_share)
-        for dtype in dtypes
-    }
+    answers = {}
     with tempfile.TemporaryDirectory() as folder:
         job_file, result_file = Path(folder) / "job.json", Path(folder) / "result.json"
-        job = {
-            "model": str(model_dir),
-            "engines": {dtype: settings.arguments() for dtype, settings in engines.items()},
-            "prompts": list(prompts),
-            "max_tokens": max_tokens,
-            "result_file": str(result_file),
-        }
-        job_file.write_text(json.dumps(job))
-        run_worker(
-            [str(pipeline_python()), "-m", "utils.pipeline.vllm.answers", str(job_file)],
-            vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-            "vLLM",
-        )
-        return json.loads(result_file.read_text())
+        for dtype in dtypes:  # a process each: an engine gives memory back when its process ends
+            engine = EngineSettings(
+                dtype, -(-longest // 32) * 32, gpu_memory_utilization=memory_share
+            )
+            job = {
+                "model": str(model_dir),
+                "engine": engine.arguments(),
+                "prompts": list(prompts),
+                "max_tokens": max_tokens,
+                "result_file": str(result_file),
+            }
+            job_file.write_text(json.dumps(job))
+            run_worker(
+                [str(pipeline_python()), "-m", "utils.pipeline.vllm.answers", str(job_file)],
+                vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                "vLLM",
+            )
+            answers[dtype] = json.loads(result_file.read_text())
+    return answers
 
 
 def main(job_file: str) -> None:
@@ -68,16 +69,10 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
     params = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"])
-    answers = {}
-    for dtype, arguments in job["engines"].items():
-        llm = LLM(job["model"], **arguments)
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        answers[dtype] = [list(output.outputs[0].token_ids) for output in outputs]
-        del llm
-        gc.collect()  # the next one wants its memory
+    outputs = LLM(job["model"], **job["engine"]).generate(prompts, params, use_tqdm=False)
+    answers = [list(output.outputs[0].token_ids) for output in outputs]
     Path(job["result_file"]).write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":
-    exit_with_parent()
     main(sys.argv[1])

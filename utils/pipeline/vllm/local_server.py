@@ -9,12 +9,13 @@ import tempfile
 import time
 import urllib.request
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from utils.pipeline.process import TAIL_LINES, WorkerError, stop
+from utils.pipeline.process import TAIL_LINES, WorkerError, program_pid, stop, supervised
 
 HOST = "127.0.0.1"
 # Seconds until a server must be ready. On a GPU vLLM first compiles the model.
@@ -29,11 +30,14 @@ class LocalServer:
     """An OpenAI-compatible server, ready to answer. It listens on the loopback interface only.
 
     Stop it with `stop()`, or use it in a `with` block. It also ends when nobody refers to it any
-    more, and when this process ends. For the case that this process is killed, the server itself
-    must watch its parent: see `process.exit_with_parent`.
+    more, and when this process ends, also when this process is killed (`supervisor.py`).
 
     It runs in a session of its own. Jupyter sends the interrupt of a cell to all processes of the
     kernel's group, and an interrupted cell shall not end a server that later cells talk to.
+
+    Attributes:
+        pid: the number of the server's process.
+        process: the one that watches it.
 
     Args:
         command: program and arguments; `--host`, `--port` and the port are appended.
@@ -65,7 +69,7 @@ class LocalServer:
         self._verbose = verbose
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, open till the end
         self.process = subprocess.Popen(
-            [*command, "--host", HOST, "--port", str(self.port)],
+            supervised([*command, "--host", HOST, "--port", str(self.port)]),
             env=env, stdout=self._log, stderr=self._log, text=True, start_new_session=True,
         )  # fmt: skip
         self._end = weakref.finalize(self, stop, self.process)  # also runs when Python exits
@@ -74,11 +78,7 @@ class LocalServer:
         except BaseException:  # also when the cell is interrupted
             self.stop()
             raise
-
-    @property
-    def pid(self) -> int:
-        """The number of the server's process."""
-        return self.process.pid
+        self.pid = program_pid(self.process)
 
     def stop(self) -> None:
         """End the server and all its processes. Does nothing if it has ended."""
@@ -132,6 +132,35 @@ class LocalServer:
     def _say(self, text: str) -> None:
         if self._verbose:
             print(text, end="", flush=True)
+
+
+def start_together(
+    start: Callable[[int], LocalServer], count: int, what: str, verbose: bool
+) -> list[LocalServer]:
+    """`start(0)`, `start(1)`, ... at the same time; all of them, or none.
+
+    Args:
+        start: starts the server of that number.
+        what: what they are, for the line that says when they are ready (if `verbose`).
+
+    Raises:
+        WorkerError: one of them did not start. The others are stopped.
+    """
+    begin = time.monotonic()
+    if verbose:
+        print(f"Starting {count} of {what} ...", end="", flush=True)
+    with ThreadPoolExecutor(count) as pool:
+        jobs = [pool.submit(start, number) for number in range(count)]
+    errors = [error for job in jobs if (error := job.exception())]
+    servers = [job.result() for job in jobs if not job.exception()]
+    if errors:
+        for server in servers:
+            server.stop()
+        raise errors[0]
+    if verbose:
+        ports = ", ".join(str(server.port) for server in servers)
+        print(f" ready on ports {ports} after {time.monotonic() - begin:.1f} s.")
+    return servers
 
 
 def free_port() -> int:

@@ -16,7 +16,7 @@ from utils.pipeline.vllm.local_server import LocalServer, as_options
 from utils.pipeline.vllm.session import VllmSession
 
 TTFT_REPEATS = 9
-SERVER_MODULE = ["-m", "utils.pipeline.vllm.server"]
+SERVER_MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
 
 
 def measure_prefix_caching(

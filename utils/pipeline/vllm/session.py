@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 import torch
 
 from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.process import TAIL_LINES, WorkerError, stop
+from utils.pipeline.process import TAIL_LINES, WorkerError, stop, supervised
 from utils.pipeline.vllm.engine_settings import vllm_environment
 
 WORKER_MODULE = "utils.pipeline.vllm.session_worker"
@@ -193,7 +193,7 @@ class VllmSession:
     def _launch(self) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, open till the end
         self.process = subprocess.Popen(
-            [str(pipeline_python()), "-m", WORKER_MODULE],
+            supervised([str(pipeline_python()), "-m", WORKER_MODULE]),
             # No second process: it starts sooner, and all cores compute.
             env=vllm_environment() | worker_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,

@@ -12,8 +12,6 @@ import sys
 import time
 from typing import Any
 
-from utils.pipeline.process import exit_with_parent
-
 
 class Worker:
     """Answers the questions of `VllmSession`; each method is one of them."""
@@ -138,5 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with_parent()
     main()

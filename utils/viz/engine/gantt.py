@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.engine.metrics import StepRecord
+from utils.engine.core.step_record import StepRecord
 from utils.viz.style import BLUE, INK, ORANGE
 
 PREFILL, DECODE, IDLE, WAITING = BLUE, "#a9c6ea", "#f1f1f1", "#c8c8c8"

@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from utils.engine import LLMEngine
-from utils.engine.metrics import StepRecord
+from utils.engine.core.step_record import StepRecord
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.engine import LLMEngine, RequestOutput
-from utils.engine.metrics import StepRecord
+from utils.engine.core.step_record import StepRecord
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 

@@ -11,8 +11,11 @@
 
 // x / rms(x) * weight, row by row.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(x.is_cpu() && x.numel() > 0, "x has shape ", x.sizes(), " on ", x.device(),
+              "; expected numbers on the CPU.");
   const Tensor in = x.contiguous(), out = at::empty_like(in);
   const int64_t size = x.size(-1), rows = x.numel() / size;
+  expect(weight, "weight", {size}, x.scalar_type());
   dispatch(x, [&](auto number) {
     using T = decltype(number);
 #pragma omp parallel for if (rows * size >= MANY)
@@ -25,8 +28,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 // Turn the pairs (i, i + D/2) of each head by their token's angles. x: [T, heads, D], cos: [T, D].
 Tensor apply_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  expect_heads(x, "x", {ANY, ANY, ANY});
   const int64_t tokens = x.size(0), heads = x.size(1), D = x.size(2);
-  TORCH_CHECK(x.stride(1) == D && x.stride(2) == 1, "A token's heads must lie in a row.");
+  TORCH_CHECK(D % 2 == 0, "A head of ", D, " numbers is not made of pairs.");
+  expect(cos, "cos", {tokens, D}, x.scalar_type());
+  expect(sin, "sin", {tokens, D}, x.scalar_type());
   const Tensor out = at::empty(x.sizes(), x.options());
   dispatch(x, [&](auto number) {
     using T = decltype(number);

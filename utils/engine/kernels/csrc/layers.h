@@ -53,13 +53,25 @@ void rotate_and_cache(const Tensor& qkv, const Tensor& cos, const Tensor& sin, T
 
 // x [T, hidden] through all layers, whose caches are [layers, blocks, block_size, H_kv, D]. Of each
 // layer `weights` holds the first norm, qkv, o, the second norm, gate_up, down. Returns the
-// hidden states before the last norm. The other arguments are those of the single kernels.
+// hidden states before the last norm. The other arguments are those of the single kernels. What is
+// wrong with them is said once, not in each layer.
 Tensor decoder_layers(const Tensor& hidden, const Tensor& cos, const Tensor& sin,
                       at::TensorList weights, const Tensor& key_caches, const Tensor& value_caches,
                       const Tensor& slot_mapping, const Tensor& query_start_loc,
                       const Tensor& seq_lens, const Tensor& block_table, double scale, double eps) {
+  expect(hidden, "hidden", {ANY, ANY}, hidden.scalar_type());
+  expect(key_caches, "key_caches", {ANY, ANY, ANY, ANY, ANY}, hidden.scalar_type());
+  expect(value_caches, "value_caches", key_caches.sizes(), hidden.scalar_type());
   const Tensor x = hidden.clone();
   const int64_t tokens = x.size(0), D = key_caches.size(4), H_kv = key_caches.size(3);
+  const int64_t num_blocks = key_caches.size(1), block_size = key_caches.size(2);
+  TORCH_CHECK(0 < D && D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
+  TORCH_CHECK(int64_t(weights.size()) == 6 * key_caches.size(0), weights.size(), " weights for ",
+              key_caches.size(0), " layers; expected 6 for each.");
+  expect(cos, "cos", {tokens, D}, hidden.scalar_type());
+  expect(sin, "sin", {tokens, D}, hidden.scalar_type());
+  expect_slots(slot_mapping, tokens, num_blocks * block_size);
+  expect_batch(tokens, num_blocks, block_size, query_start_loc, seq_lens, block_table);
   const std::vector<Tensor> keys = key_caches.unbind(), values = value_caches.unbind();
   dispatch(x, [&](auto number) {
     using T = decltype(number);
@@ -71,8 +83,8 @@ Tensor decoder_layers(const Tensor& hidden, const Tensor& cos, const Tensor& sin
       const int64_t H = qkv.size(1) - 2 * H_kv;
       rotate_and_cache(qkv, cos, sin, pointer<T>(keys[i]), pointer<T>(values[i]), slot_mapping, H,
                        H_kv);
-      const Tensor attended = paged_attention(qkv.narrow(1, 0, H), keys[i], values[i],
-                                              query_start_loc, seq_lens, block_table, scale);
+      const Tensor attended = attention_over_blocks(qkv.narrow(1, 0, H), keys[i], values[i],
+                                                    query_start_loc, seq_lens, block_table, scale);
       more = product(attended.view({tokens, -1}), layer[2]);
       const Tensor gate_up = product(add_rms_norm<T>(x, more, layer[3], eps), layer[4]);
       more = product(silu_and_mul(gate_up), layer[5]);

@@ -6,10 +6,17 @@
 #include <vector>
 
 #include "attention_amx.h"
+#include "given.h"
 
 // Put the new keys and values [T, H_kv, D] into their slots of the cache.
 void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key_cache,
                        const Tensor& value_cache, const Tensor& slot_mapping) {
+  expect_heads(key, "key", {ANY, ANY, ANY});
+  expect_heads(value, "value", key.sizes());
+  expect(key_cache, "key_cache", {ANY, ANY, key.size(1), key.size(2)}, key.scalar_type());
+  expect(value_cache, "value_cache", key_cache.sizes(), key.scalar_type());
+  TORCH_CHECK(value.scalar_type() == key.scalar_type(), "key and value have different dtypes.");
+  expect_slots(slot_mapping, key.size(0), key_cache.size(0) * key_cache.size(1));
   const int64_t size = key.size(1) * key.size(2);
   const int64_t* slots = pointer<int64_t>(slot_mapping);
   dispatch(key, [&](auto number) {
@@ -42,13 +49,11 @@ inline int64_t common_prefix(const Tensor& query_start_loc, const Tensor& seq_le
 //
 // Where requests share a long prefix, its keys and values are fetched once for all of them, and
 // each goes on from there with its own (cascade attention; Ye et al. 2024, "Cascade Inference").
-Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
-                       const Tensor& query_start_loc, const Tensor& seq_lens,
-                       const Tensor& block_table, double scale) {
+Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
+                             const Tensor& value_cache, const Tensor& query_start_loc,
+                             const Tensor& seq_lens, const Tensor& block_table, double scale) {
   const int64_t T = query.size(0), H = query.size(1), D = query.size(2), B = seq_lens.size(0);
   const int64_t H_kv = key_cache.size(2), G = H / H_kv, block_size = key_cache.size(1);
-  TORCH_CHECK(query.stride(1) == D && query.stride(2) == 1, "A token's heads must lie in a row.");
-  TORCH_CHECK(D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
   const Tensor out = at::empty(query.sizes(), query.options());
   const int64_t *start = pointer<int64_t>(query_start_loc), *length = pointer<int64_t>(seq_lens);
   const int64_t* tables = pointer<int64_t>(block_table);
@@ -95,4 +100,22 @@ Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tenso
       for (size_t i = 0; i < tiles.size(); i++) kernel(tiles[i], tensors);
   });
   return out;
+}
+
+// The same, for arguments from anywhere.
+Tensor paged_attention(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                       const Tensor& query_start_loc, const Tensor& seq_lens,
+                       const Tensor& block_table, double scale) {
+  expect_heads(query, "query", {ANY, ANY, ANY});
+  const int64_t H = query.size(1), D = query.size(2);
+  TORCH_CHECK(0 < D && D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
+  expect(key_cache, "key_cache", {ANY, ANY, ANY, D}, query.scalar_type());
+  expect(value_cache, "value_cache", key_cache.sizes(), query.scalar_type());
+  const int64_t block_size = key_cache.size(1), H_kv = key_cache.size(2);
+  TORCH_CHECK(block_size > 0 && H_kv > 0 && H % H_kv == 0, "key_cache has shape ",
+              key_cache.sizes(), ", whose heads cannot be shared by the ", H, " of query.");
+  expect_batch(query.size(0), key_cache.size(0), block_size, query_start_loc, seq_lens,
+               block_table);
+  return attention_over_blocks(query, key_cache, value_cache, query_start_loc, seq_lens,
+                               block_table, scale);
 }

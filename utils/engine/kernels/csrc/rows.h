@@ -1,7 +1,7 @@
 // What is done with each row or head by itself: norm, SwiGLU, rotation.
 #pragma once
 
-#include "vec.h"
+#include "given.h"
 
 // With fewer numbers than this, waking a second thread takes longer than the work.
 constexpr int64_t MANY = 1 << 15;
@@ -31,6 +31,8 @@ inline void rotate(T* to, const T* from, const T* cosines, const T* sines, int64
 
 // silu(gate) * up: [T, 2 * I] -> [T, I].
 inline Tensor silu_and_mul(const Tensor& gate_up) {
+  expect_like(gate_up, "gate_up", {ANY, ANY}, gate_up.scalar_type());
+  TORCH_CHECK(gate_up.size(1) % 2 == 0, "gate_up has ", gate_up.size(1), " columns: not two halves.");
   const Tensor in = gate_up.contiguous();
   const int64_t rows = in.size(0), size = in.size(1) / 2;
   const Tensor out = at::empty({rows, size}, in.options());

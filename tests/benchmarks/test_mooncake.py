@@ -1,0 +1,95 @@
+"""The committed figures of Mooncake against the published ones; the benchmark's own arithmetic."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common import RESULTS
+from benchmarks.mooncake import PUBLISHED, longest_prefix, one_cache, sharing
+from utils.routing.lru_blocks import LruBlocks
+from utils.sim.cluster.cost import llama3_70b_on_a800
+from utils.sim.cluster.public_traces import LoadedTrace
+from utils.viz.routing.mooncake import plot_mooncake
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    saved: dict[str, Any] = json.loads((RESULTS / "mooncake.json").read_text())["results"]
+    return saved
+
+
+def test_table_2(results: dict[str, Any]) -> None:
+    assert results["published"] == PUBLISHED
+    for name, published in PUBLISHED["table_2"].items():
+        found = results["table_2"][name]
+        assert found["requests"] == published["requests"]
+        assert round(found["mean_input"]) == published["mean_input"]
+        assert round(found["mean_output"]) == published["mean_output"]
+        assert found["ratio"] == pytest.approx(published["ratio"], abs=0.04)
+        assert len(results["sha256"][name]) == 64
+
+
+def test_figure_9(results: dict[str, Any]) -> None:
+    for name, published in PUBLISHED["figure_9"].items():
+        found = results["figure_9"][name]
+        for size, share in published.items():
+            assert found[size] == pytest.approx(share, abs=0.05)
+        assert list(found.values()) == sorted(found.values())
+
+
+def test_figure_10(results: dict[str, Any]) -> None:
+    """Against one node's cache; the published times are 0.48 to 0.74."""
+    alone = {name: rows["one node alone"] for name, rows in results["figure_10"].items()}
+    times = [row["prefill_time_times"] for row in alone.values()]
+    assert sorted(times) == pytest.approx(PUBLISHED["figure_10"]["prefill_time_times"], abs=0.02)
+    gains = [row["hit_rate_times"] for row in alone.values()]
+    assert np.mean(gains) == pytest.approx(PUBLISHED["figure_10"]["hit_rate_times"], rel=0.15)
+    for rows in results["figure_10"].values():
+        assert rows["in turns"]["hit_rate"] < rows["longest prefix"]["hit_rate"]
+        assert rows["longest prefix"]["hit_rate"] <= rows["shared"]["hit_rate"] + 0.01
+
+
+def test_a_million_requests_take_about_20_s_a_policy(results: dict[str, Any]) -> None:
+    """Seconds of processor time, measured while others used the machine."""
+    seconds = [row["seconds"] for row in results["million"].values()]
+    assert np.median(seconds) < 20 and max(seconds) < 25
+
+
+def trace(*prompts: list[int]) -> LoadedTrace:
+    tokens = np.array([512 * len(names) for names in prompts])
+    return LoadedTrace(512, np.arange(len(prompts)) * 1.0, tokens, tokens, list(prompts), "")
+
+
+def test_hits_and_seconds_of_a_small_trace() -> None:
+    found = one_cache(trace([0, 1], [0, 2], [0, 1]), None)
+    assert found["hit_rate"] == (512 + 1023) / 3072  # one token is always computed
+    cost = llama3_70b_on_a800()
+    seconds = sum(cost.prefill_seconds(1024, hit) - cost.per_step for hit in (0, 512, 1023)) / 3
+    assert found["prefill_seconds"] == pytest.approx(seconds)
+    assert one_cache(trace([0, 1], [2, 3], [0, 1]), 1024)["hit_rate"] == 0
+
+
+def test_sharing_is_at_least_as_good_as_any_routing() -> None:
+    rows = sharing(trace(*[[0, 10 + n % 7, 20 + n % 7] for n in range(70)]))
+    assert all(row["hit_rate_times"] >= 1 for row in rows.values())
+    assert rows["shared"]["hit_rate_times"] == rows["shared"]["prefill_time_times"] == 1
+    assert rows["longest prefix"]["hit_rate"] > rows["random"]["hit_rate"]
+
+
+def test_the_first_block_alone_decides_nothing() -> None:
+    caches = [LruBlocks(None) for _ in range(3)]
+    for cache in caches:
+        cache.use([0])
+    caches[2].use([0, 1, 2])
+    assert [longest_prefix(n, [0, 9], caches) for n in range(4)] == [0, 1, 2, 0]
+    assert longest_prefix(0, [0, 1, 9], caches) == 2
+
+
+def test_figure_states_what_was_found(results: dict[str, Any]) -> None:
+    figure = plot_mooncake(results)
+    shares = [f"{100 * curve['3e6']:.0f} %" for curve in results["figure_9"].values()]
+    assert all(share in figure.axes[0].get_title() for share in shares)

@@ -1,0 +1,126 @@
+"""Loops are ended, also those that sleep or catch everything; pauses are no loops."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from utils.checks.kit.contracts import patience
+from utils.checks.kit.contracts.patience import TimeUp, limit, short_patience, watching
+
+
+def turns_for_ever():
+    while True:
+        pass
+
+
+def catches_all():
+    while True:
+        try:
+            len("")
+        except BaseException:
+            continue
+
+
+@pytest.mark.parametrize("loop", [turns_for_ever, catches_all])
+def test_a_loop_that_computes_is_ended(loop):
+    with pytest.raises(TimeUp), short_patience(2), limit():
+        loop()
+
+
+class WithALongEnd:
+    def __del__(self):
+        for _ in range(3_000_000):
+            pass
+
+
+class WithAFaultyEnd:
+    def __del__(self):
+        raise ValueError("of the answer")
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What Python would report of finalizers; each report takes longer than a tick."""
+    reports = []
+
+    def report(unraisable):
+        for _ in range(3_000_000):
+            pass
+        reports.append(unraisable.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", report)
+    return reports
+
+
+def test_an_end_within_a_finalizer_is_not_reported(reported):
+    with pytest.raises(TimeUp), short_patience(1), limit():
+        while True:
+            WithALongEnd()
+    assert reported == []
+
+
+def test_a_report_is_not_broken_off(reported):
+    hook = sys.unraisablehook
+    with pytest.raises(TimeUp), short_patience(1), limit():
+        while True:
+            WithAFaultyEnd()
+    assert set(reported) == {ValueError}
+    assert sys.unraisablehook is hook
+
+
+def test_a_wait_is_ended(monkeypatch):
+    monkeypatch.setattr(patience, "WAITING_S", 0.05)
+    with pytest.raises(TimeUp), short_patience(2), limit():
+        threading.Event().wait()
+
+
+def test_a_long_pause_is_one_tick(monkeypatch):
+    """As of a garbage collection, in which no line of the answer runs."""
+    monkeypatch.setattr(patience, "WAITING_S", 0.02)
+    with short_patience(3), limit():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(0.3)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+
+def test_timers_and_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGVTALRM)
+    with limit(), limit():
+        pass
+    assert (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+def test_within_another_thread_there_is_no_limit():
+    done = []
+
+    def work():
+        with limit():
+            done.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [1]
+
+
+def test_after_a_loop_was_ended_the_next_call_has_its_full_time():
+    with watching():
+        with pytest.raises(TimeUp), short_patience(2), limit():
+            turns_for_ever()
+        begun = time.process_time()
+        with limit():  # 20 ticks are allowed; a few, of full length, must do no harm
+            while time.process_time() - begun < 0.15:
+                pass
+
+
+def test_what_runs_outside_the_learners_code_is_not_limited():
+    with watching(), short_patience(1):
+        begun = time.process_time()
+        while time.process_time() - begun < 0.15:
+            pass

@@ -1,0 +1,182 @@
+"""What lab 08 calls right is what the engine, vLLM and brute force do; its inputs reach corners."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from utils.checks.kit.contracts.shrinking import sample
+from utils.checks.lab_08 import (
+    bookkeeping,
+    flat_batch,
+    growing_text,
+    params,
+    pictures,
+    reports,
+    request_times,
+    stops,
+    two_engines,
+)
+from utils.checks.lab_08.requests import running_request, state
+from utils.engine.outputs import RequestMetrics
+from utils.engine.sampling_params import SamplingParams
+
+
+def refusal(cls, case, errors):
+    try:
+        cls(**vars(case))
+    except errors as error:
+        return str(error) or "refused"
+    return None
+
+
+def test_the_rules_for_parameters_are_the_engines():
+    for case in sample(params.draw, 500):
+        rules = [rule.name for rule in params.broken(case)]
+        refused = refusal(SamplingParams, case, (ValueError, TypeError))
+        assert (refused is None) == (not rules), case
+
+
+def test_the_rules_for_parameters_are_vllms():
+    theirs = pytest.importorskip("vllm.sampling_params").SamplingParams
+    of_type = [rule for rule in params.RULES if rule.values[0] == 1.5 or rule.values[0] == [5]]
+    for case in sample(params.draw, 200):
+        rules = list(params.broken(case))
+        if not any(rule in of_type for rule in rules):  # of wrong types vLLM complains later
+            assert (refusal(theirs, case, Exception) is None) == (not rules), case
+
+
+def test_every_rule_is_drawn():
+    rules = [rule for case in sample(params.draw, 400) for rule in params.broken(case)]
+    assert {*map(str, rules)} == {*map(str, params.RULES + params.PAIRS)}
+
+
+def test_steps_have_chunks_answers_long_ones_and_large_ids():
+    steps = sample(flat_batch.draw, 150)
+    parts = [part for step in steps for part in step.parts]
+    done = [p.num_computed + p.num_scheduled == len(p.token_ids) for p in parts]
+    assert 0.3 < sum(done) / len(done) < 0.9
+    assert (
+        max(len(p.token_ids) for p in parts) > 4096 and max(p.token_ids[-1] for p in parts) > 2**16
+    )
+    assert {len(step.parts) for step in steps} == set(range(1, 7))
+    assert {step.kind for step in steps} == {list, tuple}
+
+
+def test_the_state_after_a_step_is_the_engines():
+    ends = set()
+    for story in sample(bookkeeping.draw, 300):
+        for start in story.starts:
+            for token_id in {token for *_, token in story.steps if token is not None}:
+                mine, engines = start.request(), start.request()
+                early = engines.too_early_to_stop()
+                if early and token_id in engines.stopping_token_ids:
+                    continue  # the engine's sampler does not let such tokens come
+                bookkeeping.with_rules()(mine, 0, token_id)
+                engines.append_token(token_id)
+                assert state(mine) == state(engines)
+                ends.add(engines.status.name)
+    assert ends == {"RUNNING", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+
+
+def test_a_request_is_as_in_the_middle_of_its_work():
+    request = running_request("A", [1, 2], [3], 2, max_tokens=5)
+    assert (request.num_tokens, request.all_token_ids) == (3, [1, 2, 3])
+    assert request.detokenizer.append(4) == ""
+
+
+def test_the_first_stop_string_is_vllms():
+    check_stop_strings = pytest.importorskip("vllm.v1.engine.detokenizer").check_stop_strings
+    found = 0
+    for given in sample(stops.draw, 500):
+        text, num_gained, stop = given.args
+        theirs = check_stop_strings(text, num_gained, stop, False)
+        mine = stops.found_first(text, num_gained, stop)
+        assert mine == (theirs and (theirs[1] if theirs[1] >= 0 else len(text), theirs[0]))
+        found += mine is not None
+    assert 100 < found < 400
+
+
+def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string():
+    dice = random.Random(0)
+    for _ in range(200):
+        text = "".join(dice.choice("ab") for _ in range(6))
+        stop = ["".join(dice.choice("ab") for _ in range(dice.randint(1, 4))) for _ in range(2)]
+        safe = len(text) - stops.held_back(text, stop)
+        # Whatever follows, no new stop string begins before `safe`; and one may begin there.
+        futures = ["".join(more) for n in range(4) for more in itertools.product("ab", repeat=n)]
+        begins = [
+            begin for future in futures for s in stop for begin in range(len(text))
+            if (text + future)[begin:].startswith(s) and begin + len(s) > len(text)
+        ]  # fmt: skip
+        assert min(begins, default=len(text)) == safe
+
+
+def test_texts_have_halves_of_characters_and_tokens_without_text():
+    texts = [text for story in sample(growing_text.draw, 200) for text in story.texts]
+    short = [text for text in texts if len(text.answer) < 400]
+    ends = [t.endswith("\ufffd") for text in short for t in text.true_texts()]
+    assert sum(ends) > 200
+    assert any(text.tokens is None for text in texts)
+    assert any(b"" in text.tokens.values() for text in texts if text.tokens)
+    assert any(len(text.prompt) > 1000 for text in texts)
+
+
+def test_the_latencies_are_the_engines():
+    for given in sample(request_times.draw, 200):
+        metrics = RequestMetrics(*given.args)
+        right = request_times.right_latencies(*given.args)
+        assert right.queue_time == metrics.queue_time
+        assert right.ttft == pytest.approx(metrics.ttft)
+        assert right.tpot == pytest.approx(metrics.tpot)
+        assert right.itl == pytest.approx(metrics.inter_token_latencies)
+        assert right.e2e_latency == pytest.approx(metrics.e2e_latency)
+
+
+def test_limits_are_kept_exactly_now_and_then():
+    runs = [given.args for given in sample(reports.draw, 200)]
+    assert sum(any(r.ttft == ttft for r in rs) for rs, _, ttft, _ in runs) > 50
+    assert sum(any(r.tpot == tpot for r in rs) for rs, *_, tpot in runs) > 50
+    assert any(len(rs) > 100 for rs, *_ in runs) and any(len(rs) == 1 for rs, *_ in runs)
+
+
+def test_a_difference_in_rounding_is_always_explained():
+    """Any two engines whose logits are within the noise of each other."""
+    generator = torch.Generator().manual_seed(0)
+    parted = 0
+    for _ in range(300):
+        logits = torch.randn(4, 6, generator=generator)
+        other = logits + 0.2 * (2 * torch.rand(4, 6, generator=generator) - 1)
+        answers = logits.argmax(-1).tolist(), other.argmax(-1).tolist()
+        found = two_engines.right_difference(*answers, logits, 0.2)
+        assert found is None or found.explained
+        parted += found is not None
+    assert parted > 20
+
+
+def test_pairs_part_in_every_way():
+    found = [two_engines.right_difference(*g.args) for g in sample(two_engines.draw, 200)]
+    kinds = {f and (f.index > 0, f.gap is None, f.explained) for f in found}
+    assert len(kinds) == 7  # equal; at the beginning and later: an end, explained, not explained
+    edge = [g for g, f in zip(sample(two_engines.draw, 200), found, strict=True)
+            if f and f.gap and f.gap == 2 * g.args[3]]  # fmt: skip
+    assert len(edge) > 5
+
+
+def texts_of(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_the_pictures_show_what_is_wrong():
+    figure = pictures.flat_batch(
+        ["A", "A", "B"], ([1, 2, 3], [0, 1, 0], [1, 2]), ([1, 2, 3], [0, 1, 2], [1])
+    )
+    yes_no = [*"123", *"010", "", "yes", "yes", *"123", *"012", "", "yes", "no"]
+    assert texts_of(figure) == yes_no
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "not as expected" in words and "request B" in words
+    assert "TPOT = this / 2" in texts_of(pictures.timeline(0.0, 1.0, [2.0, 3.0, 5.0], ""))
+    assert len(pictures.rivals([1.0, 3.0], 1, 0, "title").axes[0].patches) == 2

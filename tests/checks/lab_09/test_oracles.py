@@ -1,0 +1,178 @@
+"""What lab 09 calls right is what the library, other algorithms and packed layers give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils import quant
+from utils.checks.kit.contracts.shrinking import sample
+from utils.checks.lab_09 import (
+    awq,
+    checkpoint,
+    codes,
+    gptq_columns,
+    gptq_ready,
+    grid,
+    nf4_codes,
+    nf4_double,
+    small_layers,
+)
+from utils.quant.nf4 import NF4Weight, quantize_blockwise
+from utils.quant.rtn import QuantizedWeight, group_index
+
+
+def given(draw, count=60):
+    return [case.args for case in sample(draw, count)]
+
+
+def test_the_grid_is_the_librarys():
+    for groups, bits, sym in given(grid.draw_groups):
+        scales, zeros = grid.params_by_hand(groups, bits, sym)
+        right = quant.find_params(groups, bits, sym)
+        torch.testing.assert_close(scales, right[0], rtol=1e-5, atol=0.0)
+        assert (zeros - right[1]).abs().max() <= 1  # a tie
+
+
+def test_codes_are_the_nearest_of_all():
+    for weight, scales, zeros, bits in given(codes.draw_weight):
+        group = torch.arange(weight.shape[1]) // (weight.shape[1] // scales.shape[1])
+        every = torch.arange(2**bits).view(-1, 1, 1)
+        grid_points = (every - zeros[:, group]).double() * scales[:, group].double()
+        away = (grid_points - weight).abs()  # [codes, out, in]
+        mine = away.gather(0, codes.nearest_codes(weight, scales, zeros, bits).long()[None])[0]
+        assert (mine <= away.amin(0) + 1e-5 * scales[:, group]).all()
+
+
+def test_what_is_read_back_is_the_librarys():
+    for q, scales, zeros in given(codes.draw_codes):
+        weight = QuantizedWeight(q, scales, zeros, group_index(q, q.shape[1] // scales.shape[1]))
+        torch.testing.assert_close(codes.read_back(q, scales, zeros), weight.dequantize())
+
+
+@pytest.mark.parametrize(("out", "width", "group_size"), [(8, 32, 32), (24, 128, 64)])
+def test_bytes_are_those_of_a_packed_layer(out, width, group_size):
+    q = torch.zeros(out, width, dtype=torch.uint8)
+    scales = torch.ones(out, width // group_size)
+    zeros = torch.zeros(scales.shape, dtype=torch.uint8)
+    layer = QuantizedWeight(q, scales, zeros, group_index(q, group_size))
+    packed = sum(tensor.nbytes for tensor in quant.pack_awq(layer).values())
+    assert checkpoint.tensor_bytes([(out, width)], 5, 4, group_size) == packed + 10
+
+
+def test_packed_layers_are_the_librarys():
+    for q, zeros, layout in given(checkpoint.draw_layer):
+        if layout == "gptq":
+            right = quant.pack_int4(q).T, quant.pack_int4(zeros.T.int() - 1)
+        else:
+            right = quant.pack_int4_awq(q.T), quant.pack_int4_awq(zeros.T)
+        assert all(map(torch.equal, checkpoint.by_hand(q, zeros, layout), right))
+
+
+def test_block_codes_are_the_librarys():
+    for values, levels, blocksize in given(nf4_codes.draw_values):
+        right, absmax = quantize_blockwise(values, levels, blocksize)
+        mine = nf4_codes.by_search(values, levels, blocksize)
+        torch.testing.assert_close(mine[1], absmax)
+        assert not nf4_codes.not_nearest(values, absmax, levels, blocksize, right).any()
+
+
+def test_nf4_is_read_back_as_bitsandbytes_does():
+    for codes_, absmax, nested, offset, blocksize in given(nf4_double.draw_nf4):
+        flat = codes_.flatten()
+        flat = torch.cat([flat, flat.new_zeros(len(flat) % 2)])
+        packed = (flat[::2] << 4) | flat[1::2]
+        right = NF4Weight(packed, absmax, codes_.shape, blocksize, offset, nested).dequantize()
+        mine = nf4_double.nf4_read_back(codes_, absmax, nested, offset, blocksize)
+        size = float(nested.max() + offset.abs())
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6 * size)
+
+
+def test_the_hessian_is_the_librarys():
+    for weight, inputs, damp_percent in given(gptq_ready.draw_layer):
+        hessian = quant.InputStats.of(inputs).hessian
+        dead = hessian.diagonal() == 0
+        hessian.diagonal()[dead] = 1
+        hessian.diagonal().add_(damp_percent * hessian.diagonal().mean())
+        ready, mine = gptq_ready.ready_by_hand(weight, inputs, damp_percent)
+        assert torch.equal(ready, weight.masked_fill(dead, 0))
+        size = float(inputs.abs().max()) ** 2
+        torch.testing.assert_close(mine, hessian, rtol=1e-4, atol=1e-5 * size)
+
+
+def by_elimination(weight, upper, bits, group_size):
+    """GPTQ without a Cholesky factor: a fresh inverse for what is left, column by column.
+
+    Section 2 of the paper (Optimal Brain Quantization).
+    """
+    hessian = torch.linalg.inv(upper.double().T @ upper.double())
+    w, top = weight.double().clone(), 2**bits - 1
+    q, scales = torch.zeros_like(w), []
+    for i in range(w.shape[1]):
+        if i % group_size == 0:
+            scale = 2 * w[:, i : i + group_size].abs().amax(1) / top
+            scale[scale == 0] = 1.0
+            scales.append(scale)
+        q[:, i] = (w[:, i] / scale + 2 ** (bits - 1)).round().clamp(0, top)
+        error = w[:, i] - (q[:, i] - 2 ** (bits - 1)) * scale
+        rest = torch.linalg.inv(hessian[i:, i:])  # of the columns from i on
+        w[:, i:] -= error[:, None] * rest[0] / rest[0, 0]
+    found = torch.stack(scales, 1).float()
+    return q.to(torch.uint8), found, torch.full_like(found, 2 ** (bits - 1))
+
+
+def test_elimination_is_right_column_by_column():
+    for case in sample(gptq_columns.draw_columns, 40):
+        assert (
+            gptq_columns.GPTQ.judge.fault(by_elimination, case, by_elimination(*case.args)) is None
+        )
+
+
+def test_the_search_finds_the_librarys_scales():
+    for weight, inputs, bits, size, n_grid in given(awq.draw_layer):
+        stats = quant.InputStats.of(inputs)
+        found = quant.search_scales(
+            weight, stats, bits=bits, group_size=size, duo_scaling=False, n_grid=n_grid
+        ).scales
+        search = awq.searched(weight, inputs, bits, size, n_grid)
+        near = torch.isclose(search.scales.float(), found, rtol=1e-3).all(1)
+        assert (near & search.least).any()
+
+
+def test_the_promised_gain_is_there():
+    """A plain search over shares of the range keeps both promises of exercise 12, with room."""
+    for bits, gain in grid.GAIN.items():
+        groups = torch.randn(100, 64, generator=torch.Generator().manual_seed(3))
+        best = before = grid.errors_of_the_range(groups, bits)
+        for step in range(1, 15):
+            scales, zeros = quant.find_params(groups * (1 - step / 20), bits, False)
+            best = torch.minimum(best, grid.squared_errors(groups, bits, scales, zeros))
+        assert best.sum() < 0.95 * gain * before.sum()
+
+
+def test_gptq_is_better_than_rounding_on_every_small_layer():
+    for weight, inputs in given(small_layers.draw_layer, 40):
+        stats = quant.InputStats.of(inputs)
+        back = (quant.rtn(weight, bits=3), quant.gptq(weight, stats.hessian, bits=3))
+        rounded, better = (quant.relative_error(weight, b.dequantize(), stats) for b in back)
+        assert better < 0.95 * rounded
+
+
+def test_inputs_reach_the_corners():
+    groups = given(grid.draw_groups, 200)
+    assert {bits for _, bits, _ in groups} == set(range(2, 9))
+    assert {g.dim() for g, *_ in groups} == {1, 2, 3, 4}
+    assert any((g == 0).all(-1).any() and g.any() for g, *_ in groups)
+    values = given(nf4_codes.draw_values, 200)
+    assert any(not v.is_contiguous() and v.dim() > 1 for v, *_ in values)
+    assert {len(levels) == 256 for _, levels, _ in values} == {True, False}
+    assert any(v.numel() % size for v, _, size in values)
+    assert any(len(levels) == 2 for _, levels, _ in values)
+    blocks = [len(absmax) for (absmax,) in given(nf4_double.draw_absmax, 200)]
+    assert 1 in blocks and max(blocks) > 512
+    layers = given(gptq_ready.draw_layer, 200)
+    assert any(len(x) < x.shape[1] for _, x, _ in layers)
+    assert any((x.sum(0) == 0).any() and (x.sum(0) == 0).ne((x == 0).all(0)).any()
+               for _, x, _ in layers)  # fmt: skip
+    assert {n for *_, n in given(awq.draw_layer, 200)} >= {1, 5, 20}
+    assert any(not z.all() for _, z, layout in given(checkpoint.draw_layer, 99) if layout == "awq")

@@ -1,0 +1,93 @@
+"""The oracles of lab 16 against the engine's own connector, published numbers, and brute force."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from utils.checks import lab_16
+from utils.checks.lab_16.block_bytes import right_extract, right_inject
+from utils.checks.lab_16.chains import right_keys
+from utils.checks.lab_16.costs import Machine, Shape, right_seconds, told
+from utils.checks.lab_16.learners_connector import Stored
+from utils.checks.lab_16.learners_parts import BareRequest, Scheduled, Transfers
+from utils.checks.lab_16.matches import right_match
+from utils.checks.lab_16.step_stories import RightSide
+from utils.engine.kv_transfer.keys import block_keys
+from utils.engine.kv_transfer.store import MemoryStore
+from utils.engine.kv_transfer.wire import blocks_to_rows
+
+
+@given(st.binary(max_size=8), st.lists(st.integers(0, 2**32 - 1), max_size=20), st.integers(1, 5))
+def test_the_keys_are_those_of_the_engines_connector(
+    namespace: bytes, tokens: list[int], size: int
+) -> None:
+    root = hashlib.sha256(namespace + b"None").digest()  # the engine hashes adapter and salt first
+    assert right_keys(root, tokens, size) == block_keys(namespace, tokens, size)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.data())
+def test_the_match_is_the_engines(num_tokens: int, size: int, data: st.DataObject) -> None:
+    keys = [b"%d" % i for i in range(num_tokens // size)]
+    stored = set(data.draw(st.lists(st.sampled_from(keys), unique=True))) if keys else set()
+    computed = size * data.draw(st.integers(0, (num_tokens - 1) // size))
+    store = MemoryStore()
+    for key in stored:
+        store.store(key, b"")
+    some = keys[computed // size : (num_tokens - 1) // size]
+    want = store.count_first(some) * size
+    assert right_match(keys, stored, num_tokens, size, computed) == want
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_bytes_are_those_of_the_engines_connector(dtype: torch.dtype) -> None:
+    layers = [torch.randn(2, 4, 3, 2, 5).to(dtype) for _ in range(3)]  # as the engine's memory
+    seen = [layer.transpose(0, 1) for layer in layers]
+    assert right_extract(seen, 2) == blocks_to_rows(layers, [2])[0].tobytes()
+    other = [torch.zeros_like(layer).transpose(0, 1) for layer in layers]
+    assert right_inject(other, 1, right_extract(seen, 2))
+    assert all(torch.equal(b[1], a[2]) and not b[0].any() for a, b in zip(seen, other, strict=True))
+    assert not right_inject(other, 1, right_extract(seen, 2)[:-1])
+
+
+def test_the_bandwidths_are_mooncakes() -> None:
+    gigabytes = [float(found) for found in re.findall(r"([\d.]+) GB/s", told(right_seconds))]
+    assert gigabytes == [5.9, 18.6]
+    assert right_seconds(0, Shape(1, 64, 1, 4), Machine(1e9, 1e9, 0.5)) == (0.5, 0.0)
+
+
+def test_a_request_in_chunks_step_by_step() -> None:
+    side = RightSide(4, lambda r: [b"%d" % i for i in range(r.num_tokens // 4)], lambda r, n: 4)
+    request = BareRequest("r", list(range(15)))
+    assert side.get_num_new_matched_tokens(request, 4) == (4, False)
+    request.num_computed_tokens = 8  # 4 of its own, and 4 that are loaded
+    side.update_state_after_alloc(request, [7, 6, 5, 4], 4)
+    assert side.build_connector_meta([Scheduled(request, [7, 6, 5, 4], 8, 3)]) == Transfers(
+        [(b"1", 6)], []
+    )
+    request.all_token_ids.append(1)
+    assert side.build_connector_meta([Scheduled(request, [7, 6, 5, 4], 11, 5)]) == Transfers(
+        [], [(b"2", 5), (b"3", 4)]
+    )
+
+
+def test_a_store_is_asked_not_listed() -> None:
+    store = MemoryStore()
+    store.store(b"a", b"")
+    stored = Stored(store)
+    assert b"a" in stored and b"b" not in stored
+    with pytest.raises(TypeError):
+        set(stored)
+
+
+def test_a_stub_is_not_written_yet() -> None:
+    def chunk_keys(namespace: bytes, token_ids: list[int], block_size: int) -> list[bytes]:
+        raise NotImplementedError
+
+    feedback = lab_16.chunk_keys(chunk_keys)
+    assert feedback.status == "not written yet" and feedback.points == 0

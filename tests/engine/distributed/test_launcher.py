@@ -1,0 +1,147 @@
+"""Ranks: started, asked, ended; and what a cell sees when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.engine.distributed.launcher import RankError, RankProcesses, run_ranks
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def gone(pids: list[int], patience: float = 5.0) -> bool:
+    """Whether all these processes end soon."""
+    end = time.monotonic() + patience
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(psutil.pid_exists, pids))
+
+
+def test_a_function_made_here_runs_on_each_rank(capsys):
+    base = 10  # of this closure: it has to travel, too
+
+    def who(more):
+        print("hello")
+        return dist.get_rank() + base + more, dist.get_world_size()
+
+    assert run_ranks(who, 3, 100) == [(110, 3), (111, 3), (112, 3)]
+    assert capsys.readouterr().out.splitlines() == [f"[rank {i}] hello" for i in (0, 1, 2)]
+
+
+def test_ranks_keep_what_they_have_between_calls():
+    def put(value):
+        import builtins
+
+        builtins.kept = value * dist.get_rank()  # type: ignore[attr-defined]
+
+    def get():
+        import builtins
+
+        return builtins.kept, torch.arange(3)  # type: ignore[attr-defined]
+
+    with RankProcesses(2) as ranks:
+        assert ranks._folder.stat().st_mode & 0o077 == 0  # nobody else may knock
+        ranks.call(put, 5)
+        (zero, numbers), (five, _) = ranks.call(get)
+        pids = ranks.pids
+    assert (zero, five, numbers.tolist()) == (0, 5, [0, 1, 2])
+    assert gone(pids, 0)
+    ranks.close()
+    with pytest.raises(RankError, match="Start them anew"):
+        ranks.call(get)
+
+
+def test_the_first_failure_ends_all_and_says_which():
+    def fail():
+        if dist.get_rank() == 1:
+            raise KeyError("no such layer")
+        dist.barrier()  # for ever
+
+    with RankProcesses(2) as ranks:
+        pids = ranks.pids
+        with pytest.raises(RankError, match=r"(?s)Rank 1 failed.*in fail.*no such layer"):
+            ranks.call(fail)
+        assert gone(pids, 0)
+
+
+def test_a_rank_that_dies_is_named_and_the_next_run_works():
+    def die():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(RankError, match=r"Rank 1 was killed by signal 9.*memory"):
+        run_ranks(die, 2)
+    assert run_ranks(dist.get_rank, 2) == [0, 1]
+
+
+def test_a_rank_that_ends_itself_is_named():
+    def leave():
+        if dist.get_rank() == 0:
+            print("so long", file=sys.stderr, flush=True)
+            os._exit(3)
+
+    with pytest.raises(RankError, match=r"(?s)Rank 0 ended with exit status 3.*so long"):
+        run_ranks(leave, 2)
+
+
+def test_waiting_for_what_nobody_sends_has_an_end():
+    def wait():
+        if dist.get_rank() == 0:
+            time.sleep(60)
+
+    with pytest.raises(RankError, match="Rank 0 did not answer within 1 s"):
+        run_ranks(wait, 2, timeout=1)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2"])
+def test_a_wrong_world_size_is_refused(size):
+    with pytest.raises(ValueError, match="world_size must be a positive integer"):
+        RankProcesses(size)
+
+
+def test_an_interrupted_call_does_no_harm():
+    def slow(seconds):
+        time.sleep(seconds)
+        return dist.get_rank(), seconds
+
+    with RankProcesses(2) as ranks:
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.call(slow, 1.0)
+        assert ranks.call(slow, 0.0) == [(0, 0.0), (1, 0.0)]  # not the late answer to the first
+
+
+def test_ranks_end_with_a_parent_that_was_killed():
+    script = """
+import time
+from utils.engine.distributed.launcher import RankProcesses
+ranks = RankProcesses(2)
+print(*ranks.pids, flush=True)
+import torch.distributed as dist
+def stuck():
+    dist.recv(__import__("torch").empty(1), 1 - dist.get_rank())
+ranks.call(stuck)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pids)

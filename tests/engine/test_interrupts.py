@@ -1,0 +1,217 @@
+"""An interrupt may come between any two lines. Afterwards nothing is missing, and answers right.
+
+The oracle is an engine that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.engine.tiny_engines import tiny_llama, tiny_medusa
+from utils.engine import LLM, BeamSearchParams, SamplingParams
+from utils.engine.kv_transfer.pool_connector import PoolConnector
+from utils.engine.kv_transfer.store import MemoryStore
+
+ENGINE = str(Path("utils", "engine"))
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+# Together they need more than the blocks that there are, and some begin alike.
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 1], [7, 8], [3, 4, 5, 6, 1]]
+SMALL = {"block_size": 2, "num_gpu_blocks_override": 24, "max_model_len": 48, "max_num_seqs": 4,
+         "max_num_batched_tokens": 8, "device": "cpu"}  # fmt: skip
+SAMPLES = 40  # interrupted lines a case
+BEAMS = BeamSearchParams(3, 7, ignore_eos=True)
+
+
+def generate(llm: LLM) -> Any:
+    return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+def search(llm: LLM) -> Any:
+    found = llm.beam_search(PROMPTS[:2], BEAMS)
+    return [sequence.tokens for output in found for sequence in output.sequences]
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
+    "recomputed": ({"num_gpu_blocks_override": 26}, generate),
+    "swapped": ({"swap_space": 1e-4}, generate),
+    "tree": ({"speculative_config": {"method": "medusa", "num_speculative_tokens": 6,
+                                     "tree_widths": (2, 2)}}, generate),
+    "draft model": ({"speculative_config": {"method": "draft_model",
+                                            "num_speculative_tokens": 3}}, generate),
+    "connector": ({}, generate),
+    "beams": ({"num_gpu_blocks_override": 60}, search),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("tiny")
+    tiny_llama(path, seed=3)
+    tiny_llama(path / "draft", seed=4, layers=1)
+    tiny_medusa(path / "heads", 2)
+    return path
+
+
+def engine(folder: Path, case: str) -> LLM:
+    options = SMALL | CASES[case][0]
+    if speculative := options.pop("speculative_config", None):
+        model = folder / ("draft" if speculative["method"] == "draft_model" else "heads")
+        options["speculative_config"] = speculative | {"model": model}
+    if case == "connector":
+        options["kv_connector"] = PoolConnector(MemoryStore())
+    return LLM(folder, **options)
+
+
+class Interrupt:
+    """Counts the executed lines of the engine; raises KeyboardInterrupt at one of them."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.at, self.count, self.where = at, 0, ""
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if ENGINE in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+def assert_whole(llm: LLM, where: str) -> None:
+    """No block is missing, no request is left, and nothing waits to be copied."""
+    core = llm.llm_engine
+    manager, scheduler = core.kv_cache_manager, core.scheduler
+    pool = manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks, where
+    free = sorted(block.block_id for block in pool.free_block_queue)
+    assert free == list(range(pool.num_gpu_blocks)), where
+    assert all(block.ref_cnt == 0 for block in pool.blocks), where
+    assert manager.swap_space.num_free_blocks == manager.swap_space.num_cpu_blocks, where
+    assert not manager.req_to_blocks and not manager.num_cached_block, where
+    assert not any(vars(manager._pending).values()), where
+    assert not scheduler.waiting and not scheduler.running and not core._requests, where
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_at_any_line(folder: Path, case: str) -> None:
+    run = CASES[case][1]
+    llm = engine(folder, case)
+    right = run(engine(folder, case))
+    assert run(llm) == right and llm.reset_prefix_cache()
+    with Interrupt() as whole:
+        run(llm)
+    assert_whole(llm, "")
+    rng = random.Random(case)
+    width = whole.count // SAMPLES
+    assert width > 10
+    for number in range(SAMPLES):
+        at = number * width + rng.randrange(width) + 1
+        with pytest.raises(KeyboardInterrupt), Interrupt(at) as interrupt:
+            run(llm)
+            raise KeyboardInterrupt  # more was cached this time, and there were fewer lines
+        llm.llm_engine.abort_requests([])  # as whatever comes next; the interrupt may come last
+        assert_whole(llm, interrupt.where)
+        if number % 2:
+            llm.reset_prefix_cache()  # else what was computed before is used
+        assert run(llm) == right, interrupt.where
+        assert_whole(llm, interrupt.where)
+
+
+@pytest.mark.parametrize("case", ["swapped", "beams"])
+def test_interrupted_twice(folder: Path, case: str) -> None:
+    """Also while it cleans up after the first interrupt."""
+    run = CASES[case][1]
+    llm = engine(folder, case)
+    right = run(llm)
+    forget = llm.llm_engine.forget_everything
+    for at in range(1, 25):
+        llm.llm_engine.whole_steps._forget_everything = partial(_interrupted, forget, at)
+        with pytest.raises(KeyboardInterrupt), Interrupt(2000):
+            run(llm)
+        llm.llm_engine.whole_steps._forget_everything = forget
+        llm.llm_engine.abort_requests([])
+        assert_whole(llm, str(at))
+        assert run(llm) == right
+
+
+def _interrupted(forget: Callable[[], None], at: int) -> None:
+    with Interrupt(at):
+        forget()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[float], None]]:
+    """Sends a SIGINT to this process in so many seconds."""
+    timers = []
+
+    def send(seconds: float) -> None:
+        timer = threading.Timer(seconds, signal.raise_signal, (signal.SIGINT,))
+        timers.append(timer)
+        timer.start()
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield send
+    for timer in timers:
+        timer.cancel()
+        timer.join()
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("case", ["swapped", "beams"])
+def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
+    """By a real signal, which can come between two bytecodes."""
+    run = CASES[case][1]
+    llm = engine(folder, case)
+    right = run(llm)
+    begin = time.perf_counter()
+    run(llm)
+    seconds = time.perf_counter() - begin
+    rng = random.Random(0)
+    for _ in range(40):
+        try:
+            interrupts(rng.random() * seconds)
+            run(llm)
+            time.sleep(2 * seconds)
+        except KeyboardInterrupt:
+            pass
+        llm.llm_engine.abort_requests([])
+        assert_whole(llm, "")
+        assert run(llm) == right
+
+
+def test_a_search_that_ends_early_promises_nothing(folder: Path) -> None:
+    """A block is findable when it is computed: not when beams have chosen its last token."""
+    options = SMALL | {"num_gpu_blocks_override": 200}
+    llm, alone = LLM(folder, **options), LLM(folder, **options, enable_prefix_caching=False)
+    for seed in range(8):
+        rng = random.Random(seed)
+        prompt = [rng.randrange(3, 13) for _ in range(6)]
+        for penalty in (0.2, 1.0):
+            [output] = llm.beam_search([prompt], BeamSearchParams(3, 12, length_penalty=penalty))
+            longer = [[*s.tokens[: len(prompt) + n], 5] for s in output.sequences
+                      for n in range(1, len(s.tokens) - len(prompt) + 1)]  # fmt: skip
+            got = llm.generate(longer, GREEDY, use_tqdm=False)
+            want = alone.generate(longer, GREEDY, use_tqdm=False)
+            assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]

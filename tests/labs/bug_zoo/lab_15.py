@@ -1,0 +1,492 @@
+"""Wrong and right answers to lab 15, each as a learner might write it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.labs.bug_zoo.zoo import Zoo
+from utils.checks.lab_15.real_ranks import Parts
+from utils.engine.distributed.collectives import (
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+)
+from utils.engine.distributed.layers import RowParallelLinear
+
+zoo = Zoo()
+wrong, right = zoo.wrong, zoo.right
+
+
+def neighbours(group):
+    return (group.rank_in_group + 1) % group.world_size, (
+        group.rank_in_group - 1
+    ) % group.world_size
+
+
+# 1 ring_reduce_scatter
+
+
+@right("ring_reduce_scatter")
+def send_while_receiving(group, chunks):
+    """Odd ranks send first, even ranks receive first; the last rank of an odd ring, too."""
+    size, (to, source) = group.world_size, neighbours(group)
+    number = (group.rank_in_group - 1) % size
+    total = chunks[number].clone()
+    for _ in range(size - 1):
+        number = (number - 1) % size
+        came = torch.zeros_like(chunks[number])
+        sending = group.isend(total, to)
+        group.recv(came, source)
+        sending.wait()
+        total = came.add_(chunks[number])
+    return total
+
+
+@wrong("ring_reduce_scatter", "Each chunk ends one rank too early")
+def begins_with_its_own(group, chunks):
+    size, (to, source) = group.world_size, neighbours(group)
+    number, total = group.rank_in_group, chunks[group.rank_in_group]
+    for _ in range(size - 1):
+        number = (number - 1) % size
+        came = torch.empty_like(chunks[number])
+        sending = group.isend(total, to)
+        group.recv(came, source)
+        sending.wait()
+        total = came + chunks[number]
+    return total
+
+
+@wrong("ring_reduce_scatter", "a deadlock")
+def blocking_send(group, chunks):
+    size, (to, source) = group.world_size, neighbours(group)
+    number = (group.rank_in_group - 1) % size
+    total = chunks[number]
+    for _ in range(size - 1):
+        group.send(total, to)
+        number = (number - 1) % size
+        came = torch.empty_like(chunks[number])
+        group.recv(came, source)
+        total = came + chunks[number]
+    return total
+
+
+@wrong("ring_reduce_scatter", "The sum is wrong")
+def reads_before_it_has_come(group, chunks):
+    size, (to, source) = group.world_size, neighbours(group)
+    number = (group.rank_in_group - 1) % size
+    total = chunks[number]
+    for _ in range(size - 1):
+        number = (number - 1) % size
+        came = torch.zeros_like(chunks[number])
+        works = [group.irecv(came, source), group.isend(total, to)]
+        total = came + chunks[number]
+        for work in works:
+            work.wait()
+    return total
+
+
+@wrong("ring_reduce_scatter", "to the next one only")
+def straight_to_its_owner(group, chunks):
+    """No ring: each chunk goes to its owner at once."""
+    rank, size = group.rank_in_group, group.world_size
+    total, works, buffers = chunks[rank].clone(), [], []
+    for other in range(size):
+        if other != rank:
+            buffers.append(torch.empty_like(total))
+            works += [group.irecv(buffers[-1], other), group.isend(chunks[other], other)]
+    for work in works:
+        work.wait()
+    return sum(buffers, total)
+
+
+# 2 ring_all_gather
+
+
+@right("ring_all_gather")
+def by_number(group, own, like):
+    everything = {group.rank_in_group: own}
+    to, source = neighbours(group)
+    holding = group.rank_in_group
+    while len(everything) < group.world_size:
+        coming = (holding - 1) % group.world_size
+        buffer = torch.zeros(like[coming].shape)
+        works = group.isend(everything[holding], to), group.irecv(buffer, source)
+        [work.wait() for work in works]
+        everything[coming] = buffer
+        holding = coming
+    return [everything[i] for i in range(group.world_size)]
+
+
+@wrong("ring_all_gather", "in the order in which they came")
+def as_they_come(group, own, like):
+    gathered, (to, source) = [own], neighbours(group)
+    for step in range(group.world_size - 1):
+        buffer = torch.empty_like(like[(group.rank_in_group - step - 1) % group.world_size])
+        works = group.isend(gathered[-1], to), group.irecv(buffer, source)
+        [work.wait() for work in works]
+        gathered.append(buffer)
+    return gathered
+
+
+@wrong("ring_all_gather", "receives into `like`")
+def into_like(group, own, like):
+    rank, size, (to, source) = group.rank_in_group, group.world_size, neighbours(group)
+    like[rank].copy_(own)
+    for step in range(size - 1):
+        works = (
+            group.isend(like[(rank - step) % size], to),
+            group.irecv(like[(rank - step - 1) % size], source),
+        )
+        [work.wait() for work in works]
+    return like
+
+
+@wrong("ring_all_gather", "expects")
+def all_as_large_as_mine(group, own, like):
+    gathered, (to, source) = [own] * group.world_size, neighbours(group)
+    for step in range(group.world_size - 1):
+        buffer = torch.empty_like(own)
+        holding = (group.rank_in_group - step) % group.world_size
+        works = group.isend(gathered[holding], to), group.irecv(buffer, source)
+        [work.wait() for work in works]
+        gathered[holding - 1] = buffer
+    return gathered
+
+
+# 3 ring_all_reduce
+
+
+@right("ring_all_reduce")
+def padded(group, tensor):
+    """Chunks of equal size, the last ones filled up with zeros."""
+    size = group.world_size
+    each = math.ceil(tensor.numel() / size)
+    chunks = F.pad(tensor.reshape(-1), (0, each * size - tensor.numel())).view(size, each)
+    own = ring_reduce_scatter(group, list(chunks))
+    whole = torch.cat(ring_all_gather(group, own, list(chunks)))
+    return whole[: tensor.numel()].reshape(tensor.shape)
+
+
+@wrong("ring_all_reduce", "each has added up in another order")
+def adds_up_at_home(group, tensor):
+    """Passes whole tensors round; of two ranks that costs no more, and the order differs."""
+    total, holding = tensor.clone(), tensor.contiguous()
+    to, source = neighbours(group)
+    for _ in range(group.world_size - 1):
+        buffer = torch.empty_like(holding)
+        works = group.isend(holding, to), group.irecv(buffer, source)
+        [work.wait() for work in works]
+        holding, total = buffer, total + buffer
+    return total
+
+
+@wrong("ring_all_reduce", "`group.all_reduce` is not there")
+def the_one_that_is_there(group, tensor):
+    return group.all_reduce(tensor)
+
+
+@wrong("ring_all_reduce", "not all of it")
+def only_its_chunk(group, tensor):
+    return ring_reduce_scatter(group, tensor.flatten().tensor_split(group.world_size))
+
+
+@wrong("ring_all_reduce", "lost its shape")
+def flat(group, tensor):
+    chunks = tensor.flatten().tensor_split(group.world_size)
+    return torch.cat(ring_all_gather(group, ring_reduce_scatter(group, chunks), chunks))
+
+
+# 4 shard_heads
+
+
+@right("shard_heads")
+def by_counting(num_heads, num_kv_heads, tp_rank, tp_size):
+    shares = [0] * tp_size
+    for head in range(num_kv_heads):
+        shares[head % tp_size] += 1
+    if min(shares) == 0:
+        raise ValueError("too many ranks")
+    ends = list(itertools.accumulate(shares))
+    kv = range(ends[tp_rank] - shares[tp_rank], ends[tp_rank])
+    per = num_heads // num_kv_heads
+    return range(kv[0] * per, (kv[-1] + 1) * per), kv
+
+
+@wrong("shard_heads", "whose KV head is elsewhere")
+def both_by_themselves(num_heads, num_kv_heads, tp_rank, tp_size):
+    if tp_size > num_kv_heads:
+        raise ValueError("too many ranks")
+
+    def share(number):
+        part = torch.arange(number).tensor_split(tp_size)[tp_rank].tolist()
+        return range(part[0], part[-1] + 1)
+
+    return share(num_heads), share(num_kv_heads)
+
+
+@wrong("shard_heads", "A rank without a KV head is not refused")
+def an_empty_share(num_heads, num_kv_heads, tp_rank, tp_size):
+    each, more = divmod(num_kv_heads, tp_size)
+    first = each * tp_rank + min(more, tp_rank)
+    kv = range(first, first + each + int(tp_rank < more))
+    per = num_heads // num_kv_heads
+    return range(per * kv.start, per * kv.stop), kv
+
+
+@wrong("shard_heads", "belong to nobody")
+def whole_shares(num_heads, num_kv_heads, tp_rank, tp_size):
+    if tp_size > num_kv_heads:
+        raise ValueError("too many ranks")
+    kv, per = num_kv_heads // tp_size, num_heads // num_kv_heads
+    first = tp_rank * kv
+    return range(first * per, (first + kv) * per), range(first, first + kv)
+
+
+# 5 shard_mlp
+
+
+@right("shard_mlp")
+def by_index(gate_up, down, tp_rank, tp_size):
+    width = down.shape[1]
+    columns = torch.tensor_split(torch.arange(width), tp_size)[tp_rank]
+    return gate_up.view(2, width, -1)[:, columns].flatten(0, 1), down.index_select(1, columns)
+
+
+@wrong("shard_mlp", "You cut the stack as one matrix")
+def one_matrix(gate_up, down, tp_rank, tp_size):
+    return gate_up.tensor_split(tp_size)[tp_rank], down.tensor_split(tp_size, -1)[tp_rank]
+
+
+@wrong("shard_mlp", "cut by its outputs")
+def down_by_rows(gate_up, down, tp_rank, tp_size):
+    gate, up = gate_up.chunk(2)
+    both = torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (gate, up)])
+    return both, down.tensor_split(tp_size)[tp_rank]
+
+
+# 6 row_parallel_linear
+
+
+@right("row_parallel_linear")
+class FromLinear(nn.Linear):
+    def __init__(self, input_size, output_size, group):
+        super().__init__(input_size, output_size, bias=False)
+        self.group = group
+
+    def forward(self, x):
+        return self.group.all_reduce(x @ self.weight.T)
+
+
+@wrong("row_parallel_linear", "one parameter")
+class WithBias(nn.Linear):
+    def __init__(self, input_size, output_size, group):
+        super().__init__(input_size, output_size)
+        self.group = group
+
+    def forward(self, x):
+        return self.group.all_reduce(super().forward(x))
+
+
+@wrong("row_parallel_linear", "The weight's shape is wrong")
+class Transposed(nn.Module):
+    def __init__(self, input_size, output_size, group):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(input_size, output_size + 1))
+        self.group = group
+
+    def forward(self, x):
+        return self.group.all_reduce(x @ self.weight)
+
+
+@wrong("row_parallel_linear", "its own summand")
+class ThrownAway(RowParallelLinear):
+    def forward(self, x):
+        part = F.linear(x, self.weight)
+        self.group.all_reduce(part)
+        return part
+
+
+@wrong("row_parallel_linear", "different columns, not summands")
+class InputsAddedUp(RowParallelLinear):
+    def forward(self, x):
+        return F.linear(self.group.all_reduce(x), self.weight)
+
+
+# 7 vocab_parallel_embedding
+
+
+@right("vocab_parallel_embedding")
+def token_by_token(input_ids, weight, vocabulary, group):
+    found = torch.zeros(len(input_ids), weight.shape[1])
+    for place, token in enumerate(input_ids.tolist()):
+        if token in vocabulary:
+            found[place] = weight[token - vocabulary.start]
+    return group.all_reduce(found)
+
+
+@wrong("vocab_parallel_embedding", "foreign rows")
+def clamped(input_ids, weight, vocabulary, group):
+    return group.all_reduce(weight[(input_ids - vocabulary.start).clamp(0, len(weight) - 1)])
+
+
+@wrong("vocab_parallel_embedding", "does not take part")
+def nothing_to_say(input_ids, weight, vocabulary, group):
+    found = torch.zeros(len(input_ids), weight.shape[1])
+    mine = torch.tensor([token in vocabulary for token in input_ids.tolist()], dtype=torch.bool)
+    if not mine.any():
+        return found
+    found[mine] = weight[input_ids[mine] - vocabulary.start]
+    return group.all_reduce(found)
+
+
+@wrong("vocab_parallel_embedding", "IndexError")
+def looks_up_everything(input_ids, weight, vocabulary, group):
+    found = weight[input_ids]
+    foreign = (input_ids < vocabulary.start) | (input_ids >= vocabulary.stop)
+    return group.all_reduce(found.masked_fill(foreign[:, None], 0.0))
+
+
+# 8 pipeline_idle_share
+
+
+@right("pipeline_idle_share")
+def slowest_decides(stage_seconds, num_micro_batches):
+    """With equal micro-batches the slowest stage never waits once it has begun."""
+    end = sum(stage_seconds) + (num_micro_batches - 1) * max(stage_seconds)
+    idle = [end - num_micro_batches * seconds for seconds in stage_seconds]
+    return sum(idle) / (end * len(stage_seconds))
+
+
+@wrong("pipeline_idle_share", "holds where all stages take equally long")
+def from_the_paper(stage_seconds, num_micro_batches):
+    p = len(stage_seconds)
+    return (p - 1) / (num_micro_batches + p - 1)
+
+
+@wrong("pipeline_idle_share", "Nothing overlaps")
+def one_after_another(stage_seconds, num_micro_batches):
+    return 1 - 1 / len(stage_seconds)
+
+
+@wrong("pipeline_idle_share", "every round")
+def in_rounds(stage_seconds, num_micro_batches):
+    end = (len(stage_seconds) + num_micro_batches - 1) * max(stage_seconds)
+    return 1 - num_micro_batches * sum(stage_seconds) / len(stage_seconds) / end
+
+
+# 9 expert_parallel
+
+
+@right("expert_parallel")
+def rank_by_rank(x, expert_ids, weights, run_expert, experts_per_rank, group):
+    """Without sorting: for each rank the pairs (token, slot) that go there."""
+    pairs = [(expert_ids // experts_per_rank == rank).nonzero() for rank in range(group.world_size)]
+    counts = torch.tensor([[len(p)] for p in pairs])
+    incoming = [int(n) for n in group.exchange_counts(counts)]
+    rows = group.all_to_all([x[p[:, 0]] for p in pairs], incoming)
+    ids = group.all_to_all([expert_ids[p[:, 0], p[:, 1]] for p in pairs], incoming)
+    results = []
+    for their_rows, their_ids in zip(rows, ids, strict=True):
+        done = [run_expert(int(e), r[None]) for r, e in zip(their_rows, their_ids, strict=True)]
+        results.append(torch.cat(done) if done else their_rows)
+    y = torch.zeros_like(x)
+    for p, came in zip(pairs, group.all_to_all(results, [len(p) for p in pairs]), strict=True):
+        for (token, slot), row in zip(p.tolist(), came, strict=True):
+            y[token] += weights[token, slot] * row
+    return y
+
+
+def sorted_layer(x, expert_ids, weights, run_expert, experts_per_rank, group, restore, scale=True):
+    flat = expert_ids.flatten()
+    order = flat.argsort(stable=True)
+    owner = flat[order] // experts_per_rank
+    num_out = torch.bincount(owner, minlength=group.world_size)
+    num_in = group.exchange_counts(num_out[:, None]).flatten().tolist()
+    top_k = expert_ids.shape[1]
+    ids = torch.cat(group.all_to_all(flat[order].split(num_out.tolist()), num_in))
+    rows = torch.cat(group.all_to_all(x[order // top_k].split(num_out.tolist()), num_in))
+    done = torch.empty_like(rows)
+    for e in set(ids.tolist()):
+        done[ids == e] = run_expert(e, rows[ids == e])
+    back = torch.cat(group.all_to_all(done.split(num_in), num_out.tolist()))
+    places = order if restore else torch.arange(len(order))
+    factor = weights.flatten()[places, None] if scale else 1.0
+    return torch.zeros_like(x).index_add_(0, places // top_k, back * factor)
+
+
+@wrong("expert_parallel", "take them in the order of the tokens")
+def never_unsorted(*given):
+    return sorted_layer(*given, restore=False)
+
+
+@wrong("expert_parallel", "not weighted")
+def no_weights(*given):
+    return sorted_layer(*given, restore=True, scale=False)
+
+
+@wrong("expert_parallel", "does not take part")
+def early_return(x, *rest):
+    return x if len(x) == 0 else sorted_layer(x, *rest, restore=True)
+
+
+@wrong("expert_parallel", "which lives on rank")
+def all_experts_here(x, expert_ids, weights, run_expert, experts_per_rank, group):
+    y = torch.zeros_like(x)
+    for token, slot in itertools.product(range(len(x)), range(expert_ids.shape[1])):
+        y[token] += weights[token, slot] * run_expert(int(expert_ids[token, slot]), x[token])
+    return y
+
+
+# 10 sent_bytes
+
+
+@right("sent_bytes")
+def counted(num_layers, hidden_size, num_tokens, itemsize, tp_size, pp_size, stage):
+    numbers = 0
+    for _ in range(2 * num_layers // pp_size + (1 if stage == 0 else 0)):
+        numbers += (num_tokens * hidden_size // tp_size) * (tp_size - 1) * 2
+    if stage != pp_size - 1:
+        numbers += num_tokens * hidden_size
+    return numbers * itemsize
+
+
+@wrong("sent_bytes", "The all-reduce of the embeddings is missing")
+def layers_only(num_layers, hidden_size, num_tokens, itemsize, tp_size, pp_size, stage):
+    payload = num_tokens * hidden_size * itemsize
+    onward = payload if stage + 1 < pp_size else 0
+    return 2 * num_layers // pp_size * 2 * (tp_size - 1) * payload // tp_size + onward
+
+
+@wrong("sent_bytes", "numbers, not bytes")
+def without_itemsize(num_layers, hidden_size, num_tokens, itemsize, *rest):
+    return counted(num_layers, hidden_size, num_tokens, 1, *rest)
+
+
+@wrong("sent_bytes", "The number of bytes is wrong")
+def embedding_on_each_stage(num_layers, hidden_size, num_tokens, itemsize, tp, pp, stage):
+    more = counted(num_layers, hidden_size, num_tokens, itemsize, tp, pp, 0)
+    onward = num_tokens * hidden_size * itemsize
+    return more - (onward if pp > 1 and stage == pp - 1 else 0)
+
+
+# 11 engine
+
+
+@right("engine")
+def other_parts():
+    return Parts(padded, FromLinear, counted)
+
+
+@wrong("engine", "not all of it")
+def half_a_ring():
+    return Parts(only_its_chunk, FromLinear, counted)
+
+
+@wrong("engine", "numbers, not bytes")
+def wrong_formula():
+    return Parts(ring_all_reduce, FromLinear, without_itemsize)

@@ -1,0 +1,424 @@
+"""Wrong and right answers to lab 17, each as a learner might write it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict, defaultdict
+
+from tests.labs.bug_zoo.zoo import Zoo
+from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from utils.routing.prefix_index import KVIndex as EngineIndex
+from utils.routing.prefix_index import RoutingHistory as EngineHistory
+from utils.routing.router.block_names import EventNames, block_name
+
+zoo = Zoo()
+wrong, right = zoo.wrong, zoo.right
+
+# 1 find_matches
+
+
+@right("find_matches")
+def one_pass_for_all(holders, block_names, num_replicas):
+    left, found = set(range(num_replicas)), {}
+    for depth, name in enumerate(block_names):
+        for replica in left - holders.get(name, set()):
+            found[replica] = depth
+        left &= holders.get(name, set())
+    return [found.get(i, len(block_names)) for i in range(num_replicas)]
+
+
+@wrong("find_matches", "behind a gap")
+def counts_all(holders, block_names, num_replicas):
+    count = Counter(i for name in block_names for i in holders.get(name, ()))
+    return [count[i] for i in range(num_replicas)]
+
+
+@wrong("find_matches", "behind a gap")
+def from_the_back(holders, block_names, num_replicas):
+    matches = [0] * num_replicas
+    for i in range(num_replicas):
+        for depth in range(len(block_names), 0, -1):
+            if i in holders.get(block_names[depth - 1], set()):
+                matches[i] = depth
+                break
+    return matches
+
+
+@wrong("find_matches", "raised KeyError")
+def square_brackets(holders, block_names, num_replicas):
+    matches = [0] * num_replicas
+    for i in range(num_replicas):
+        for name in block_names:
+            if i not in holders[name]:
+                break
+            matches[i] += 1
+    return matches
+
+
+@wrong("find_matches", "changes in place")
+def default_entries_stay(holders, block_names, num_replicas):
+    for name in block_names:
+        holders.setdefault(name, set())
+    return one_pass_for_all(holders, block_names, num_replicas)
+
+
+# 2 ring_owner
+
+
+def ring_of(loads, place_of, num_points):
+    points = ((place_of(f"{r}/{k}"), r) for r in loads for k in range(num_points))
+    return sorted(points)
+
+
+@right("ring_owner")
+def rotated(key, loads, place_of, num_points, bound=None):
+    ring, begin = ring_of(loads, place_of, num_points), place_of(key)
+    if not ring:
+        raise ValueError("empty")
+    turned = [p for p in ring if p[0] >= begin] + [p for p in ring if p[0] < begin]
+    mean = (sum(loads.values()) + 1) / len(loads)
+    return next(r for _, r in turned if bound is None or loads[r] < bound * mean)
+
+
+@wrong("ring_owner", "hash % N")
+def modulo(key, loads, place_of, num_points, bound=None):
+    if not loads:
+        raise ValueError("empty")
+    return sorted(loads)[place_of(key) % len(loads)]
+
+
+@wrong("ring_owner", "raised IndexError")
+def beyond_the_end(key, loads, place_of, num_points, bound=None):
+    if not loads:
+        raise ValueError("empty")
+    ring = ring_of(loads, place_of, num_points)
+    place = bisect_left(ring, (place_of(key),))
+    while bound is not None and loads[ring[place][1]] >= bound * (sum(loads.values()) + 1) / len(
+        loads
+    ):
+        place += 1
+    return ring[place][1]
+
+
+@wrong("ring_owner", "own place")
+def bisected_right(key, loads, place_of, num_points, bound=None):
+    if not loads:
+        raise ValueError("empty")
+    ring = ring_of(loads, place_of, num_points)
+    start = bisect_right([place for place, _ in ring], place_of(key))
+    mean = (sum(loads.values()) + 1) / len(loads)
+    for step in range(len(ring)):
+        replica = ring[(start + step) % len(ring)][1]
+        if bound is None or loads[replica] < bound * mean:
+            return replica
+    return None
+
+
+@wrong("ring_owner", "bound is ignored")
+def unbounded(key, loads, place_of, num_points, bound=None):
+    return rotated(key, loads, place_of, num_points)
+
+
+@wrong("ring_owner", "ValueError")
+def nobody_is_none(key, loads, place_of, num_points, bound=None):
+    return rotated(key, loads, place_of, num_points, bound) if loads else None
+
+
+# 3 RoutingHistory
+
+
+@right("routing_history")
+class FromTheCourse(EngineHistory):
+    def lost(self, replica):
+        self.cleared(replica)
+
+
+class LruHistory:
+    def __init__(self, num_replicas, max_blocks):
+        self.max_blocks = max_blocks
+        self.blocks = [OrderedDict() for _ in range(num_replicas)]
+
+    def sent(self, replica, block_names):
+        for name in reversed(block_names):
+            self.blocks[replica].pop(name, None)
+            self.blocks[replica][name] = True
+        while len(self.blocks[replica]) > self.max_blocks:
+            self.blocks[replica].popitem(last=False)
+
+    def lost(self, replica):
+        self.blocks[replica] = OrderedDict()
+
+    def matches(self, block_names):
+        found = []
+        for blocks in self.blocks:
+            depth = 0
+            while depth < len(block_names) and block_names[depth] in blocks:
+                depth += 1
+            found.append(depth)
+        return found
+
+
+right("routing_history")(LruHistory)
+
+
+@wrong("routing_history", "Nothing is ever forgotten")
+class NoLimit(LruHistory):
+    def sent(self, replica, block_names):
+        self.blocks[replica].update(dict.fromkeys(block_names))
+
+
+@wrong("routing_history", "forgotten first")
+class HeadGoesFirst(LruHistory):
+    def sent(self, replica, block_names):
+        super().sent(replica, list(reversed(block_names)))
+
+
+@wrong("routing_history", "old age")
+class NotMoved(LruHistory):
+    def sent(self, replica, block_names):
+        for name in reversed(block_names):
+            self.blocks[replica].setdefault(name, True)
+        while len(self.blocks[replica]) > self.max_blocks:
+            self.blocks[replica].popitem(last=False)
+
+
+@wrong("routing_history", "died")
+class DeadRemembered(LruHistory):
+    def lost(self, replica):
+        pass
+
+
+@wrong("routing_history", "remembers something else")
+class SharedByAll(LruHistory):
+    blocks = defaultdict(OrderedDict)  # noqa: RUF012, that is the mistake
+
+    def __init__(self, num_replicas, max_blocks):
+        self.num_replicas, self.max_blocks = num_replicas, max_blocks
+
+    def matches(self, block_names):
+        found = []
+        for replica in range(self.num_replicas):
+            depth = 0
+            while depth < len(block_names) and block_names[depth] in self.blocks[replica]:
+                depth += 1
+            found.append(depth)
+        return found
+
+
+# 4 choose_replica
+
+
+@right("choose_replica")
+def in_a_loop(num_tokens, block_size, matches, waiting_tokens):
+    best = None
+    for replica in sorted(waiting_tokens):
+        cached = min(matches[replica] * block_size, (num_tokens - 1) // block_size * block_size)
+        rank = (waiting_tokens[replica] - cached, waiting_tokens[replica])
+        if best is None or rank < best[0]:
+            best = rank, replica
+    if best is None:
+        raise ValueError("nobody")
+    return best[1]
+
+
+@wrong("choose_replica", "one queue")
+def prefix_only(num_tokens, block_size, matches, waiting_tokens):
+    if not waiting_tokens:
+        raise ValueError("nobody")
+    most = (num_tokens - 1) // block_size
+    return min(waiting_tokens, key=lambda i: (-min(matches[i], most), waiting_tokens[i], i))
+
+
+@wrong("choose_replica", "Blocks are weighed")
+def blocks_and_tokens(num_tokens, block_size, matches, waiting_tokens):
+    if not waiting_tokens:
+        raise ValueError("nobody")
+    most = (num_tokens - 1) // block_size
+    return min(
+        waiting_tokens,
+        key=lambda i: (waiting_tokens[i] - min(matches[i], most), waiting_tokens[i], i),
+    )
+
+
+@wrong("choose_replica", "no work")
+def forgets_the_last_token(num_tokens, block_size, matches, waiting_tokens):
+    if not waiting_tokens:
+        raise ValueError("nobody")
+    return min(
+        waiting_tokens,
+        key=lambda i: (waiting_tokens[i] - block_size * matches[i], waiting_tokens[i], i),
+    )
+
+
+@wrong("choose_replica", "live replica")
+def nobody_is_minus_one(num_tokens, block_size, matches, waiting_tokens):
+    if not waiting_tokens:
+        return -1
+    return in_a_loop(num_tokens, block_size, matches, waiting_tokens)
+
+
+# 5 seconds_until_room
+
+
+@right("seconds_until_room")
+def each_by_itself(tokens_ahead, tokens_per_second, ttft_limit):
+    return min(max(tokens / tokens_per_second - ttft_limit, 0) for tokens in tokens_ahead)
+
+
+@wrong("seconds_until_room", "negative")
+def can_be_negative(tokens_ahead, tokens_per_second, ttft_limit):
+    return min(tokens_ahead) / tokens_per_second - ttft_limit
+
+
+@wrong("seconds_until_room", "fullest")
+def waits_for_the_fullest(tokens_ahead, tokens_per_second, ttft_limit):
+    return max(0.0, max(tokens_ahead) / tokens_per_second - ttft_limit)
+
+
+@wrong("seconds_until_room", "ValueError")
+def forever(tokens_ahead, tokens_per_second, ttft_limit):
+    return each_by_itself(tokens_ahead, tokens_per_second, ttft_limit) if tokens_ahead else math.inf
+
+
+# 6 KVIndex
+
+
+class IndexOfDicts:
+    def __init__(self, num_replicas):
+        self.books = [{} for _ in range(num_replicas)]  # engine's hash -> [name, copies]
+
+    def apply(self, replica, event):
+        book = self.books[replica]
+        if isinstance(event, BlockStored):
+            self.store(book, event)
+        elif isinstance(event, BlockRemoved):
+            for block_hash in event.block_hashes:
+                if block_hash in book:
+                    book[block_hash][1] -= 1
+                    if book[block_hash][1] == 0:
+                        del book[block_hash]
+        else:
+            assert isinstance(event, AllBlocksCleared)
+            book.clear()
+
+    def store(self, book, event):
+        parent = event.parent_block_hash
+        if parent is not None and parent not in book:
+            return
+        name = 0 if parent is None else book[parent][0]
+        size = event.block_size
+        for i, block_hash in enumerate(event.block_hashes):
+            name = block_name(name, event.token_ids[i * size : (i + 1) * size])
+            copies = book.get(block_hash, (0, 0))[1]
+            book[block_hash] = [name, copies + 1]
+
+    def matches(self, block_names):
+        found = []
+        for book in self.books:
+            held = {name for name, _ in book.values()}
+            depth = 0
+            while depth < len(block_names) and block_names[depth] in held:
+                depth += 1
+            found.append(depth)
+        return found
+
+
+right("kv_index")(IndexOfDicts)
+
+
+@right("kv_index")
+class WithTheCoursesParts:
+    def __init__(self, num_replicas):
+        self.index = EngineIndex(num_replicas)
+        self.names = [EventNames(self.index, i) for i in range(num_replicas)]
+
+    def apply(self, replica, event):
+        from utils.routing.events.kv_events import KVEventBatch
+
+        self.names[replica].apply(KVEventBatch(0.0, [event]))
+
+    def matches(self, block_names):
+        return self.index.matches(block_names)
+
+
+@wrong("kv_index", "first copy")
+class WithoutCopies(IndexOfDicts):
+    def store(self, book, event):
+        super().store(book, event)
+        for block_hash in event.block_hashes:
+            if block_hash in book:
+                book[block_hash][1] = 1
+
+
+@wrong("kv_index", "share one book")
+class OneBook(IndexOfDicts):
+    def __init__(self, num_replicas):
+        self.books = [{}] * num_replicas
+
+
+@wrong("kv_index", "raised KeyError")
+class NeverHeardOf(IndexOfDicts):
+    def apply(self, replica, event):
+        if isinstance(event, BlockRemoved):
+            for block_hash in event.block_hashes:
+                self.books[replica][block_hash]
+        super().apply(replica, event)
+
+
+@wrong("kv_index", "`matches` returns")
+class UnderTheEnginesNames(IndexOfDicts):
+    def store(self, book, event):
+        for block_hash in event.block_hashes:
+            book[block_hash] = [block_hash, book.get(block_hash, (0, 0))[1] + 1]
+
+
+@wrong("kv_index", "parent")
+class NoParents(IndexOfDicts):
+    def store(self, book, event):
+        parent = event.parent_block_hash
+        if parent is not None and parent not in book:
+            return
+        event = BlockStored(
+            event.block_hashes, None, event.token_ids, event.block_size, None, "GPU", None
+        )
+        super().store(book, event)
+
+
+# 7 engine
+
+
+@right("engine")
+class WholeRouter:
+    def __init__(self, num_replicas, block_size):
+        self.index, self.block_size = WithTheCoursesParts(num_replicas), block_size
+
+    def heard(self, replica, event):
+        self.index.apply(replica, event)
+
+    def choose(self, request, replicas):
+        waiting = {replica.index: replica.waiting_tokens for replica in replicas}
+        matches = self.index.matches(request.block_hashes)
+        return in_a_loop(request.num_tokens, self.block_size, matches, waiting)
+
+
+@wrong("engine", "to the wrong replica")
+class Deaf(WholeRouter):
+    def heard(self, replica, event):
+        pass
+
+
+@wrong("engine", "to the wrong replica")
+class DeadToo(WholeRouter):
+    def choose(self, request, replicas):
+        matches = self.index.matches(request.block_hashes)
+        return matches.index(max(matches)) if any(matches) else replicas[-1].index
+
+
+@wrong("engine", "no method `heard`")
+class WithoutEars:
+    def __init__(self, num_replicas, block_size):
+        pass
+
+    def choose(self, request, replicas):
+        return 0

@@ -1,0 +1,194 @@
+"""Nothing that one request brings hurts another: a bystander in mid-answer finishes, rightly."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.serving.conftest import Served, slow_down
+from utils.engine import LLM, SamplingParams
+from utils.serving.http import guard
+from utils.serving.http.guard import is_local_name
+
+WORST: list[Any] = [
+    None, True, False, 0, -1, 1, 1.5, -0.0, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1,
+    10**400, 1e308, -1e308, 1e-320, "", "a", "\ud800", "\0", [], [[]], [""], [None], [True], [-1],
+    [2**63], ["\udfff"], {}, {"a": 1}, [{}], "x" * 100_000, ["w3"] * 1000,
+]  # fmt: skip
+FIELDS = (
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
+    "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options", "temperature", "top_p",
+    "top_k", "min_p", "priority", "cache_salt", "logprobs", "top_logprobs", "logit_bias", "tools",
+    "response_format", "user", "unknown",
+)  # fmt: skip
+GOOD = {
+    "/v1/completions": {"prompt": "w3 w4 w5", "max_tokens": 4, "temperature": 1.0},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "w3"}], "max_tokens": 4},
+}
+
+
+def send(server: Served, path: str, body: Any) -> httpx.Response:
+    """As strange as it is: also what no JSON library of a client would write."""
+    data = json.dumps(body).encode()  # NaN, lone surrogates as escapes
+    return server.http.post(path, content=data, headers={"Content-Type": "application/json"})
+
+
+class Bystander:
+    """Asks for a long answer again and again, and compares."""
+
+    def __init__(self, server: Served, right: str) -> None:
+        self.server, self.right = server, right
+        self.answers: list[Any] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._done.is_set():
+            response = send(self.server, "/v1/completions", {
+                "prompt": "w3 w4 w5 w6", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
+            })  # fmt: skip
+            found = response.json()
+            self.answers.append(found["choices"][0]["text"] if "choices" in found else found)
+
+    def check(self) -> None:
+        assert self.answers and all(answer == self.right for answer in self.answers), [
+            answer for answer in self.answers if answer != self.right
+        ][:1]
+
+
+@pytest.fixture
+def right(tiny: LLM) -> str:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    return tiny.generate("w3 w4 w5 w6", params, use_tqdm=False)[0].outputs[0].text
+
+
+def assert_answered(response: httpx.Response, body: Any) -> None:
+    """An answer, or an error in OpenAI's format that is the client's."""
+    assert response.status_code in (200, 400, 404, 413, 422, 503), (body, response.text)
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["message"] and error["code"] == response.status_code
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_the_worst_of_each_field(right: str, served: Served, path: str) -> None:
+    bodies = [GOOD[path] | {name: value} for name in FIELDS for value in WORST]
+    bodies += [{name: value} for name in ("prompt", "messages") for value in WORST]
+    with Bystander(served, right) as bystander, ThreadPoolExecutor(2) as pool:
+        for body, response in zip(bodies, pool.map(lambda b: send(served, path, b), bodies),
+                                  strict=True):  # fmt: skip
+            assert_answered(response, body)
+    bystander.check()
+
+
+def test_the_worst_messages(right: str, served: Served) -> None:
+    contents: list[Any] = [
+        *WORST, [{"type": "text"}], [{"type": "text", "text": None}], [{"type": "text", "text": 3}],
+        [{"type": "image_url"}], [{"type": "text", "text": "\ud800"}],
+    ]  # fmt: skip
+    with Bystander(served, right) as bystander:
+        for content in contents:
+            for message in ({"role": "user", "content": content}, {"role": content, "content": "a"},
+                            content):  # fmt: skip
+                body = {"messages": [message], "max_tokens": 2}
+                assert_answered(send(served, "/v1/chat/completions", body), body)
+    bystander.check()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from(WORST[:25]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4), st.sampled_from(list(GOOD)))
+def test_any_body(served: Served, changes: dict[str, Any], path: str) -> None:
+    body = GOOD[path] | changes
+    assert_answered(send(served, path, body), body)
+    assert served.http.get("/health").status_code == 200
+
+
+def test_a_foreign_name_is_refused(served: Served) -> None:
+    refused = ("evil.example", "127.0.0.1.evil.example:80", "")
+    for host in (*refused, "localhost:8000", "[::1]:8000", "127.0.0.1"):
+        status = 403 if host in refused else 200
+        response = served.http.get("/health", headers={"Host": host})
+        assert response.status_code == status, host
+        assert status == 200 or "localhost" in response.json()["error"]["message"]
+
+
+@given(st.text(max_size=20))
+def test_a_name_is_an_address_or_localhost(host: str) -> None:
+    if is_local_name(host):
+        assert "localhost" in host.lower() or any(c.isdigit() or c == ":" for c in host)
+
+
+def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
+    assert served.http.get("/docs").status_code == served.http.get("/redoc").status_code == 404
+    assert "/v1/completions" in served.http.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"POST /v1/completions HTTP/1.1\r\nHost: local",
+     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+     b"Content-Length: 50\r\n\r\n{"],
+    ids=["nothing", "half a head", "half a body"],
+)  # fmt: skip
+def test_who_does_not_go_on_is_let_go(
+    served: Served, monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    monkeypatch.setattr(guard, "PATIENCE", 0.3)
+    address = served.http.base_url
+    with socket.create_connection((address.host, address.port), timeout=10) as connection:
+        connection.sendall(beginning)
+        begin = time.monotonic()
+        answer = connection.recv(10_000)
+        assert time.monotonic() - begin < 5
+    assert b"408" in answer.partition(b"\r\n")[0] if b"{" in beginning else answer == b""
+
+
+def test_a_long_answer_is_not_too_long(
+    tiny: LLM, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience is for what the client says. The answer may take longer."""
+    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+    slow_down(tiny.llm_engine, 0.02)
+    response = served.complete(prompt="w3 w4", max_tokens=40, ignore_eos=True)
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 40
+
+
+def test_what_nobody_foresaw_comes_in_openais_format(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("utils.serving.api_server.Formatter", fail)
+    response = served.complete(prompt="w3 w4")
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "The server failed: RuntimeError."
+    monkeypatch.undo()
+    assert served.complete(prompt="w3 w4").status_code == 200

@@ -1,0 +1,96 @@
+"""The figures of notebook 15: what they say is what was given, and the widget never fails."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from utils.distributed.hardware import LINKS
+from utils.distributed.layouts import Layout
+from utils.distributed.traffic import bubble, pipeline_schedule
+from utils.engine.distributed.worker import StageRun
+from utils.viz.distributed.experts import imbalance, plot_experts
+from utils.viz.distributed.layout_widget import layout_explorer, plot_layout
+from utils.viz.distributed.links import permitted, plot_links, step_over
+from utils.viz.distributed.pipeline import idle_share, plot_pipeline
+from utils.viz.distributed.rank_memory import plot_rank_memory
+from utils.viz.style import use_course_style
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    use_course_style()  # puts titles on the left
+    yield
+    plt.close("all")
+
+
+def title(figure) -> str:
+    return figure.axes[0].get_title(loc="left")
+
+
+def test_links_are_counted_in_the_title() -> None:
+    from utils.distributed.shapes import SHAPES
+
+    shape, layout = SHAPES["Llama-3-70B"], Layout(8)
+    figure = plot_links({"TP=8": ("Llama-3-70B", layout), "PP=8": ("Llama-3-70B", Layout(1, 8))})
+    steps = {n: step_over(shape, layout, "H100", link, 32, 2048) for n, link in LINKS.items()}
+    fast = permitted(steps)
+    assert "NVLink 4" in fast and "Ethernet 10G" not in fast
+    assert f"TP=8: {len(fast)} of {len(LINKS)}, PP=8: {len(LINKS)} of" in title(figure)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (4, 6)])
+def test_the_bubble_is_in_the_title(stages: int, micro_batches: int) -> None:
+    runs = pipeline_schedule(stages, micro_batches)
+    assert idle_share(runs) == pytest.approx(bubble(stages, micro_batches))
+    assert f"{bubble(stages, micro_batches):.0%} of the" in title(plot_pipeline(runs, "steps", 1))
+
+
+def test_a_measured_pipeline_begins_at_zero() -> None:
+    runs = [StageRun(0, 0, 100.0, 100.2), StageRun(1, 0, 100.2, 100.5)]
+    axes = plot_pipeline(runs).axes[0]
+    assert axes.get_xlim() == pytest.approx((0, 500))
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plot_pipeline([])
+
+
+def test_imbalance() -> None:
+    routed = torch.tensor([[10, 10, 10, 10], [30, 10, 0, 0]])
+    assert imbalance(routed, 2).tolist() == [1, 2]
+    assert imbalance(routed, 4).tolist() == [1, 3]
+    assert "1.50 x" in plot_experts(routed, 2).axes[1].get_title(loc="left")
+    with pytest.raises(ValueError, match="cannot be divided"):
+        plot_experts(routed, 3)
+
+
+def test_memory_of_ranks() -> None:
+    one, parts = {"one": [(300, 100)]}, {"two": [(160, 40), (150, 50)]}
+    figure = plot_rank_memory(one | parts, one | parts)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["one", "two, rank 0", "two, rank 1"]
+    assert "50% of what one holds" in title(figure)
+
+
+def test_a_refused_layout_is_told_in_words() -> None:
+    figure = plot_layout(
+        "Llama-3-70B", "H100", "NVLink 4", "InfiniBand NDR", 3, 1, 1, False, 32, 2048
+    )
+    assert "refused" in figure.get_suptitle()
+    assert "64 query heads" in figure.axes[0].texts[0].get_text()
+
+
+def test_the_widget() -> None:
+    explorer = layout_explorer()
+    pictures = set()
+    for model in explorer.controls["model"].options:
+        explorer.controls["model"].value = model
+        assert explorer.error is None, model
+    for name, control in explorer.controls.items():
+        values = getattr(control, "options", (False, True))
+        for value in (values[0], values[-1]):
+            control.value = value
+            assert explorer.error is None, f"{name}={value}: {explorer.error}"
+            pictures.add(bytes(explorer._image.value))
+    assert len(pictures) > 5  # not always the same one
+    assert plt.get_fignums() == []

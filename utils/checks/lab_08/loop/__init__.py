@@ -1,0 +1,1 @@
+"""The learner's loop in the engine: exercise 9."""

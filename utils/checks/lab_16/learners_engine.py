@@ -1,0 +1,179 @@
+"""Engines that share what they compute through a learner's connector: exercise 7."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from utils.checks.kit import prefix_pictures
+from utils.checks.kit.runner import Mismatch, Passed, call
+from utils.checks.lab_16.learners_connector import LearnersConnector
+from utils.checks.lab_16.learners_parts import BareRequest, Parts, Scheduled
+from utils.engine.llm import LLM
+from utils.engine.request import SamplingParams
+from utils.sim.prompt_cache import find_cached_tokens
+
+BLOCK_SIZE, MAX_TOKENS = 16, 6
+ROOM = 256 << 20  # bytes, for all that is computed here
+SYSTEM_PROMPT = (
+    "You are the assistant of a small public library. Answer in one short sentence. The library "
+    "is open from ten to six, except on Mondays. Books may be kept for four weeks."
+)
+QUESTIONS = ("When do you open?", "How long may I keep a book about trains?", "Who are you?")
+Answers = list[list[int]]
+
+
+@functools.cache
+def model() -> LLM:
+    """The bundled model in float32, loaded once."""
+    return LLM(
+        dtype="float32", max_model_len=256, num_gpu_blocks_override=64, block_size=BLOCK_SIZE
+    )
+
+
+def prompts() -> list[list[int]]:
+    """Token ids of three questions behind one system prompt."""
+    tokenizer = model().get_tokenizer()
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
+            tokenize=False, add_generation_prompt=True,
+        )
+        for question in QUESTIONS
+    ]  # fmt: skip
+    return [tokenizer.encode(cast(str, text), add_special_tokens=False) for text in texts]
+
+
+def rehearse(make_parts: Callable[[], Parts]) -> Parts:
+    """Run every part once, so that one that is not written yet says so."""
+    parts = call(make_parts)
+    if not isinstance(parts, Parts):
+        raise Mismatch("`my_parts` must return `Parts`, as the cell above does.")
+    given = "one block of two tokens"
+    keys = call(parts.chunk_keys, b"model", [1, 2], 2, given=given)
+    call(parts.matched_tokens, keys, set(keys), 3, 2, 0, given=given)
+    store = call(parts.store, 100, given=given)
+    call(store.store, b"key", b"value", given=given)
+    call(store.retrieve, b"key", given=given)
+    call(store.contains, b"key", given=given)
+    side = call(parts.scheduler_side, 2, lambda r: keys, lambda r, n: 0, given=given)
+    request = BareRequest("request", [1, 2, 3])
+    call(side.get_num_new_matched_tokens, request, 0, given=given)
+    call(side.update_state_after_alloc, request, [0, 1], 0, given=given)
+    call(side.build_connector_meta, [Scheduled(request, [0, 1], 0, 3)], given=given)
+    call(side.request_finished, request, given=given)
+    caches = [torch.zeros(2, 2, 1)]
+    call(parts.inject_block, caches, 0, call(parts.extract_block, caches, 1, given=given),
+         given=given)  # fmt: skip
+    return parts
+
+
+def generate(connector: LearnersConnector | None, sent: Sequence[Any]) -> tuple[Answers, list[int]]:
+    """Answers of an engine with an empty cache of its own, and the tokens it found per prompt."""
+    llm = model()
+    llm.llm_engine = llm.new_engine(kv_connector=connector)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    outputs = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in sent]
+    found = [o.num_cached_tokens or 0 for o in outputs]
+    return [list(o.outputs[0].token_ids) for o in outputs], found
+
+
+class _Trial:
+    """Runs engines with the learner's parts, and compares their words with the right ones."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.prompts = parts, prompts()
+        self.right, _ = generate(None, self.prompts)
+
+    def run(
+        self, store: Any, what: str, look: str, salt: str | None = None
+    ) -> tuple[LearnersConnector, list[int]]:
+        """An engine of its own, with this store; its tokens must be those without a connector."""
+        connector = LearnersConnector(self.parts, store)
+        sent: list[Any] = list(self.prompts)
+        if salt:
+            sent = [{"prompt_token_ids": ids, "cache_salt": salt} for ids in sent]
+        answers, found = call(generate, connector, sent, given=what)
+        for number, (got, want) in enumerate(zip(answers, self.right, strict=True)):
+            if got != want:
+                decode = model().get_tokenizer().decode
+                raise Mismatch(
+                    "With your connector the engine says something else than without one.",
+                    input=f"{what}; question {number + 1}", expected=repr(decode(want)),
+                    got=repr(decode(got)), look=look,
+                )  # fmt: skip
+        return connector, found
+
+
+def judge(make_parts: Callable[[], Parts]) -> Passed:
+    """Two engines share a store; then another tenant, damaged blocks, and a small store."""
+    trial = _Trial(rehearse(make_parts))
+    store = call(trial.parts.store, ROOM)
+    first, _ = trial.run(
+        store,
+        "the first engine, nothing stored yet",
+        "It only saves; `extract_block` must not change the memory.",
+    )
+    second, found = trial.run(
+        store,
+        "a second engine that shares the store",
+        "Loaded blocks hold something else than they should: `extract_block` and `inject_block`, "
+        "or keys and blocks that do not belong together in `SchedulerSide`.",
+    )
+    _hits_as_predicted(trial, second, found)
+    other, _ = trial.run(store, "another tenant, with the salt 'ada'",
+                         "Keys of other namespaces must differ.", salt="ada")  # fmt: skip
+    if other.stats.hits:
+        raise Mismatch("Another tenant finds blocks that are not its own.",
+                       look="`chunk_keys` must begin with the namespace.")  # fmt: skip
+    sizes = {0}
+    for key in (*first.saved_keys, *other.saved_keys):
+        if (value := call(store.retrieve, key)) is not None:
+            sizes.add(len(value))
+            call(store.store, key, value[:-1])
+    trial.run(store, "a store whose values have all lost their last byte",
+              "`inject_block` must return False for a payload of another length.")  # fmt: skip
+    _small_store(trial, max(sizes))
+    total = sum(found)
+    lengths = sum(map(len, trial.prompts))
+    return Passed(
+        f"Token for token what the engine says without a connector. The second engine found "
+        f"{total} of {lengths} prompt tokens, exactly those predicted, and {second.stats.hits} of "
+        "them in your store. Another tenant found none of them; damaged blocks were computed; "
+        "a store with room for two blocks kept to its budget.",
+        prefix_pictures.prompts(trial.prompts, BLOCK_SIZE, found),
+        "The prompts in blocks, and which of them the second engine found.",
+    )
+
+
+def _hits_as_predicted(trial: _Trial, second: LearnersConnector, found: list[int]) -> None:
+    """All full blocks but that of the last token: some are its own by then, the rest is stored."""
+    want = [(len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for ids in trial.prompts]
+    own = find_cached_tokens(trial.prompts, BLOCK_SIZE)
+    if found != want or second.stats.hits != sum(want) - sum(own):
+        raise Mismatch(
+            "The text is right, but the second engine finds other tokens than predicted.",
+            input="three questions, all computed by the first engine",
+            expected=f"`{want}`, of these {sum(want) - sum(own)} in the store",
+            got=f"`{found}`, of these {second.stats.hits} in the store",
+            look="Are all full blocks saved, in every step? The checks of exercises 1, 2 and 4.",
+            figure=prefix_pictures.prompts(trial.prompts, BLOCK_SIZE, want, found),
+            alt="The prompts in blocks, and which of them are found.",
+        )  # fmt: skip
+
+
+def _small_store(trial: _Trial, block_bytes: int) -> None:
+    """Room for two blocks: most is evicted at once, and no token changes."""
+    budget = 2 * block_bytes + 1
+    store = call(trial.parts.store, budget)
+    for name in ("first", "second"):
+        trial.run(
+            store, f"the {name} of two engines, a store with room for two blocks",
+            "A block that is gone must not be promised: `contains`, `matched_tokens`.",
+        )  # fmt: skip
+        if store.num_bytes > budget:
+            raise Mismatch("The store holds more than its budget.", expected=f"at most {budget}",
+                           got=str(store.num_bytes), look="The check of exercise 3.")  # fmt: skip

@@ -1,0 +1,191 @@
+"""What a router remembers of its own choices: exercise 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
+
+Step = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Two routers that see the same replicas; each remembers what it sent itself."""
+
+    num_replicas: int
+    max_blocks: int
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"two histories of {self.num_replicas} replicas, {self.max_blocks} blocks for each"
+
+
+PROMPTS = ("abcd", "abce", "abfg", "ax", "y", "", "yzab", "abcdefgh")
+
+
+def names(prompt: str) -> list[str]:
+    """Of blocks of one letter: a name stands for all letters up to the block's end."""
+    return [prompt[: i + 1] for i in range(len(prompt))]
+
+
+def draw_story(c: Choices) -> Story:
+    num_replicas = c.size(1, 3)
+
+    def step() -> Step:
+        which, prompt = c.integer(0, 1), names(c.pick(PROMPTS))
+        if c.rarely(8):
+            return which, "lost", c.integer(0, num_replicas - 1)
+        if c.rarely(3):
+            return which, "matches", prompt
+        return which, "sent", c.integer(0, num_replicas - 1), prompt
+
+    return Story(num_replicas, c.size(1, 9), tuple(c.some(step, 0, 30)))
+
+
+def play(stage: Stage, history_class: Any, story: Story) -> None:
+    histories = [stage.do(history_class, story.num_replicas, story.max_blocks) for _ in range(2)]
+    for history in histories:
+        stage.see("new", history if isinstance(history, Raised) else "a history")
+    for which, name, *args in story.steps:
+        told = ", ".join(str(a) for a in args)
+        stage.step(f"history {which + 1}: {name}({told})")
+        got = stage.call(histories[which], name, *args)
+        stage.see(name, got)
+        if isinstance(got, list):
+            got.append(-1)  # what is returned belongs to the caller
+        for history in histories:
+            for prompt in PROMPTS[:5]:
+                stage.see("remembers", stage.call(history, "matches", names(prompt)))
+
+
+class PlainHistory:
+    """Slow and plain: all that was ever sent, latest last, and of that the latest blocks."""
+
+    def __init__(self, num_replicas: int, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self.past: list[list[str]] = [[] for _ in range(num_replicas)]
+
+    def sent(self, replica: int, block_names: list[str]) -> None:
+        self.past[replica] += reversed(block_names)
+
+    def lost(self, replica: int) -> None:
+        self.past[replica] = []
+
+    def matches(self, block_names: list[str]) -> list[int]:
+        found = []
+        for past in self.past:
+            known = self.known(past)
+            run = 0
+            while run < len(block_names) and block_names[run] in known:
+                run += 1
+            found.append(run)
+        return found
+
+    def known(self, past: list[str]) -> set[str]:
+        latest: list[str] = []
+        for name in reversed(past):
+            if name not in latest and len(latest) < self.max_blocks:
+                latest.append(name)
+        return set(latest)
+
+
+class _HeadFirst(PlainHistory):
+    def sent(self, replica: int, block_names: list[str]) -> None:
+        self.past[replica] += block_names
+
+
+class _Endless(PlainHistory):
+    def known(self, past: list[str]) -> set[str]:
+        return set(past)
+
+
+class _FirstInFirstOut(PlainHistory):
+    def sent(self, replica: int, block_names: list[str]) -> None:
+        known = self.known(self.past[replica])
+        self.past[replica] += [name for name in reversed(block_names) if name not in known]
+
+
+class _OneLimit(PlainHistory):
+    def __init__(self, num_replicas: int, max_blocks: int) -> None:
+        super().__init__(num_replicas, max_blocks)
+        self.order: list[tuple[int, str]] = []
+
+    def sent(self, replica: int, block_names: list[str]) -> None:
+        for name in reversed(block_names):
+            if (replica, name) in self.order:
+                self.order.remove((replica, name))
+            self.order.append((replica, name))
+        self.order = self.order[-self.max_blocks :]
+        for i in range(len(self.past)):
+            self.past[i] = [name for r, name in self.order if r == i]
+
+    def lost(self, replica: int) -> None:
+        self.order = [(r, name) for r, name in self.order if r != replica]
+        super().lost(replica)
+
+
+class _NothingLost(PlainHistory):
+    def lost(self, replica: int) -> None:
+        return
+
+
+class _AllLost(PlainHistory):
+    def lost(self, replica: int) -> None:
+        self.past = [[] for _ in self.past]
+
+
+class _AskingCounts(PlainHistory):
+    def matches(self, block_names: list[str]) -> list[int]:
+        found = super().matches(block_names)
+        for replica, run in enumerate(found):
+            self.sent(replica, block_names[:run])
+        return found
+
+
+class _OneOff(PlainHistory):
+    def known(self, past: list[str]) -> set[str]:
+        self.max_blocks -= 1
+        known = super().known(past)
+        self.max_blocks += 1
+        return known
+
+
+FORGET = "Go through `reversed(block_names)`, and `move_to_end` each: the first block comes last."
+
+ROUTING_HISTORY = Contract(
+    inputs=draw_story,
+    judge=InLockstep(play, PlainHistory),
+    passed="Right in random stories of two histories. What it remembers is a guess: nobody has "
+    "asked the replicas.",
+    clauses={
+        "new": Clause("`RoutingHistory(num_replicas, max_blocks)` gives no history."),
+        "sent": Clause("`sent(replica, block_names)` returns nothing, and raises nothing.", FORGET),
+        "lost": Clause("`lost(replica)` returns nothing, and raises nothing."),
+        "matches": Clause("`matches` returns {got}; expected {expected}.", FORGET),
+        "remembers": Clause(
+            "The history remembers something else: for a prompt, `matches` gives {got} leading "
+            "blocks per replica; expected {expected}.", FORGET,
+        ),
+    },
+    mistakes=(
+        mistake("Nothing is ever forgotten: the router believes in blocks that are long evicted.",
+                "Keep at most `max_blocks` for each replica.", _Endless),
+        mistake("Of a prompt, the first block is forgotten first, and with it all others are "
+                "useless.", FORGET, _HeadFirst),
+        mistake("A block that is sent again keeps its old age.", "`move_to_end` for known blocks, "
+                "too.", _FirstInFirstOut),
+        mistake("`max_blocks` is for all replicas together.", "Each replica has its own cache.",
+                _OneLimit),
+        mistake("A replica that died keeps its blocks.", "`lost` forgets all of this replica.",
+                _NothingLost),
+        mistake("When one replica dies, the blocks of all are forgotten.", "Only its own.",
+                _AllLost),
+        mistake("To ask is not to send: `matches` must not make blocks young again.",
+                "Change nothing in `matches`.", _AskingCounts),
+        mistake("One block fewer than `max_blocks` is remembered.", "Forget while there are *more* "
+                "than `max_blocks`.", _OneOff),
+    ),
+    examples=80,
+)  # fmt: skip

@@ -1,0 +1,249 @@
+"""An index that is kept true by the engines' KV events: exercise 6."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
+from utils.routing.events.kv_events import (
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+)
+from utils.routing.router.block_names import block_name, block_names
+
+SIZE = 2
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (1, 2, 7, 8), (5, 6), (5, 6, 3, 4), (9, 9, 9, 9, 9, 9),
+)  # fmt: skip
+Step = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What some engines say, each step to the first index or the second: (index, "stored",
+    replica, prompt, first block, last), (index, "removed", replica, prompt, block), (index,
+    "cleared", replica). `same`: do all engines have the same hashes?"""
+
+    num_replicas: int
+    same: bool
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        hashes = "the same" if self.same else "different"
+        return (
+            f"two indexes of {self.num_replicas} replicas with {hashes} hashes, block size {SIZE}"
+        )
+
+
+def draw_story(c: Choices) -> Story:
+    num_replicas = c.size(1, 3)
+
+    def step() -> Step:
+        which, replica = c.integer(0, 1), c.integer(0, num_replicas - 1)
+        prompt = c.integer(0, len(PROMPTS) - 1)
+        blocks = len(PROMPTS[prompt]) // SIZE
+        if c.rarely(12):
+            return which, "cleared", replica
+        if c.rarely(3):
+            return which, "removed", replica, prompt, c.integer(0, blocks - 1)
+        first = c.integer(0, blocks - 1) if c.rarely(2) else 0
+        return which, "stored", replica, prompt, first, c.integer(first, blocks - 1)
+
+    return Story(num_replicas, not c.rarely(2), tuple(c.some(step, 0, 25)))
+
+
+def external(story: Story, replica: int, name: int) -> int:
+    """An engine's own hash of a block. It is not the router's name of it."""
+    salt = 0 if story.same else replica
+    return (name * 0x9E3779B97F4A7C15 + salt + 1) % 2**64
+
+
+def event_of(story: Story, step: Step) -> Event:
+    _, kind, replica, *rest = step
+    if kind == "cleared":
+        return AllBlocksCleared()
+    prompt = PROMPTS[rest[0]]
+    names = block_names(prompt, SIZE)
+    hashes: list[int | bytes] = [external(story, replica, name) for name in names]
+    if kind == "removed":
+        return BlockRemoved([hashes[rest[1]]], MEDIUM_GPU)
+    first, last = rest[1], rest[2]
+    return BlockStored(
+        hashes[first : last + 1], hashes[first - 1] if first else None,
+        list(prompt[first * SIZE : (last + 1) * SIZE]), SIZE, None, MEDIUM_GPU, None,
+    )  # fmt: skip
+
+
+def play(stage: Stage, index_class: Any, story: Story) -> None:
+    indexes = [stage.do(index_class, story.num_replicas) for _ in range(2)]
+    for index in indexes:
+        stage.see("new", index if isinstance(index, Raised) else "an index")
+    for step in story.steps:
+        event, (which, _, replica) = event_of(story, step), step[:3]
+        stage.step(f"index {which + 1}: apply({replica}, {_told(event)})")
+        stage.see("apply", stage.call(indexes[which], "apply", replica, event))
+        for index in indexes:
+            for prompt in PROMPTS:
+                got = stage.call(index, "matches", block_names(prompt, SIZE))
+                stage.see("matches", got)
+                if isinstance(got, list):
+                    got.append(-1)
+
+
+def _told(event: Event) -> str:
+    if isinstance(event, AllBlocksCleared):
+        return "AllBlocksCleared()"
+    hashes = ", ".join(f"...{int(h) % 1000:03d}" for h in event.block_hashes)
+    if isinstance(event, BlockRemoved):
+        return f"BlockRemoved([{hashes}])"
+    parent = event.parent_block_hash
+    behind = "None" if parent is None else f"...{int(parent) % 1000:03d}"
+    return f"BlockStored([{hashes}], parent {behind}, tokens {event.token_ids})"
+
+
+class PlainIndex:
+    """Slow and plain: for each replica a bag of (engine's hash), and what each hash is called."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.names: list[dict[Any, int]] = [{} for _ in range(num_replicas)]
+        self.bags: list[Counter[Any]] = [Counter() for _ in range(num_replicas)]
+
+    def apply(self, replica: int, event: Event) -> None:
+        names, bag = self.names[replica], self.bags[replica]
+        if isinstance(event, AllBlocksCleared):
+            names.clear()
+            bag.clear()
+        elif isinstance(event, BlockRemoved):
+            for block_hash in event.block_hashes:
+                self.remove(names, bag, block_hash)
+        else:
+            self.store(names, bag, event)
+
+    def store(self, names: dict[Any, int], bag: Counter[Any], event: BlockStored) -> None:
+        parent: Any = event.parent_block_hash
+        before = 0 if parent is None else names.get(parent)
+        size = event.block_size
+        for i, block_hash in enumerate(event.block_hashes):
+            if before is None:
+                return  # nobody has told what is before it
+            before = block_name(before, event.token_ids[i * size : (i + 1) * size])
+            names[block_hash] = before
+            bag[block_hash] += 1
+
+    def remove(self, names: dict[Any, int], bag: Counter[Any], block_hash: Any) -> None:
+        if bag[block_hash] > 0:
+            bag[block_hash] -= 1
+            if not bag[block_hash]:
+                del names[block_hash]
+
+    def matches(self, names: list[int]) -> list[int]:
+        found = []
+        for known in self.names:
+            run = 0
+            while run < len(names) and names[run] in known.values():
+                run += 1
+            found.append(run)
+        return found
+
+
+class _OneCopy(PlainIndex):
+    def remove(self, names: Any, bag: Any, block_hash: Any) -> None:
+        names.pop(block_hash, None)
+
+
+class _OneBook(PlainIndex):
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self.names = [self.names[0]] * num_replicas
+        self.bags = [self.bags[0]] * num_replicas
+
+
+class _NoParent(PlainIndex):
+    def store(self, names: Any, bag: Any, event: Any) -> None:
+        parent = event.parent_block_hash
+        if parent is None or parent in names:
+            super().store(names, bag, BlockStored(
+                event.block_hashes, None, event.token_ids, event.block_size, None, None, None,
+            ))  # fmt: skip
+
+
+class _FirstBlockOnly(PlainIndex):
+    def store(self, names: Any, bag: Any, event: Any) -> None:
+        size = event.block_size
+        super().store(names, bag, BlockStored(
+            event.block_hashes[:1], event.parent_block_hash, event.token_ids[:size], size, None,
+            None, None))  # fmt: skip
+
+
+class _OrphansAtTheStart(PlainIndex):
+    def store(self, names: Any, bag: Any, event: Any) -> None:
+        parent = event.parent_block_hash
+        if parent is not None and parent not in names:
+            parent = None
+        super().store(
+            names,
+            bag,
+            BlockStored(
+                event.block_hashes, parent, event.token_ids, event.block_size, None, None, None
+            ),
+        )
+
+
+class _NeverRemoves(PlainIndex):
+    def remove(self, names: Any, bag: Any, block_hash: Any) -> None:
+        return
+
+
+class _ClearsAll(PlainIndex):
+    def apply(self, replica: int, event: Event) -> None:
+        if isinstance(event, AllBlocksCleared):
+            for names, bag in zip(self.names, self.bags, strict=True):
+                names.clear()
+                bag.clear()
+        else:
+            super().apply(replica, event)
+
+
+class _Uncleared(PlainIndex):
+    def apply(self, replica: int, event: Event) -> None:
+        if not isinstance(event, AllBlocksCleared):
+            super().apply(replica, event)
+
+
+CHAIN = "`name = block_name(name, tokens)`, beginning with the parent's name, or 0."
+
+KV_INDEX = Contract(
+    inputs=draw_story,
+    judge=InLockstep(play, PlainIndex),
+    passed="Right in random stories of several engines. What this index says is true: the engines "
+    "have said it.",
+    clauses={
+        "new": Clause("`KVIndex(num_replicas)` gives no index."),
+        "apply": Clause("`apply(replica, event)` returns nothing, and raises nothing, also for a "
+                        "block that the index does not know.", "`dict.get`, `dict.pop(x, None)`."),
+        "matches": Clause("`matches` returns {got}; expected {expected} leading blocks.", CHAIN),
+    },
+    mistakes=(
+        mistake("A block is gone with its first copy. Two requests can compute the same block at "
+                "the same time; each copy is stored, and removed, by itself.",
+                "Count the copies: `Counter`.", _OneCopy),
+        mistake("All engines share one book. An engine's hash means nothing elsewhere.",
+                "A dictionary for each replica.", _OneBook),
+        mistake("A block's name ignores its parent.", CHAIN, _NoParent),
+        mistake("Only the first block of an event is stored.", "Go through `event.block_hashes`; "
+                "block i has the tokens from `i * block_size` on.", _FirstBlockOnly),
+        mistake("A block whose parent is unknown is taken for the beginning of a prompt.",
+                "What is before it? Nobody knows, so leave it out.", _OrphansAtTheStart),
+        mistake("Removed blocks stay.", "`BlockRemoved` holds the engine's hashes: look up the "
+                "names that you gave them.", _NeverRemoves),
+        mistake("`AllBlocksCleared` is about one engine.", "Clear the books of this replica.",
+                _ClearsAll),
+        mistake("`AllBlocksCleared` is ignored.", "Clear the books of this replica.", _Uncleared),
+    ),
+    examples=80,
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""What happened in a step of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.request import Request
+
+
+@dataclass(frozen=True)
+class ScheduledTokens:
+    """What a step did for one request."""
+
+    start: int  # tokens it had computed before
+    num_new: int  # tokens computed in this step, guessed ones among them
+    num_draft: int  # of these, guessed
+    num_sampled: int  # tokens that its answer grew by
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of the engine. Times in seconds of `time.perf_counter`.
+
+    Args:
+        start: the step begins.
+        scheduled: after `Scheduler.schedule`.
+        executed: after forward pass and sampling.
+        processed: after the new tokens were booked.
+        end: after the next guesses were drafted.
+        tokens: by request id, in the order of the flat batch.
+        num_waiting: requests that wait after the step.
+        kv_cache_usage: part of the blocks in use during the forward pass, 0 to 1.
+    """
+
+    start: float
+    scheduled: float
+    executed: float
+    processed: float
+    end: float
+    tokens: dict[str, ScheduledTokens]
+    preempted_req_ids: list[str]
+    resumed_req_ids: list[str]
+    finished_req_ids: list[str]
+    num_waiting: int
+    kv_cache_usage: float
+
+
+def record_step(
+    times: tuple[float, float, float, float, float],
+    output: SchedulerOutput,
+    gained: Mapping[Request, int],
+    num_waiting: int,
+    kv_cache_usage: float,
+) -> StepRecord:
+    """The record of a step.
+
+    Args:
+        times: `start` to `end`.
+        output: what was scheduled.
+        gained: the requests that got new tokens, and how many.
+        num_waiting, kv_cache_usage: see `StepRecord`.
+    """
+    tokens = {
+        request.request_id: ScheduledTokens(
+            output.num_computed_tokens[request.request_id],
+            output.num_scheduled_tokens[request.request_id],
+            len(output.scheduled_spec_decode_tokens.get(request.request_id, ())),
+            gained.get(request, 0),
+        )
+        for request in output.scheduled_requests
+    }
+    finished = [request.request_id for request in gained if request.is_finished]
+    return StepRecord(
+        *times, tokens, output.preempted_req_ids, output.resumed_req_ids, finished, num_waiting,
+        kv_cache_usage,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Many processes run one model: ranks, what they send each other, and who holds which part."""

@@ -1,0 +1,51 @@
+"""The model that an engine asks: in this process, or in several others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
+from utils.engine.config.parallel import ParallelConfig
+from utils.engine.distributed.executor import ParallelModel
+from utils.engine.distributed.moe import upcycle
+from utils.engine.kernels.choice import choose_ops
+from utils.engine.kernels.packed_linear import pack_linears
+from utils.engine.models.llama import LlamaOps
+from utils.engine.models.weights import load_model
+
+
+def load_engine_model(
+    path: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    parallel: ParallelConfig,
+    ops: LlamaOps,
+    kernels: str,
+) -> Any:
+    """A `LlamaForCausalLM`, or the `ParallelModel` that stands for its parts on many ranks.
+
+    Raises:
+        ValueError: see `LLM`.
+        RankError: a rank did not start.
+    """
+    ops = choose_ops(kernels, config.device.type, ops)
+    if kernels != "torch" and (parallel.world_size > 1 or parallel.upcycle is not None):
+        raise ValueError(
+            f"kernels={kernels!r} compute whole layers of a dense model at once. Use "
+            f"kernels='torch' for several ranks and for a mixture of experts."
+        )
+    if kernels == "cpp" and (model.head_dim > 128 or config.dtype == torch.float16):
+        raise ValueError(
+            f"kernels='cpp' compute in float32 and bfloat16, with heads of at most 128 numbers. "
+            f"This is {config.dtype}, with heads of {model.head_dim}. Use kernels='torch'."
+        )
+    if parallel.world_size > 1:
+        return ParallelModel(path, model, config, parallel, ops)
+    loaded = load_model(path, model, config.dtype, config.device, ops)
+    if kernels == "cpp":
+        pack_linears(loaded)
+    return loaded if parallel.upcycle is None else upcycle(loaded, parallel.upcycle)

@@ -1,0 +1,1 @@
+"""KV events: what an engine's prefix cache gains and loses, in vLLM's format and on its wire."""

@@ -1,0 +1,1 @@
+"""What the course's servers need from HTTP."""

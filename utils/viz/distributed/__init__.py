@@ -1,0 +1,1 @@
+"""Pictures of models that are spread over GPUs: links, pipelines, experts, memory."""

@@ -1,0 +1,70 @@
+"""Which parallelism each link permits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from utils.distributed.hardware import GPUS, LINKS, Cluster, Link
+from utils.distributed.layouts import Layout
+from utils.distributed.shapes import SHAPES, Shape
+from utils.distributed.step_time import StepTime, decode_step
+from utils.viz.style import BLUE, GREEN, GREY, ORANGE, RED
+
+_MARKERS = ("o", "s", "D", "^", "v")
+_COLORS = (BLUE, ORANGE, GREEN, RED, GREY)
+
+
+def step_over(
+    shape: Shape, layout: Layout, gpu: str, link: Link, requests: int, context: int
+) -> StepTime:
+    """A decode step where all ranks are joined by one and the same link."""
+    return decode_step(shape, layout, Cluster(GPUS[gpu], link, link), requests, context)
+
+
+def permitted(steps: Mapping[str, StepTime]) -> list[str]:
+    """The links, by name, on which a step's communication takes no longer than its work."""
+    return [name for name, step in steps.items() if sum(step.communication.values()) <= step.work]
+
+
+def plot_links(
+    layouts: Mapping[str, tuple[str, Layout]], gpu: str = "H100", requests: int = 32,
+    context: int = 2048,
+) -> Figure:  # fmt: skip
+    """Communication of a decode step over each link, beside the work of the GPUs.
+
+    Args:
+        layouts: by label: a model's name in `SHAPES`, and how it is laid out.
+        gpu: a name in `GPUS`.
+        requests: of one replica, at the same time.
+        context: tokens of each request.
+    """
+    links = sorted(LINKS.values(), key=lambda link: (link.bandwidth, -link.latency))
+    figure, axes = plt.subplots(figsize=(9, 5.2))
+    verdicts = []
+    for (label, (model, layout)), marker, color in zip(
+        layouts.items(), _MARKERS, _COLORS, strict=False
+    ):
+        steps = {
+            link.name: step_over(SHAPES[model], layout, gpu, link, requests, context)
+            for link in links
+        }
+        sent = [1e3 * sum(step.communication.values()) for step in steps.values()]
+        axes.plot(sent, range(len(links)), marker, color=color, label=label, markersize=8)
+        work = 1e3 * next(iter(steps.values())).work
+        axes.axvline(work, color=color, linestyle="--", linewidth=1.3)
+        verdicts.append(f"{label}: {len(permitted(steps))} of {len(links)}")
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(links)))
+    axes.set_yticklabels([f"{link.name}  {link.bandwidth / 1e9:,.4g} GB/s" for link in links])
+    axes.set_xlabel(
+        f"ms of communication in a decode step of {requests} requests "
+        f"(dashed: the {gpu}'s own work)"
+    )
+    axes.set_title(
+        "Links on which the GPUs work longer than they wait:\n" + ", ".join(verdicts), fontsize=11
+    )
+    axes.legend(loc="lower left", bbox_to_anchor=(0, -0.28), ncols=len(layouts))
+    return figure

@@ -1,0 +1,1 @@
+"""Pictures of requests on their way to a replica."""
