@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from utils import timing
@@ -15,6 +17,13 @@ def test_median_of_the_counted_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 5
 
 
-def test_no_runs_is_refused() -> None:
+def test_fastest_of_the_counted_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0, 9, 10, 11, 20, 22])  # three runs: 9, 1 and 2 seconds
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(ticks))
+    assert timing.fastest_seconds(lambda: None, repeats=3) == 1
+
+
+@pytest.mark.parametrize("clock", [timing.median_seconds, timing.fastest_seconds])
+def test_no_runs_is_refused(clock: Callable[..., float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        timing.median_seconds(lambda: None, repeats=0)
+        clock(lambda: None, repeats=0)

@@ -20,7 +20,7 @@ LESSON_TEXT = """\
 
 **Goal.** One sentence.
 
-**Time.** 10 minutes. **You need.** Nothing.
+**Time.** 2 minutes. **You need.** Nothing.
 
 CLOUD_LINKS
 
@@ -183,7 +183,11 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "long cell": (_source("\n".join(f"a{i} = {i}" for i in range(31))), "31 lines"),
     "no widget": (_tags(3, "nbval-ignore-output"), "no cell tagged 'widget'"),
     "no goal": (_source(LESSON_TEXT.replace("**Goal.**", ""), 0), "a goal"),
-    "no minutes": (_source(LESSON_TEXT.replace("10 minutes", "short"), 0), "its minutes"),
+    "no minutes": (_source(LESSON_TEXT.replace("2 minutes", "short"), 0), "its minutes"),
+    "wrong minutes": (
+        _source(LESSON_TEXT.replace("2 minutes", "30 minutes"), 0),
+        "its minutes are stated as 30; its words and code take",
+    ),
     "no prerequisites": (_source(LESSON_TEXT.replace("**You need.**", ""), 0), "needs"),
     "no recap": (_source(LESSON_TEXT.replace("Recap", "End"), 0), "## Recap"),
     "no folded answer": (_source(LESSON_TEXT.replace("<details>", ""), 0), "folded answers"),

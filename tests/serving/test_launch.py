@@ -16,7 +16,14 @@ import pytest
 
 from tests.serving.conftest import eventually
 from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options, free_port
+from utils.pipeline.vllm.local_server import (
+    HOST,
+    LocalServer,
+    PortInUse,
+    as_options,
+    free_port,
+    listener,
+)
 from utils.routing.events.kv_events import BlockStored
 from utils.routing.events.subscriber import KVEventSubscriber
 from utils.serving.__main__ import parser
@@ -29,6 +36,13 @@ server = course_server(sys.argv[1], verbose=False)
 print(server.pid, server.url, flush=True)
 time.sleep(100)
 """
+
+
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def gone(pid: int) -> bool:
@@ -141,6 +155,45 @@ def test_a_server_that_cannot_start_says_why(
         course_server(**{"model": tiny_folder} | options, verbose=False)
     assert "our server ended" in str(failed.value) and message in str(failed.value)
     assert "Traceback" not in str(failed.value)
+
+
+def test_a_number_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="port=65536 is out of range"):
+        listener(65536)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--shutdown-timeout", "-1"])
+    assert "argument --shutdown-timeout: -1 is negative" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "grace"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, -signal.SIGTERM, 60)]
+)
+def test_a_signal_ends_it_in_words(tiny_folder: Path, how: int, code: int, grace: int) -> None:
+    """Whoever reads a stream gets all of it, or hears why not; the log shows no traceback."""
+    command = [sys.executable, "-m", "utils.serving", "--model", str(tiny_folder), "--port", "0"]
+    server = subprocess.Popen(
+        [*command, "--shutdown-timeout", str(grace)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert server.stdout is not None
+    try:
+        url = server.stdout.readline().split()[-1]
+        eventually(lambda: is_up(url), "it listens")
+        body = {"prompt": "w3 w4", "n": 64, "max_tokens": 120, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=100) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.send_signal(how)
+            events = [line for line in lines if line]
+        log = server.communicate(timeout=100)[1]
+    finally:
+        server.kill()
+    assert server.returncode == code and log == ""
+    assert events[-1] == "data: [DONE]"
+    if grace:
+        assert '"finish_reason": "length"' in events[-2]
+    else:
+        assert "The server is shutting down." in events[-2]
 
 
 def test_addresses_that_others_reach_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

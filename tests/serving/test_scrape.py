@@ -59,3 +59,13 @@ def test_readings_understand_other_servers() -> None:
     )
     assert parse(text).value("vllm:prompt_tokens_total") == 12
     assert parse(text).value("vllm:prompt_tokens_total", engine="1") == 5
+
+
+def test_cpu_seconds_of_http_are_a_counter() -> None:
+    metrics = ServerMetrics("m")
+    metrics.observe_http_cpu(0.5)
+    before = parse(metrics.text())
+    metrics.observe_http_cpu(0.75)
+    after = parse(metrics.text())
+    assert after.value("course:http_cpu_seconds_total") == 0.75
+    assert after.since(before).value("course:http_cpu_seconds_total") == 0.25

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from utils.engine import LLM, SamplingParams
 from utils.engine.core.step_record import ScheduledTokens
-from utils.sim.batching import SimRequest, replay, request_metrics, scaled_trace, throughput
+from utils.sim.batching import (
+    SimRequest,
+    engine_schedule,
+    replay,
+    request_metrics,
+    scaled_trace,
+    throughput,
+)
 from utils.sim.traces import sharegpt_like
 
 
@@ -161,3 +168,28 @@ def test_records_are_those_of_the_engine(llm: LLM) -> None:
     for name, metrics in request_metrics(engine.step_trace, trace, start).items():
         assert metrics.token_ts == pytest.approx(outputs[name].metrics.token_ts, abs=0.05)
         assert metrics.arrival_time == start
+
+
+class Together(OneByOne):
+    """Whoever is there, with all tokens."""
+
+    def schedule(self) -> list[tuple[SimRequest, int]]:
+        self.running += self.waiting
+        self.waiting.clear()
+        return [(r, r.num_tokens - r.num_computed_tokens) for r in self.running]
+
+
+def test_the_engine_schedules_what_its_replay_does(llm: LLM) -> None:
+    trace = scaled_trace(8, rate=0.2, seed=1, scale=0.02)
+    steps = replay(Together(), trace, seconds)
+    engine = llm.new_engine(changes={"max_num_seqs": 8, "enable_prefix_caching": False})
+    expected = [{name: t.num_new for name, t in step.tokens.items()} for step in steps]
+    assert engine_schedule(engine, steps, trace) == expected
+
+
+def test_too_few_steps_are_no_schedule(llm: LLM) -> None:
+    trace = [SimRequest("A", 0.0, 10, 3)]
+    steps = replay(OneByOne(), trace, seconds)
+    engine = llm.new_engine(changes={"enable_prefix_caching": False})
+    with pytest.raises(ValueError, match="after all 2 steps, the engine is not finished"):
+        engine_schedule(engine, steps[:-1], trace)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from utils.sim.memory import GIB, MODEL_SHAPES, kv_bytes_per_token
-from utils.sim.memory_map import NOBODY, USED, map_memory
+from utils.sim.memory_map import NOBODY, USED, as_text, map_memory
 from utils.sim.memory_waste import STATES, Contiguous, MemoryUsage, Paged, Policy, simulate
 from utils.sim.traces import sharegpt_like_lengths
 
@@ -71,6 +71,13 @@ def test_every_token_gets_its_slot(run: tuple) -> None:
     usage = simulate(policy, prompts, outputs, num_slots, arrival_steps=arrivals)
     assert (sum(getattr(usage, state) for state in STATES) == num_slots).all()
     assert all((getattr(usage, state) >= 0).all() for state in STATES)
+
+
+def test_a_map_as_text() -> None:
+    exactly = map_memory(Contiguous("oracle", "first_fit"), [3, 1, 3], [1, 3, 2], 8)
+    assert as_text(exactly, "ABC") == ["AAABbb..", "...BBb..", "...BBB..", "CCCc....", "CCCC...."]
+    maximum = map_memory(Contiguous("max", "first_fit", 4), [3, 1], [1, 3], 8)
+    assert as_text(maximum, "ab")[0] == "AAA-Bbb-"
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options, listener
-from utils.serving.http.guard import PatientProtocol, guard
+from utils.serving.http.ending import serve
+from utils.serving.http.guard import guard
 from utils.serving.http.tools import (
     ClientLeft,
     EventStream,
@@ -214,12 +214,9 @@ def main() -> None:
     args = options.parse_args()
     try:
         socket = listener(args.port, args.host)
-    except PortInUse as error:
+    except (PortInUse, ValueError) as error:
         raise SystemExit(str(error)) from error
-    app = build_app(args.prefill, args.decode, args.min_prompt)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", http=PatientProtocol)).run(
-        sockets=[socket]
-    )
+    serve(build_app(args.prefill, args.decode, args.min_prompt), socket)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from utils.engine import LLM
 from utils.hub import ModelError
 from utils.pipeline.vllm.local_server import HOST, PortInUse, listener
@@ -20,7 +18,7 @@ from utils.routing.events.block_pool import make_eventful_manager, publishing_sc
 from utils.routing.events.kv_events import KVEventsConfig
 from utils.routing.events.publisher import ZmqEventPublisher
 from utils.serving.api_server import MAX_BODY_BYTES, MAX_QUEUED, build_app
-from utils.serving.http.guard import PatientProtocol
+from utils.serving.http.ending import serve
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     add("--scheduling-policy", default="fcfs", help="fcfs or priority")
     add("--speculative-config", type=json.loads, help='{"method": "ngram", ...}')
     add("--seed", default=0, type=int)
-    add("--max-num-queued-reqs", default=MAX_QUEUED, type=int, help="more get status 503")
-    add("--max-body-bytes", default=MAX_BODY_BYTES, type=int, help="larger ones get status 413")
-    add("--shutdown-timeout", default=5, type=int, help="seconds that requests may still have")
+    add("--max-num-queued-reqs", default=MAX_QUEUED, type=_count, help="more get status 503")
+    add("--max-body-bytes", default=MAX_BODY_BYTES, type=_count, help="larger ones get status 413")
+    add("--shutdown-timeout", default=5, type=_count, help="seconds that requests may still have")
     add("--kv-events-config", type=_kv_events_config, default=KVEventsConfig(),
         help='{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}')  # fmt: skip
     add("--enable-scale-out", action="store_true", help="also serve /v1/completions/render")
@@ -74,14 +72,8 @@ def main() -> None:
     name = options.served_model_name or Path(options.model).name
     app = build_app(llm.llm_engine, name, options.max_num_queued_reqs, options.max_body_bytes,
                     options.enable_scale_out)  # fmt: skip
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        timeout_graceful_shutdown=options.shutdown_timeout,
-        http=PatientProtocol,
-    )
     print(f"Serving {name} on http://{options.host}:{socket.getsockname()[1]}", flush=True)
-    uvicorn.Server(config).run(sockets=[socket])
+    serve(app, socket, options.shutdown_timeout, end=app.state.engine.stop)
 
 
 def _event_parts(config: KVEventsConfig) -> dict[str, Any]:
@@ -97,6 +89,12 @@ def _kv_events_config(text: str) -> KVEventsConfig:
         return KVEventsConfig(**json.loads(text))
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{count} is negative")
+    return count
 
 
 def _loopback(address: str) -> str:

@@ -79,7 +79,7 @@ def build_app(
     @app.get("/metrics")
     async def show_metrics() -> Response:
         # This runs in the thread of the event loop, whose time it is.
-        metrics.set("course:http_cpu_seconds", time.thread_time())
+        metrics.observe_http_cpu(time.thread_time())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/models")
@@ -127,7 +127,8 @@ def build_app(
         requests = await prepare(body, make, prompts)
         for member in (member for request in requests for member in request.family):
             member.priority, member.cache_salt = body.priority, body.cache_salt
-        answers = engine.generate(requests)
+        with bad_request():
+            answers = engine.generate(requests)
         formatter = Formatter(body, model_name, inputs.tokenizer)
         if body.stream:
             return EventStream(formatter.pieces(answers), closing=answers)

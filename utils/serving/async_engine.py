@@ -68,9 +68,13 @@ class AsyncLLM:
         self._loop, self._dead = asyncio.get_running_loop(), None
         self._thread.start()
 
-    def shutdown(self, patience: float = 10.0) -> None:
+    def stop(self) -> None:
         """Stop after the step that is running. Requests that are not done fail."""
         self._inbox.put(partial(setattr, self, "_stopping", True))
+
+    def shutdown(self, patience: float = 10.0) -> None:
+        """Stop, and wait for it."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join(patience)
 
@@ -80,9 +84,21 @@ class AsyncLLM:
             raise self._dead
 
     def check_admission(self, num_requests: int) -> None:
-        """Raise `QueueOverflowError` if that many more requests are too many."""
+        """Refuse more requests than there is room for.
+
+        Raises:
+            QueueOverflowError: not now. Later there may be room.
+            ValueError: never, not even alone.
+        """
         limit = self.max_num_queued_reqs
-        if limit is not None and self.num_requests + num_requests > limit:
+        if limit is None:
+            return
+        if num_requests > limit:
+            raise ValueError(
+                f"These are {num_requests} prompts. This server takes at most {limit} requests at "
+                "a time (--max-num-queued-reqs). Send them in several parts."
+            )
+        if self.num_requests + num_requests > limit:
             self.metrics.count("vllm:admission_rejections", reason="max_num_queued_reqs")
             raise QueueOverflowError(
                 f"The server is busy: {self.num_requests} requests are in progress, and "
@@ -93,7 +109,7 @@ class AsyncLLM:
         """Queue requests, and return their answers as they grow. Close it when you go.
 
         Raises:
-            EngineDeadError, QueueOverflowError: nothing has been queued then.
+            EngineDeadError, QueueOverflowError, ValueError: nothing has been queued then.
         """
         self.check_health()
         self.check_admission(len(requests))

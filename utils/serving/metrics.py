@@ -53,7 +53,7 @@ DEFINITIONS: dict[str, Definition] = {
     "vllm:request_queue_time_seconds": (Histogram, "From arrival to being let in.", (), LATENCY),
     # vLLM has no such thing. Where the engine's time goes: schedule, execute, process, deliver.
     "course:engine_seconds": (Counter, "Seconds of the engine's thread.", ("part",), ()),
-    "course:http_cpu_seconds": (Gauge, "CPU seconds of the thread that speaks HTTP.", (), ()),
+    "course:http_cpu_seconds": (Counter, "CPU seconds of the thread that speaks HTTP.", (), ()),
 }  # fmt: skip
 
 
@@ -78,6 +78,7 @@ class ServerMetrics:
             if not labels:
                 self._get(name)  # so that it is there, as 0, before anything happens
         self._prefix_cache = (0, 0)  # queries and hits that are already counted
+        self._http_cpu = 0.0  # seconds that are already counted
 
     def text(self) -> str:
         """All metrics as `/metrics` shows them."""
@@ -90,6 +91,11 @@ class ServerMetrics:
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""
         self._get(name).set(value)
+
+    def observe_http_cpu(self, seconds: float) -> None:
+        """The CPU seconds that the thread that speaks HTTP has used since it began."""
+        self.count("course:http_cpu_seconds", seconds - self._http_cpu)
+        self._http_cpu = seconds
 
     def observe(self, name: str, value: float | None) -> None:
         """Put a value into a histogram. None: there is no value, so nothing is counted."""

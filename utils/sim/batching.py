@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from utils.engine.core.step_record import ScheduledTokens, StepRecord
+from utils.engine.llm_engine import LLMEngine
 from utils.engine.outputs import RequestMetrics
+from utils.engine.sampling_params import SamplingParams
 from utils.sim.traces import sharegpt_like
 
 
@@ -123,6 +125,45 @@ def replay(
         times = (start, start, clock, clock, clock)
         steps.append(StepRecord(*times, tokens, [], [], finished, len(scheduler.waiting), 0.0))
     return steps
+
+
+def engine_schedule(
+    engine: LLMEngine, steps: Sequence[StepRecord], requests: Sequence[SimRequest]
+) -> list[dict[str, int]]:
+    """What the engine's scheduler would compute in each step of a replay. No model runs.
+
+    The requests are real ones, with made-up tokens: whoever is up to date gets one more.
+
+    Args:
+        engine: with an empty cache, and without prefix caching.
+        steps: of `replay`. They say when somebody came.
+        requests: the trace, in order of arrival.
+
+    Returns:
+        For each step, the number of tokens by request id.
+
+    Raises:
+        ValueError: somebody is not finished after the last step.
+    """
+    arriving, schedule = deque(requests), []
+    for step in steps:
+        while arriving and arriving[0].arrival_time <= step.start:
+            new = arriving.popleft()
+            params = SamplingParams(temperature=0, max_tokens=new.max_tokens, ignore_eos=True)
+            prompt = [1] * new.num_prompt_tokens
+            engine.add_request(new.request_id, prompt, params, new.priority)
+        output = engine.scheduler.schedule()
+        schedule.append(output.num_scheduled_tokens)
+        sampled = []
+        for request in output.scheduled_requests:
+            num_new_tokens = output.num_scheduled_tokens[request.request_id]
+            if request.num_computed_tokens + num_new_tokens == request.num_tokens:
+                request.append_token(0)
+                sampled.append(request)
+        engine.scheduler.update_from_output(output, sampled)
+    if arriving or engine.scheduler.has_unfinished_requests():
+        raise ValueError(f"after all {len(steps)} steps, the engine is not finished with everybody")
+    return schedule
 
 
 def request_metrics(

@@ -47,6 +47,29 @@ class MemoryMap:
         return (self.states == STATES.index(state)).sum(axis=1)
 
 
+def as_text(memory: MemoryMap, names: Sequence[str]) -> list[str]:
+    """One line per step, a character per slot, as notebook 03 writes them.
+
+    A capital letter holds a token, a small one is reserved, `-` is internal fragmentation, and `.`
+    belongs to nobody.
+
+    Args:
+        memory: from `map_memory`.
+        names: a letter for each request.
+    """
+
+    def character(state: int, owner: int) -> str:
+        if owner == NOBODY:
+            return "."
+        name = names[owner]
+        return {USED: name.upper(), RESERVED: name.lower()}.get(state, "-")
+
+    return [
+        "".join(character(s, o) for s, o in zip(states, owners, strict=True))
+        for states, owners in zip(memory.states.tolist(), memory.owners.tolist(), strict=True)
+    ]
+
+
 def map_memory(
     policy: Policy,
     prompt_lens: Sequence[int],

@@ -10,25 +10,29 @@ from utils.viz.style import BLUE, GREEN, INK, ORANGE
 
 # (left, bottom, width, text, colour); bottom counts floors.
 _BLOCKS = (
-    (0.0, 0, 9.0, "01  prefill and decode: the Llama forward pass, token by token", BLUE),
-    (0.0, 1, 9.0, "02  KV cache", BLUE),
-    (0.0, 2, 4.4, "03 · 04  paged allocator", BLUE),
-    (4.6, 2, 4.4, "06  continuous batching", BLUE),
-    (0.0, 3, 4.4, "05  prefix caching", BLUE),
-    (4.6, 3, 4.4, "07  speculative decoding", BLUE),
-    (0.0, 4, 9.0, "08  the engine: all parts together", BLUE),
-    (10.0, 0, 5.0, "10  QLoRA fine-tuning", ORANGE),
-    (10.0, 1, 5.0, "11  merge", ORANGE),
-    (10.0, 2, 5.0, "09 · 12  4 bits: GPTQ, AWQ", ORANGE),
-    (10.0, 3, 5.0, "13  vLLM with prefix caching", ORANGE),
-    (10.0, 4, 5.0, "14  a server under load", ORANGE),
-    (0.0, 5.35, 15.0, "15 · 16 · 17  many GPUs, many servers", GREEN),
+    (0.0, 0, 9.6, "01  prefill and decode", BLUE),
+    (0.0, 1, 9.6, "02  the KV cache", BLUE),
+    (0.0, 2, 9.6, "03  KV memory and its waste", BLUE),
+    (0.0, 3, 9.6, "04  the paged allocator", BLUE),
+    (0.0, 4, 3.1, "05  prefix\ncaching", BLUE),
+    (3.25, 4, 3.1, "06  continuous\nbatching", BLUE),
+    (6.5, 4, 3.1, "07  speculative\ndecoding", BLUE),
+    (0.0, 5, 9.6, "08  the engine: all parts together", BLUE),
+    (10.4, 0, 5.0, "09  quantization", ORANGE),
+    (10.4, 1, 5.0, "10  QLoRA fine-tuning", ORANGE),
+    (10.4, 2, 5.0, "11  merge", ORANGE),
+    (10.4, 3, 5.0, "12  GPTQ and AWQ checkpoints", ORANGE),
+    (10.4, 4, 5.0, "13  vLLM with prefix caching", ORANGE),
+    (10.4, 5, 5.0, "14  a server under load", ORANGE),
+    (0.0, 6.4, 5.0, "15  many GPUs", GREEN),
+    (5.2, 6.4, 5.0, "16  prefill and decode apart", GREEN),
+    (10.4, 6.4, 5.0, "17  routing", GREEN),
 )
 
 
 def draw_course_map() -> Figure:
-    """Draw the notebooks as the floors of a house: each stands on those below it."""
-    figure, axes = plt.subplots(figsize=(9, 4.6))
+    """Draw the notebooks as the floors of a house: what one needs lies below it."""
+    figure, axes = plt.subplots(figsize=(9, 5.2))
     for left, bottom, width, text, color in _BLOCKS:
         box = FancyBboxPatch(
             (left, bottom), width, 0.82, boxstyle="round,pad=0,rounding_size=0.12",
@@ -38,10 +42,10 @@ def draw_course_map() -> Figure:
         ink = INK if color == GREEN else "white"
         axes.text(left + width / 2, bottom + 0.41, text, ha="center", va="center", color=ink)
     axes.text(0, -0.45, "Part I: build the engine", color=BLUE, weight="bold")
-    axes.text(10, -0.45, "Part II: run the real pipeline", color=ORANGE, weight="bold")
-    axes.text(0, 6.32, "Part III: scale out", color="#3f7d30", weight="bold")
-    axes.set_xlim(-0.1, 15.1)
-    axes.set_ylim(-0.7, 6.7)
+    axes.text(10.4, -0.45, "Part II: run the real pipeline", color=ORANGE, weight="bold")
+    axes.text(0, 7.37, "Part III: scale out", color="#3f7d30", weight="bold")
+    axes.set_xlim(-0.1, 15.5)
+    axes.set_ylim(-0.7, 7.75)
     axes.axis("off")
     return figure
 

@@ -114,6 +114,8 @@ def test_limits(model_path: Path) -> None:
         LLM(model_path, max_num_seqs=0)
     with pytest.raises(ValueError, match="must be at least max_num_seqs=64"):
         LLM(model_path, max_num_batched_tokens=63)
+    with pytest.raises(ValueError, match="more than the 64 bits"):
+        LLM(model_path, seed=1 << 63)
 
 
 def test_sliding_window(tiny_folder: Callable[..., Path]) -> None:

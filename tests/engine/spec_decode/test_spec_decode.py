@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +210,30 @@ def test_answers_are_distributed_as_without_guesses(
 def test_a_wrong_sampler_in_the_engine_is_found_out(world: World, joint: torch.Tensor) -> None:
     world.engine(world.configs["draft"], rejection_sampler=FromTarget())
     assert p_value(answers(world, NUM_SAMPLES), joint) < SURE
+
+
+@pytest.mark.parametrize("method", ["medusa", "tree"])
+def test_all_heads_guess_in_one_product(world: World, method: str) -> None:
+    """The large `lm_head` is read once, and the guesses are those of one head after the other."""
+    engine = world.engine(world.configs[method])
+    proposer, lm_head = engine.drafter.proposer, engine.runner.model.lm_head
+    widths = proposer.tree_widths or (1, 1)
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    by_head = [
+        lm_head(proposer.heads(hidden, head)).topk(width, dim=-1).indices.tolist()
+        for head, width in enumerate(widths)
+    ]
+    products: list[int] = []
+    hook = lm_head.register_forward_hook(lambda module, inputs, _: products.append(len(inputs[0])))
+    most = world.configs[method].num_speculative_tokens
+    wanted = [(SimpleNamespace(request_id=name), most) for name in "abc"]
+    drafts = proposer.draft(wanted, None, dict(zip("abc", hidden, strict=True)))
+    hook.remove()
+    assert products == [3 * len(widths)]
+    for row, draft in enumerate(drafts):
+        expected = tree_of([of_head[row] for of_head in by_head])
+        assert draft.token_ids == expected.token_ids
+        assert draft.parents == (expected.parents if proposer.tree_widths else None)
 
 
 def test_a_model_that_guesses_for_itself_is_never_wrong(world: World) -> None:

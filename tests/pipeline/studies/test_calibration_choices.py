@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from utils.pipeline.stages.chain import TRAIN_FILE
-from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows
+from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows, layer_inputs
 from utils.pipeline.task.data import generate, write_jsonl
 
 
@@ -55,3 +56,17 @@ def test_refuses(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         choice_windows(choice, model_path, data_dir, num_windows)
+
+
+def test_inputs_of_a_layer(hf_model: Any) -> None:
+    windows, block = [[1, 2, 3], [4, 5]], hf_model.model.layers[1]
+    found = layer_inputs(hf_model, 1, ["mlp.gate_proj", "mlp.down_proj"], windows)
+    assert found["mlp.gate_proj"].shape == (5, hf_model.config.hidden_size)
+    assert found["mlp.down_proj"].shape == (5, hf_model.config.intermediate_size)
+    # down_proj is given what comes out of the rest of the MLP.
+    x = found["mlp.gate_proj"].to(hf_model.dtype)
+    with torch.inference_mode():
+        hidden = block.mlp.act_fn(block.mlp.gate_proj(x)) * block.mlp.up_proj(x)
+    torch.testing.assert_close(found["mlp.down_proj"], hidden.float(), rtol=1e-3, atol=1e-4)
+    assert len(hf_model.model.layers) == hf_model.config.num_hidden_layers
+    assert not block.mlp.gate_proj._forward_pre_hooks

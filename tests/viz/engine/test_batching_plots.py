@@ -21,7 +21,7 @@ from utils.viz.engine.batching import (
     plot_stalls,
     plot_waits,
 )
-from utils.viz.engine.gantt import plot_gantt, plot_slots, slots_of, spans_of
+from utils.viz.engine.gantt import places_of, plot_gantt, plot_places, spans_of
 from utils.viz.engine.step_scrubber import EngineRun, plot_step, states_at, step_scrubber
 
 
@@ -52,17 +52,17 @@ def titles(figure: Figure) -> list[str]:
     return [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
 
 
-def test_slots_and_spans() -> None:
-    assert slots_of(STEPS) == {"A": 0, "B": 1, "C": 0}
+def test_places_and_spans() -> None:
+    assert places_of(STEPS) == {"A": 0, "B": 1, "C": 0}
     assert spans_of(STEPS, "A") == [(10, 14, True), (14, 15, False)]
     assert spans_of(STEPS, "B") == [(12, 14, True), (14, 16, False), (18, 20, False)]
     assert spans_of(STEPS, "C") == [(18, 20, True)]
 
 
-def test_plot_slots_counts_idle_time() -> None:
-    # Two slots for 10 s; A runs 5, B runs 6, C runs 2.
-    figure = plot_slots({"run": STEPS}, 2, "x")
-    assert titles(figure) == ["run: 10.0 s, slots idle 35% of the time"]
+def test_plot_places_counts_idle_time() -> None:
+    # Two places for 10 s; A runs 5, B runs 6, C runs 2.
+    figure = plot_places({"run": STEPS}, 2, "x")
+    assert titles(figure) == ["run: 10.0 s, places idle 35% of the time"]
 
 
 def test_plot_gantt_marks_who_is_important() -> None:
@@ -80,15 +80,18 @@ def test_padded_batch_counts_its_waste() -> None:
 
 
 def test_other_plots_show_what_they_are_given() -> None:
-    sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], knee=2)
+    sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], {"predicted knee": 2})
+    assert [text.get_text().strip() for text in sweep.axes[0].texts] == ["predicted knee"]
     throughput, seconds = ([line.get_ydata() for line in axes.lines] for axes in sweep.axes)
     assert [list(map(round, y)) for y in throughput[:2]] == [[10, 20, 20], [5, 10, 20]]
     assert [list(map(round, y)) for y in seconds[:2]] == [[100, 100, 200], [200, 200, 200]]
 
     metrics = {"A": RequestMetrics(0.0, 0.0, [2.0, 3.0]), "B": RequestMetrics(1.0, 1.0, [2.0])}
-    waits = plot_waits({"x": metrics}, "x")
+    waits = plot_waits({"x": metrics, "y": metrics}, "x")
     assert list(waits.axes[0].lines[0].get_ydata()) == [2, 1]
     assert waits.axes[1].lines[0].get_ydata()[0] == 1000
+    # Requests have no order in which a line could go: only the two runs of one are joined.
+    assert {line.get_linestyle() for axes in waits.axes for line in axes.lines} == {"None"}
 
     both = ([0.1, 0.2, 0.3], [0.1, 0.4, 0.5]), ([0.2, 0.2, 0.2], [0.2, 0.3, 0.4])
     recovery = plot_recovery([1, 2, 3], *both, bytes_moved=[1e6, 4e6, 5e6], links={"wire": 1e7})
@@ -172,7 +175,7 @@ def test_no_slot_holds_two_requests_at_a_time(batches: list[list[str]]) -> None:
              finished=[name for name in batch if last[name] == i])
         for i, batch in enumerate(batches)
     ]  # fmt: skip
-    slots = slots_of(steps)
+    slots = places_of(steps)
     first = {name: i for i, batch in reversed(list(enumerate(batches))) for name in batch}
     for a, b in itertools.combinations(last, 2):
         if first[a] <= last[b] and first[b] <= last[a]:

@@ -22,7 +22,7 @@ from utils.viz.engine.step_anatomy import (
     record_anatomy,
 )
 from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
-from utils.viz.engine.throughput import LOOKS, plot_throughput, read_throughput
+from utils.viz.engine.throughput import LOOKS, plot_throughput, read_throughput, rounds_range
 from utils.viz.model.logit_gaps import plot_logit_gaps, plot_noise
 
 CONFIG = dict(num_gpu_blocks=24, block_size=4, max_model_len=64, max_num_batched_tokens=12,
@@ -132,6 +132,13 @@ def test_explorer_draws_every_step(tiny: LLM) -> None:
     assert len(pictures) == len(steps) > 3
 
 
+def test_explorer_begins_where_something_happens(tiny: LLM) -> None:
+    steps = record(busy(tiny, num_gpu_blocks=16))
+    explorer = anatomy_explorer(steps, tiny.get_tokenizer(), num_blocks=16, block_size=4)
+    shown = steps[explorer.controls["step"].value - 1].record
+    assert shown.preempted_req_ids or shown.resumed_req_ids or shown.finished_req_ids
+
+
 def test_an_engine_without_blocks_is_refused(tiny: LLM) -> None:
     engine = tiny.new_engine(kv_cache_class=ContiguousKVCache)
     with pytest.raises(ValueError, match="paged"), record_anatomy(engine):
@@ -195,6 +202,12 @@ def test_an_engine_that_failed_has_no_bar() -> None:
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [30.0, 50.0, 20.0]
     assert len(figure.legends[0].get_texts()) == len(LOOKS)
+
+
+def test_rounds_range_around_their_median() -> None:
+    result = {"tokens_per_s": 50.0, "seconds": [2.0, 1.0, 4.0]}
+    assert rounds_range(result) == (25.0, 100.0)
+    assert rounds_range({"tokens_per_s": 50.0}) == (50.0, 50.0)
 
 
 def test_a_missing_benchmark_is_named(tmp_path: Path) -> None:

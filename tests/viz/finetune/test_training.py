@@ -77,7 +77,8 @@ def test_mask_shows_every_answer_token_as_learned(tokenizer: Any) -> None:
 
 def test_calculator_says_what_fits() -> None:
     arguments = {"model": "Mistral-7B", "r": 16, "lora_alpha": 32, "targets": "all linear",
-                 "num_tokens": 1024, "checkpointing": True, "card": "T4, 16 GiB"}  # fmt: skip
+                 "num_tokens": 1024, "answers": 20, "checkpointing": True,
+                 "card": "T4, 16 GiB"}  # fmt: skip
     titles = {
         method: title_of(plot_calculator(method=method, **arguments).axes[0])
         for method in ("full", "qlora")
@@ -85,6 +86,24 @@ def test_calculator_says_what_fits() -> None:
     assert "do not fit on T4" in titles["full"] and "(100.00%)" in titles["full"]
     assert "fit on T4" in titles["qlora"] and "do not" not in titles["qlora"]
     assert "41.9 million trained (0.58%), scale alpha/r = 2" in titles["qlora"]
+
+
+def test_calculator_agrees_with_the_bars() -> None:
+    memory = training_memory(
+        MISTRAL, "qlora", 4096, num_predicted=8 * 100, r=16, checkpointing=True
+    )
+    calculator = training_calculator()
+    shown = {name: control.value for name, control in calculator.controls.items()}
+    title = title_of(plot_calculator(**shown).axes[0])
+    assert f"{memory.total / GB:.1f} GB fit on T4" in title
+
+
+def test_calculator_leaves_room_for_the_driver() -> None:
+    [axes] = plot_calculator(
+        model="Mistral-7B", method="qlora", r=16, lora_alpha=32, targets="all linear",
+        num_tokens=1024, answers=20, checkpointing=True, card="T4, 16 GiB",
+    ).axes  # fmt: skip
+    assert axes.lines[0].get_xdata()[0] == pytest.approx(16 * 2**30 / GB - 1.5)
 
 
 def test_calculator_moves() -> None:

@@ -133,3 +133,18 @@ def test_prompts_are_text_and_no_formula(widget: PrefixBlocksWidget) -> None:
 def test_long_texts_are_cut(widget: PrefixBlocksWidget) -> None:
     send(widget, "communication administration international understanding")
     assert drawn(widget).count("communication\nadministration\ninternational …") == 2
+
+
+def test_a_block_has_one_color_in_its_tables_and_in_the_pool(widget: PrefixBlocksWidget) -> None:
+    for prompt in EXAMPLES[:2]:
+        send(widget, prompt)
+    for num_holders in (2, 1):
+        figure = plot_prefix_blocks(widget.manager, widget.running, widget.inputs.tokenizer, "x")
+        axes = figure.axes[0]
+        texts = [text for text in axes.texts if text.get_text() == "A gentle breeze\nstirred"]
+        boxes = [p for p in axes.patches if any(p.contains_point(
+            axes.transData.transform(text.get_position())) for text in texts)]  # fmt: skip
+        colors = {box.get_facecolor() for box in boxes}
+        plt.close(figure)
+        assert len(texts) == len(boxes) == num_holders + 1 and len(colors) == 1
+        widget.finish.click()

@@ -29,15 +29,21 @@ def texts_of(figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-def test_hit_rate_title_names_the_largest_gap() -> None:
+def test_hit_rates_are_told_apart_without_color() -> None:
     rates = {"LRU": [0.1, 0.5, 0.7], "FIFO": [0.1, 0.2, 0.6], "LFU": [0.0, 0.3, 0.5]}
-    figure = plot_hit_rates(rates, [1024, 2048, 4096], 0.8, "Chat")
-    assert title_of(figure) == "Chat: largest gap at 2,048 tokens,\nLRU 50 %, FIFO 20 %"
+    figure = plot_hit_rates(rates, [1024, 2048, 4096], 0.8, "LRU leads")
+    assert title_of(figure) == "LRU leads"
     lines = figure.axes[0].lines
     assert [float(y) for y in lines[1].get_ydata()] == pytest.approx([10, 20, 60])
     looks = {(line.get_marker(), line.get_linestyle()) for line in lines[:3]}
-    assert len(looks) == 3  # told apart without colour
-    assert "LRU 70 %" not in title_of(figure)
+    assert len(looks) == 3
+
+
+def test_an_axis_that_does_not_begin_at_zero_says_so() -> None:
+    whole, cut = (plot_hit_rates({"LRU": [0.7]}, [1], 0.9, "x", lowest).axes[0]
+                  for lowest in (0.0, 0.65))  # fmt: skip
+    assert whole.get_ylim() == (0, 100) and "from" not in whole.get_ylabel()
+    assert cut.get_ylim() == (65, 100) and cut.get_ylabel().endswith("(%, from 65)")
 
 
 def test_hit_rates_refuses_what_it_cannot_draw() -> None:

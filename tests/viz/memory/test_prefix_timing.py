@@ -11,11 +11,13 @@ from utils.viz.style import RED
 
 
 def test_ttft_is_drawn_in_milliseconds() -> None:
-    figure = plot_ttft([0, 64], [0.1, 0.3], [0.1, 0.12], [0.1, 0.1])
-    miss, hit, predicted = (list(line.get_ydata()) for line in figure.axes[0].lines)
+    predictions = {"long prompts": [0.1, 0.1], "short ones": [0.11, 0.11]}
+    figure = plot_ttft([0, 64], [0.1, 0.3], [0.1, 0.12], predictions)
+    miss, hit, *predicted = (list(line.get_ydata()) for line in figure.axes[0].lines)
     assert miss == pytest.approx([100, 300]) and hit == pytest.approx([100, 120])
-    assert predicted == pytest.approx([100, 100])
-    assert len({(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines}) == 3
+    assert predicted[0] == pytest.approx([100, 100]) and predicted[1] == pytest.approx([110, 110])
+    assert len({(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines}) == 4
+    assert "hit, predicted from short ones" in figure.axes[0].get_legend_handles_labels()[1]
     plt.close(figure)
 
 

@@ -10,9 +10,11 @@ import torch
 
 from utils.viz.quant.rounding import GRIDS, plot_rounding, read_back, rounding_explorer
 from utils.viz.quant.weights import (
+    plot_awq_fold,
     plot_calibration,
     plot_code_use,
     plot_error_over_bits,
+    plot_gptq_sweep,
     plot_layer_errors,
     plot_scale_search,
     plot_weights_and_inputs,
@@ -56,8 +58,27 @@ def test_error_over_bits() -> None:
     )
     [axes] = figure.axes
     assert list(axes.lines[1].get_xdata()) == [4.1, 4.6]
+    assert axes.lines[1].get_linestyle() == "None"  # two points are no curve
     assert [text.get_text() for text in axes.texts] == ["a", "b"]
     assert axes.get_ylabel() == "perplexity"
+
+
+def test_gptq_sweep_shows_what_has_moved() -> None:
+    inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
+    inputs[:, 4] = inputs[:, 0]  # so channel 4 makes up for channel 0
+    weight = torch.tensor([[0.34, 1.0, 0.0, 0.2, 0.1, 0.3]])
+    figure = plot_gptq_sweep(weight, inputs.T @ inputs, columns=(0, 4))
+    first, last = (axes.images[0].get_array() for axes in figure.axes[:2])
+    moved = first.filled(float("nan"))[0]
+    assert abs(moved[4]) > 0.1 and abs(moved[2]) < 0.1
+    assert first.mask.tolist()[0] == [True] + 5 * [False]  # the rounded one is not coloured
+    assert last.mask.tolist()[0] == 5 * [True] + [False]
+
+
+def test_awq_fold_divides_what_it_multiplies() -> None:
+    [axes] = plot_awq_fold().axes
+    words = [text.get_text() for text in axes.texts]
+    assert "x / s" in words and any("W · s" in word for word in words)
 
 
 def test_layer_errors() -> None:
@@ -104,6 +125,10 @@ def test_an_outlier_spoils_its_group_only(weight) -> None:
     before, after = heights(0), heights(30)
     assert after[0] * grown > 10 * before[0]
     assert after[1] * grown == pytest.approx(before[1], rel=1e-3)
+    figure = plot_rounding(weight, 4, 64, 30, "symmetric")
+    said = figure.axes[0].texts[0].get_text()  # it lies beyond the axis, which the others fill
+    assert said.startswith(f"{row[9]:.2f}, read back as ")
+    assert figure.axes[0].get_ylim()[1] < row[9]
     assert weight[0, 9] < 1  # the weight that was passed in is left alone
 
 

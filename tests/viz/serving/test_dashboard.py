@@ -102,13 +102,16 @@ def report(ttft: float, tpot: float) -> LoadReport:
 def test_figures_of_a_load_test() -> None:
     slo = SLO(ttft=1.0, tpot=0.1)
     reports = {1.0: report(0.1, 0.03), 2.0: report(0.1, 0.05), 4.0: report(2.0, 0.3)}
-    figure = plot_knee(reports, slo, step=0.03, capacity=3.0, knee=2.1)
+    simulated = {0.5: 1.0, 2.0: 0.5}
+    figure = plot_knee(reports, slo, 0.03, 3.0, 2.1, simulated, same_arrivals=[1, 1, 0.2])
     left, right = figure.axes
     assert list(left.lines[1].get_ydata()) == pytest.approx([30, 50, 300])
     predicted = left.lines[0]
     at_zero, x, y = predicted.get_ydata()[0], predicted.get_xdata()[-1], predicted.get_ydata()[-1]
     assert at_zero == pytest.approx(30) and y == pytest.approx(30 / (1 - x / 3))
     assert list(right.lines[0].get_ydata()) == [100, 100, 0]
+    assert list(right.lines[1].get_ydata()) == [100, 100, 20]
+    assert list(right.lines[2].get_ydata()) == [100, 50]
     figure = plot_omission(report(0.1, 0.03))
     assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([0.6, 0.6])
     assert figure.axes[0].lines[1].get_ydata()[0] == pytest.approx(0.1)

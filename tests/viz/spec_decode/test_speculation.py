@@ -225,6 +225,7 @@ def test_costs_are_relative_to_a_pass_of_one_token() -> None:
     each, roofline, x = (line.get_ydata() for line in figure.axes[0].lines)
     assert list(each) == [1, 2, 4] and list(roofline) == [1, 1, 1.5]
     assert list(x) == pytest.approx([1, 1.5, 2])
+    assert figure.axes[0].get_title(loc="left") == "A pass of 4 tokens costs 2.0 passes of one"
 
 
 def test_expected_tokens_follow_the_formula() -> None:

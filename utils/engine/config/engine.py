@@ -62,6 +62,8 @@ class EngineConfig:
                 f"Unknown scheduling_policy {self.scheduling_policy!r}. "
                 f"Expected {' or '.join(SCHEDULING_POLICIES)}."
             )
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"seed={self.seed} has more than the 64 bits that a seed may have.")
         get_hash_fn_by_name(self.prefix_caching_hash_algo)
         if self.num_gpu_blocks * self.block_size < self.max_model_len:
             raise ValueError(

@@ -88,9 +88,12 @@ class MedusaProposer:
         hidden = torch.stack([last_hidden[wanted[i][0].request_id] for i in rows])
         most = max(wanted[i][1] for i in rows)
         widths = self.tree_widths or (1,) * min(most, len(self.heads.blocks))
+        # All heads' rows in one product: it reads the large `lm_head` once, not once a head.
+        ahead = torch.cat([self.heads(hidden, head) for head in range(len(widths))])
+        logits = self.lm_head(ahead).chunk(len(widths))  # [rows, vocab_size] for each head
         best = [  # [rows, width] for each head
-            self.lm_head(self.heads(hidden, head)).topk(width, dim=-1).indices.tolist()
-            for head, width in enumerate(widths)
+            of_head.topk(width, dim=-1).indices.tolist()
+            for of_head, width in zip(logits, widths, strict=True)
         ]
         for row, i in enumerate(rows):
             chosen = [tokens[row] for tokens in best]

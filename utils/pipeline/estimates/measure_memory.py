@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -60,3 +61,33 @@ def saved_for_backward(model: torch.nn.Module, forward: Callable[[], Tensor]) ->
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         loss = forward()
     return tensor_bytes(kept), loss
+
+
+def count_step(model: Any, token_ids: Tensor) -> dict[str, int]:
+    """Take one step of mixed-precision training, and count its tensors. The weights stay.
+
+    Args:
+        model: of transformers; what requires a gradient is trained.
+        token_ids: [B, T]. Their loss has no meaning, but its memory is that of a real one.
+
+    Returns:
+        Bytes of "weights", "gradients", "optimizer" (float32 copies and Adam's running means) and
+        "activations" (what the forward pass keeps for the backward pass, the loss included).
+    """
+
+    def loss_of() -> Tensor:
+        logits = model(input_ids=token_ids, use_cache=False).logits.flatten(0, 1)
+        return F.cross_entropy(logits.float(), token_ids.flatten())  # any target will do
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    saved, loss = saved_for_backward(model, loss_of)
+    loss.backward()
+    counted = {"weights": model_bytes(model), "gradients": tensor_bytes(p.grad for p in trained)}
+    masters = [p.detach().float() for p in trained]
+    for master, parameter in zip(masters, trained, strict=True):
+        assert parameter.grad is not None
+        master.grad, parameter.grad = parameter.grad.float(), None
+    adam = torch.optim.AdamW(masters)
+    adam.step()
+    states = [s[key] for s in adam.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    return counted | {"optimizer": tensor_bytes([*masters, *states]), "activations": saved}

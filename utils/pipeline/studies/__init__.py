@@ -1,1 +1,1 @@
-"""What only lessons measure: bases to merge into, calibration texts, stored weights, LoRA."""
+"""What only lessons measure: bases to merge into, calibration, stored weights, steps, LoRA."""

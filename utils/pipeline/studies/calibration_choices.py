@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from utils.pipeline.quantizers.calibration import WINDOW, all_windows
 from utils.pipeline.stages.chain import calibration_texts
@@ -48,6 +53,40 @@ def choice_windows(
             "for fewer."
         )
     return random.Random(seed).sample(windows, num_windows)
+
+
+@torch.inference_mode()
+def layer_inputs(
+    model: Any, number: int, names: Sequence[str], windows: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
+    """What linear layers of one decoder block are given when the model reads these windows.
+
+    Args:
+        model: a causal language model of transformers. The blocks after this one are not run.
+        number: of the block, from 0.
+        names: of its linear layers, such as "mlp.down_proj".
+        windows: token ids of each.
+
+    Returns:
+        The inputs of each layer, one row per token: name -> float32 [tokens, in], on the CPU.
+    """
+    blocks = model.model.layers
+    caught: dict[str, list[Tensor]] = {name: [] for name in names}
+    hooks = [
+        blocks[number].get_submodule(name).register_forward_pre_hook(
+            lambda _, args, kept=kept: kept.append(args[0].flatten(0, 1).float().cpu())
+        )
+        for name, kept in caught.items()
+    ]  # fmt: skip
+    model.model.layers = blocks[: number + 1]
+    try:
+        for window in windows:
+            model.model(torch.tensor([window], device=model.device), use_cache=False)
+    finally:
+        model.model.layers = blocks
+        for hook in hooks:
+            hook.remove()
+    return {name: torch.cat(kept) for name, kept in caught.items()}
 
 
 def _random_windows(model_dir: Path, num_windows: int, seed: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ tokens. Everything else is computed from these.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class Measures:
         max_logit: largest difference of a logit.
         kl: mean over tokens of KL(reference || model), in nats.
         same_token: share of positions at which both find the same token most probable.
+        token_losses: cross-entropy of each right token, in nats, [N].
     """
 
     answer: float
@@ -35,6 +36,7 @@ class Measures:
     max_logit: float
     kl: float
     same_token: float
+    token_losses: Tensor = field(repr=False, compare=False)
 
 
 @torch.inference_mode()
@@ -65,12 +67,14 @@ def compare_logits(
         )
     targets = targets.to(logits.device)
     ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    losses = F.nll_loss(ours, targets, reduction="none")
     return Measures(
-        answer=exp_or_inf(F.nll_loss(ours, targets).item()),
+        answer=exp_or_inf(losses.mean().item()),
         text=text,
         max_logit=(logits - reference).abs().max().item(),
         kl=max(0.0, (theirs.exp() * (theirs - ours)).sum(-1).mean().item()),  # not -1e-9
         same_token=(ours.argmax(-1) == theirs.argmax(-1)).float().mean().item(),
+        token_losses=losses,
     )
 
 

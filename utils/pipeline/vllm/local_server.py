@@ -180,7 +180,10 @@ def listener(port: int, host: str = HOST) -> socket.socket:
 
     Raises:
         PortInUse: the port is taken.
+        ValueError: there is no such port.
     """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port={port} is out of range. Expected 1 to 65535, or 0 for any.")
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last server's may linger
     try:

@@ -1,8 +1,9 @@
-"""What batching costs and gains: idle slots, batch sizes, waiting times, stalls, lost memory."""
+"""What batching costs and gains: idle places, batch sizes, waiting times, stalls, lost memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -55,14 +56,14 @@ def plot_batch_sweep(
     batch_sizes: Sequence[int],
     predicted: Sequence[float],
     measured: Sequence[float],
-    knee: float,
+    knees: Mapping[str, float],
 ) -> Figure:
     """Throughput and time per output token against the number of requests in a decode step.
 
     Args:
         batch_sizes: requests, one token each.
         predicted, measured: seconds of a step.
-        knee: the batch size at which arithmetic takes as long as reading the weights.
+        knees: name -> batch size from which a request costs more than its share of what all share.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
     for axes, scale in ((left, lambda b, s: b / s), (right, lambda b, s: 1e3 * s)):
@@ -71,13 +72,16 @@ def plot_batch_sweep(
         ):  # fmt: skip
             values = [scale(b, s) for b, s in zip(batch_sizes, seconds, strict=True)]
             axes.plot(batch_sizes, values, style, color=color, label=label)
-        axes.axvline(knee, color=GREY, linestyle=":", linewidth=1.5)
+        for knee, style in zip(knees.values(), (":", "-"), strict=False):
+            axes.axvline(knee, color=GREY, linestyle=style, linewidth=1.5)
         axes.set_xscale("log", base=2)
         axes.set_xticks(batch_sizes, [str(b) for b in batch_sizes])
         axes.set_ylim(bottom=0)
         axes.set_xlabel("requests in the batch")
         axes.legend(loc="upper left")
-    left.text(knee, 0, " knee", color=INK, va="bottom")
+    for row, (name, knee) in enumerate(knees.items()):
+        left.text(knee, 0.06 * row, f" {name}", color=INK, va="bottom",
+                  transform=left.get_xaxis_transform())  # fmt: skip
     left.set_title("More requests, more tokens ...")
     left.set_ylabel("new tokens per second")
     right.set_title("... but each waits longer for its next")
@@ -96,10 +100,16 @@ def plot_waits(runs: Mapping[str, Mapping[str, RequestMetrics]], title: str) -> 
     markers = ("s", "o", "^")
     for (name, metrics), color, marker in zip(runs.items(), (ORANGE, BLUE, GREY), markers,
                                               strict=False):  # fmt: skip
-        ids, look = list(metrics), dict(marker=marker, linewidth=1.2, color=color, label=name)
+        ids = list(metrics)
+        look: dict[str, Any] = dict(marker=marker, linestyle="", color=color, label=name, zorder=3)
         left.plot(ids, [m.ttft for m in metrics.values()], **look)
         tpots = [1e3 * m.tpot if m.tpot is not None else None for m in metrics.values()]
         right.plot(ids, tpots, **look)
+    for axes in (left, right):  # join what belongs together: one request, under each policy
+        columns = zip(*(line.get_ydata() for line in axes.lines), strict=True)
+        for column, values in enumerate(columns):
+            if all(value is not None for value in values):
+                axes.vlines(column, min(values), max(values), color=GREY, linewidth=1.2)
     left.set_ylabel("time to first token (s)")
     right.set_ylabel("time per output token (ms)")
     for axes in (left, right):

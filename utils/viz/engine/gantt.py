@@ -17,18 +17,18 @@ PATCHES = (Patch(color=PREFILL, label="prompt (prefill)"), Patch(color=DECODE, l
 GAP = 5e-3  # seconds between two steps that still look like one
 
 
-def slots_of(steps: Sequence[StepRecord]) -> dict[str, int]:
-    """A slot for each request: the lowest that is free when it first runs."""
-    slots: dict[str, int] = {}
+def places_of(steps: Sequence[StepRecord]) -> dict[str, int]:
+    """A place in the batch for each request: the lowest that is free when it first runs."""
+    places: dict[str, int] = {}
     busy: dict[int, str] = {}
     for step in steps:
         for request_id in step.tokens:
-            if request_id not in slots:
-                slot = next(i for i in range(len(busy) + 1) if i not in busy)
-                slots[request_id], busy[slot] = slot, request_id
+            if request_id not in places:
+                place = next(i for i in range(len(busy) + 1) if i not in busy)
+                places[request_id], busy[place] = place, request_id
         for request_id in step.finished_req_ids:
-            del busy[slots[request_id]]
-    return slots
+            del busy[places[request_id]]
+    return places
 
 
 def spans_of(steps: Sequence[StepRecord], request_id: str) -> list[tuple[float, float, bool]]:
@@ -47,34 +47,36 @@ def spans_of(steps: Sequence[StepRecord], request_id: str) -> list[tuple[float, 
     return spans
 
 
-def plot_slots(runs: Mapping[str, Sequence[StepRecord]], num_slots: int, title: str) -> Figure:
-    """The slots of a batch over time, one panel per run, all on the same time axis.
+def plot_places(runs: Mapping[str, Sequence[StepRecord]], num_places: int, title: str) -> Figure:
+    """The places of a batch over time, one panel per run, all on the same time axis.
 
     Args:
         runs: name -> steps. None of them preempts.
-        num_slots: the most requests that run at a time.
+        num_places: the most requests that run at a time.
         title: the finding.
     """
-    figure, panels = _panels(len(runs), 0.34 * num_slots + 0.7)
+    figure, panels = _panels(len(runs), 0.34 * num_places + 0.7)
     for axes, (name, steps) in zip(panels, runs.items(), strict=True):
         origin = steps[0].start
         end = steps[-1].end - origin
-        axes.barh(range(num_slots), end, height=0.86, color=IDLE, hatch="////", edgecolor="#d4d4d4")
+        axes.barh(
+            range(num_places), end, height=0.86, color=IDLE, hatch="////", edgecolor="#d4d4d4"
+        )
         busy = 0.0
-        for request_id, slot in slots_of(steps).items():
+        for request_id, place in places_of(steps).items():
             spans = [(b - origin, e - origin, kind) for b, e, kind in spans_of(steps, request_id)]
-            _draw_spans(axes, slot, spans)
+            _draw_spans(axes, place, spans)
             busy += sum(e - b for b, e, _ in spans)
             middle, last = (spans[-1][0] + spans[-1][1]) / 2, spans[-1][1]
-            axes.vlines(last, slot - 0.43, slot + 0.43, color="white", linewidth=2, zorder=4)
-            axes.text(middle, slot, request_id, color=INK, weight="bold", fontsize=9,
+            axes.vlines(last, place - 0.43, place + 0.43, color="white", linewidth=2, zorder=4)
+            axes.text(middle, place, request_id, color=INK, weight="bold", fontsize=9,
                       ha="center", va="center", zorder=5)  # fmt: skip
-        idle = 1 - busy / (num_slots * end)
+        idle = 1 - busy / (num_places * end)
         axes.set_title(
-            f"{name}: {end:.1f} s, slots idle {idle:.0%} of the time", fontsize=11, weight="normal"
+            f"{name}: {end:.1f} s, places idle {idle:.0%} of the time", fontsize=11, weight="normal"
         )
-        axes.set_yticks(range(num_slots), [str(i) for i in range(num_slots)])
-        axes.set_ylabel("slot")
+        axes.set_yticks(range(num_places), [str(i) for i in range(num_places)])
+        axes.set_ylabel("place")
     panels[-1].set_xlabel("time (s)")
     patches = [*PATCHES, Patch(facecolor=IDLE, edgecolor="#b0b0b0", hatch="////", label="idle")]
     _finish(figure, title, patches)

@@ -124,9 +124,10 @@ def anatomy_explorer(
     num_blocks: int,
     block_size: int,
 ) -> Explorer:
-    """A slider over recorded steps."""
+    """A slider over recorded steps. It begins at the most eventful one."""
     names = list(dict.fromkeys(name for step in steps for name in step.block_tables))
-    slider = ipywidgets.IntSlider(1, min=1, max=len(steps), description="step")
+    first = max(range(len(steps)), key=lambda i: _events(steps[i].record))
+    slider = ipywidgets.IntSlider(first + 1, min=1, max=len(steps), description="step")
     slider.continuous_update = False
     slider.layout.width = "600px"
 
@@ -147,6 +148,13 @@ def anatomy_explorer(
         return plot_anatomy(anatomy, tokenizer, num_blocks, block_size, title, names)
 
     return Explorer(draw, step=slider)
+
+
+def _events(record: StepRecord) -> tuple[int, int, int]:
+    """How much a step has to show: kinds of events first, then guesses, then requests."""
+    kinds = (record.preempted_req_ids, record.resumed_req_ids, record.finished_req_ids)
+    guesses = sum(new.num_draft for new in record.tokens.values())
+    return sum(map(bool, kinds)) + bool(guesses), guesses, len(record.tokens)
 
 
 def _draw_flat_batch(

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from utils.engine import LLMEngine
+from utils.engine import LLM, LLMEngine, SamplingParams
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
 # In the order of a step. The first and the last are the scheduler's and the engine's own work.
@@ -57,6 +57,25 @@ def _timed(modules: Mapping[str, Sequence[nn.Module]]) -> Iterator[dict[str, flo
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def decoding(llm: LLM, batch_size: int, prompts: Sequence[list[int]]) -> LLMEngine:
+    """An engine with so many requests, all in the middle of their answers of 60 tokens.
+
+    Args:
+        prompts: each request has one of them, behind a first token of its own.
+    """
+    engine = llm.new_engine()
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    for i in range(batch_size):
+        prompt = [100 + i, *prompts[i % len(prompts)]]
+        engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
+    while (
+        any(len(r.output_token_ids) < 2 for r in engine.scheduler.running)
+        or engine.scheduler.waiting
+    ):
+        engine.step()
+    return engine
 
 
 def measure_step_parts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ def read_throughput(path: Path = RESULTS) -> dict[str, Any]:
 def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -> Figure:
     """Tokens per second of each engine, a panel per number format and a group per workload.
 
+    A bar is the median of the rounds, its line goes from the slowest round to the fastest.
+
     Args:
-        engines: dtype -> workload -> engine -> `{"tokens_per_s": ...}`, or `{"error": ...}` for an
-            engine that failed, which has no bar.
+        engines: dtype -> workload -> engine -> `{"tokens_per_s": ..., "seconds": [...]}`, median
+            and rounds, or `{"error": ...}` for an engine that failed, which has no bar.
         title: the finding.
     """
     size = (10.5, 4.3)
@@ -54,8 +57,13 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
                 speed = results[name]["tokens_per_s"]
                 place = group + (i - (len(names) - 1) / 2) * width
                 axes.bar(place, speed, 0.94 * width, color=color, hatch=hatch, edgecolor="white")
-                axes.text(place, speed, f"{speed:.0f}", ha="center", va="bottom", fontsize=7)
-        axes.set_xticks(range(len(order)), order, fontsize=9)
+                slowest, fastest = rounds_range(results[name])
+                axes.vlines(place, slowest, fastest, color=INK, linewidth=1.2)
+                axes.text(place, max(speed, fastest), f"{speed:.0f}", ha="center", va="bottom",
+                          fontsize=7)  # fmt: skip
+        labels = [workload.replace("-", "-\n") for workload in order]
+        axes.set_xticks(range(len(order)), labels, fontsize=9)
+        axes.margins(y=0.08)
         axes.set_title(dtype, fontsize=11, weight="normal")
         axes.grid(axis="x", visible=False)
     panels[0][0].set_ylabel("tokens per second")
@@ -66,6 +74,13 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
     return figure
+
+
+def rounds_range(result: dict[str, Any]) -> tuple[float, float]:
+    """Tokens per second of the slowest round and of the fastest; their median is the bar."""
+    speed, seconds = result["tokens_per_s"], result.get("seconds") or [1.0]
+    num_tokens = speed * statistics.median(seconds)
+    return num_tokens / max(seconds), num_tokens / min(seconds)
 
 
 def in_order(workload: str) -> tuple[bool, int]:

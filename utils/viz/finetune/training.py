@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GB = 1e9
+# Of a card, what the driver's context, error correction and gaps between tensors take: a rule of
+# thumb.
+NOT_OURS_GB = 1.5
 # What is drawn together: what never changes, what training adds, what grows with the text.
 PARTS = (
     ("weights", ("weights",), BLUE, ""),
@@ -150,20 +153,22 @@ def mask_as_html(
 
 def plot_calculator(
     model: str, method: Method, r: int, lora_alpha: int, targets: str, num_tokens: int,
-    checkpointing: bool, card: str,
+    answers: int, checkpointing: bool, card: str,
 ) -> Figure:  # fmt: skip
     """Memory of one training step against a card; the title also says what is trained.
 
-    `lora_alpha` costs nothing; the title shows the scale that it makes.
+    `lora_alpha` costs nothing; the title shows the scale that it makes. `answers` is the share of
+    the tokens that the loss looks at, in percent.
     """
     shape = TRAIN_SHAPES[model]
     modules = TARGETS[targets]
     memory = training_memory(
-        shape, method, num_tokens, r=r, target_modules=modules, checkpointing=checkpointing,
+        shape, method, num_tokens, num_predicted=num_tokens * answers // 100, r=r,
+        target_modules=modules, checkpointing=checkpointing,
     )  # fmt: skip
     full = method == "full"
     trained = shape.num_parameters() if full else shape.lora_parameters(r, modules)
-    size = CARDS[card] * 2**30 / GB
+    size = CARDS[card] * 2**30 / GB - NOT_OURS_GB
     fits = memory.total / GB < size
     title = (
         f"{model}, {method}: {trained / 1e6:,.1f} million trained "
@@ -175,7 +180,9 @@ def plot_calculator(
     axes = figure.axes[0]
     axes.axvline(size, color=INK if fits else RED, linewidth=3)
     axes.set_xlim(0, 1.15 * max(size, memory.total / GB))
-    axes.set_xlabel(f"GB (the line is the card: {size:,.1f} GB)")
+    axes.set_xlabel(
+        f"GB (the line is the card, less {NOT_OURS_GB} GB for driver and gaps: {size:,.1f} GB)"
+    )
     if legend := axes.get_legend():
         legend.set_bbox_to_anchor((0.45, -0.45))
     return figure
@@ -199,7 +206,10 @@ def training_calculator() -> Explorer:
             options=list(TARGETS), value="all linear", description="targets"
         ),
         num_tokens=ipywidgets.SelectionSlider(
-            options=[2**i for i in range(7, 15)], value=2048, description="tokens"
+            options=[2**i for i in range(7, 15)], value=4096, description="tokens"
+        ),
+        answers=ipywidgets.SelectionSlider(
+            options=[5, 10, 20, 50, 100], value=20, description="% answers"
         ),
         checkpointing=ipywidgets.Checkbox(value=True, description="checkpointing"),
         card=ipywidgets.Dropdown(options=list(CARDS), value="T4, 16 GiB", description="card"),

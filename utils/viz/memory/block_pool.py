@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,6 +39,23 @@ class PoolState:
     tables: Mapping[str, Sequence[int]]
     texts: Mapping[int, Sequence[str]]
     free_queue: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        block_size: int,
+        ref_cnts: Sequence[int],
+        tables: Mapping[str, Sequence[int]],
+        words: Mapping[str, Sequence[str]],
+        free_queue: Iterable[int],
+    ) -> PoolState:
+        """A pool in which each request's tokens, as text in `words`, fill its blocks in order."""
+        texts = {
+            block: words[name][i * block_size : (i + 1) * block_size]
+            for name, table in tables.items()
+            for i, block in enumerate(table)
+        }
+        return cls(block_size, ref_cnts, tables, texts, list(free_queue))
 
 
 def plot_pool(
@@ -258,12 +275,8 @@ class BlockStory:
     ) -> None:
         pool, size = self.manager.block_pool, self.manager.block_size
         tables = {name: self.manager.get_block_ids(name) for name in self.requests}
-        texts: dict[int, list[str]] = {}
-        for name, table in tables.items():
-            for i, block in enumerate(table):
-                texts[block] = self.words[name][i * size : (i + 1) * size]
-        state = PoolState(
-            size, [block.ref_cnt for block in pool.blocks], tables, texts,
+        state = PoolState.of(
+            size, [block.ref_cnt for block in pool.blocks], tables, self.words,
             [block.block_id for block in pool.free_block_queue],
         )  # fmt: skip
         self.moments.append(Moment(caption, state, list(changed), list(copies)))
@@ -319,7 +332,11 @@ def block_pool_explorer() -> Explorer:
 
 
 def plot_blocks_over_steps(
-    in_use: Sequence[int], with_copies: Sequence[int], title: str, block_size: int
+    in_use: Sequence[int],
+    with_copies: Sequence[int],
+    title: str,
+    block_size: int,
+    each: str = "answer",
 ) -> Figure:
     """Blocks held after each step: shared, and what separate copies would have taken.
 
@@ -328,16 +345,17 @@ def plot_blocks_over_steps(
         with_copies: the sum of the tables' lengths.
         title: the finding.
         block_size: tokens per block, for the label.
+        each: what has a table of its own: an answer, or a beam.
     """
     figure, axes = plt.subplots()
     steps = range(1, len(in_use) + 1)
     for values, label, color, style in (
-        (with_copies, "a copy for each answer", ORANGE, "--"),
+        (with_copies, f"a copy for each {each}", ORANGE, "--"),
         (in_use, "shared, as measured", BLUE, "-"),
     ):
         axes.step(steps, values, where="post", color=color, linestyle=style, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("step (one token more for each answer)")
+    axes.set_xlabel(f"step (one token more for each {each})")
     axes.set_ylabel(f"blocks of {block_size} tokens")
     axes.set_title(title)
     axes.legend()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from utils.sim.memory import (
     GIB,
@@ -24,12 +25,18 @@ def plot_kv_per_token(shapes: Sequence[ModelShape]) -> Figure:
     ordered = sorted(shapes, key=kv_bytes_per_token)
     figure, axes = plt.subplots(figsize=(8, 4.4))
     values = [kv_bytes_per_token(shape) / 1024 for shape in ordered]
-    axes.barh([f"{s.name}  ({s.kind})" for s in ordered], values, color=BLUE)
+    colors = [ORANGE if shape.kind == "MHA" else BLUE for shape in ordered]
+    axes.barh([f"{s.name}  ({s.kind})" for s in ordered], values, color=colors)
     for row, value in enumerate(values):
-        axes.text(value, row, f" {value:,.0f}", va="center", fontsize=9.5)
+        axes.text(value, row, f" {value:,.1f}".removesuffix(".0"), va="center", fontsize=9.5)
     axes.set_xlim(right=max(values) * 1.12)
     axes.set_xlabel("KiB of KV cache per token (16 bit)")
-    axes.set_title("KV bytes follow the attention variant, not the size of the model")
+    axes.set_title("Within MHA the cache follows the size;\nother variants need far less")
+    patches = [
+        Patch(facecolor=ORANGE, label="MHA: a KV head per query head"),
+        Patch(facecolor=BLUE, label="fewer KV heads, or a latent"),
+    ]
+    axes.legend(handles=patches, loc="lower right")
     axes.grid(axis="y", visible=False)
     return figure
 

@@ -39,8 +39,9 @@ def plot_prefix_blocks(
 ) -> Figure:
     """The block tables of the running requests, and below them the pool with all its blocks.
 
-    Each block shows its text. One in use shows how many requests hold it; a free one shows when it
-    will be reused, counted from 1. A block that is not full has a dashed border.
+    Each block shows its text, and a color: how many hold it. In the tables it also shows whether it
+    was found or computed; in the pool, how many requests hold it, or, if it is free, when it will
+    be reused, counted from 1. A block that is not full has a dashed border.
 
     Args:
         manager: with a pool small enough to draw.
@@ -71,7 +72,7 @@ def plot_prefix_blocks(
         for column, block_id in enumerate(table):
             found, full = column < num_hits, pool.blocks[block_id].block_hash is not None
             what = "found" if found else "computed" if full else "not full"
-            color = SHARED if found else USED
+            color = SHARED if pool.blocks[block_id].ref_cnt > 1 else USED
             _box(axes, row, column, texts[block_id], f"block {block_id}, {what}", color, full)
     for block in pool.blocks:
         row, column = divmod(block.block_id, columns)
@@ -92,7 +93,7 @@ def plot_prefix_blocks(
     axes.set_ylim(-(num_rows - 0.45) * 1.02, 0.55)
     axes.axis("off")
     axes.set_title(title)
-    labels = {"found, or shared": SHARED, "in use": USED, "free, can be found": CACHED,
+    labels = {"held by several": SHARED, "held by one": USED, "free, can be found": CACHED,
               "free": EMPTY}  # fmt: skip
     figure.legend(
         handles=[Patch(facecolor=c, edgecolor=INK, label=name) for name, c in labels.items()],

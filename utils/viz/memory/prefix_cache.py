@@ -27,16 +27,20 @@ _LINES = (
 
 
 def plot_hit_rates(
-    rates: Mapping[str, Sequence[float]], num_tokens: Sequence[int], bound: float, workload: str
+    rates: Mapping[str, Sequence[float]],
+    num_tokens: Sequence[int],
+    bound: float,
+    title: str,
+    lowest: float = 0.0,
 ) -> Figure:
-    """Hit rate against cache size, a line per policy; the title says which policy leads.
+    """Hit rate against cache size, a line per policy.
 
     Args:
-        rates: policy -> hit rates in 0..1, one per cache size. The first policy is the one that
-            the title compares the others with.
+        rates: policy -> hit rates in 0..1, one per cache size.
         num_tokens: the cache sizes, in tokens.
         bound: hit rate of a cache without a limit.
-        workload: how to call the trace.
+        title: the finding.
+        lowest: where the axis begins, in 0..1. Beyond 0, it says so.
 
     Raises:
         ValueError: no policy, more than six, or a list of another length than `num_tokens`.
@@ -54,26 +58,13 @@ def plot_hit_rates(
     axes.set_xscale("log", base=2)
     axes.set_xticks(num_tokens, [f"{n:,}" for n in num_tokens])
     axes.minorticks_off()
-    axes.set_ylim(0, 100)
+    axes.set_ylim(100 * lowest, 100)
     axes.set_xlabel("cache size (tokens)")
-    axes.set_ylabel("prompt tokens found in the cache (%)")
-    axes.set_title(_finding(rates, num_tokens, workload))
+    cut = f", from {100 * lowest:.0f}" if lowest else ""
+    axes.set_ylabel(f"prompt tokens found in the cache (%{cut})")
+    axes.set_title(title)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
-
-
-def _finding(rates: Mapping[str, Sequence[float]], num_tokens: Sequence[int], workload: str) -> str:
-    (first, own), *others = rates.items()
-    if not others:
-        return f"{workload}: {first} reaches {100 * max(own):.0f} % hits"
-    # The size and the policy where the difference is largest, in either direction.
-    _, name, i = max(
-        (abs(own[i] - values[i]), name, i) for name, values in others for i in range(len(own))
-    )
-    return (
-        f"{workload}: largest gap at {num_tokens[i]:,} tokens,\n"
-        f"{first} {100 * own[i]:.0f} %, {name} {100 * rates[name][i]:.0f} %"
-    )
 
 
 @dataclass

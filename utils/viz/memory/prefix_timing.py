@@ -33,20 +33,24 @@ def plot_same_tokens_other_prefix(
 
 
 def plot_ttft(
-    shared: Sequence[int], miss: Sequence[float], hit: Sequence[float], predicted: Sequence[float]
+    shared: Sequence[int],
+    miss: Sequence[float],
+    hit: Sequence[float],
+    predicted: Mapping[str, Sequence[float]],
 ) -> Figure:
     """Time to first token against the length of the shared prefix.
 
     Args:
         shared: tokens of the prefix.
         miss, hit: measured seconds, without and with the prefix in the cache.
-        predicted: seconds for a hit.
+        predicted: what the prediction rests on -> seconds for a hit. One or two of them.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     axes.plot(shared, [1e3 * s for s in miss], color=ORANGE, marker="o", label="miss, measured")
     axes.plot(shared, [1e3 * s for s in hit], color=BLUE, marker="s", label="hit, measured")
-    axes.plot(shared, [1e3 * s for s in predicted], color=INK, linestyle=":", linewidth=1.8,
-              label="hit, predicted from the tokens left")  # fmt: skip
+    for (basis, seconds), style in zip(predicted.items(), (":", "--"), strict=False):
+        axes.plot(shared, [1e3 * s for s in seconds], color=INK, linestyle=style, linewidth=1.8,
+                  label=f"hit, predicted from {basis}")  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of the shared prefix")
     axes.set_ylabel("time to first token (ms)")

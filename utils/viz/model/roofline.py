@@ -64,7 +64,7 @@ def plot_roofline(
     axes.set_ylim(bottom=bottom)
     axes.text(machine.ridge * 0.92, bottom * 1.15, "memory-bound  ", ha="right", color=ORANGE)
     axes.text(machine.ridge * 1.08, bottom * 1.15, "  compute-bound", ha="left", color=BLUE)
-    axes.set_title("Few tokens per pass are limited by memory, many by arithmetic")
+    axes.set_title("Left of the ridge memory decides, right of it arithmetic")
     axes.set_xlabel("arithmetic intensity (FLOPs per byte of weights and KV read)")
     axes.set_ylabel("GFLOP/s")
     axes.legend(loc="upper left")
@@ -79,13 +79,13 @@ def plot_predicted_measured(
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
     left.loglog(num_tokens, [1e3 * v for v in measured], "o-", color=BLUE, label="measured")
     left.loglog(num_tokens, [1e3 * v for v in predicted], "--", color=INK, label="predicted bound")
-    left.set_title("One pass: flat first, then rising")
+    left.set_title("The pass: how far above its bound?")
     left.set_ylabel("milliseconds for the pass")
     per_token = [1e3 * seconds / n for seconds, n in zip(measured, num_tokens, strict=True)]
     bound = [1e3 * seconds / n for seconds, n in zip(predicted, num_tokens, strict=True)]
     right.loglog(num_tokens, per_token, "o-", color=BLUE, label="measured")
     right.loglog(num_tokens, bound, "--", color=INK, label="predicted bound")
-    right.set_title("Each token: cheap in company")
+    right.set_title("The same, for each token in it")
     right.set_ylabel("milliseconds per token")
     for axes in (left, right):
         axes.set_xlabel("tokens in the pass")

@@ -56,7 +56,7 @@ def plot_calibration_choices(
     for axes in grid[-1]:
         axes.set_xlabel("calibration tokens (dotted: input channels)")
     for row in grid:
-        row[0].set_ylabel("error of the output (%)")
+        row[0].set_ylabel("squared error of output (%)")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9.5)
     return figure

@@ -55,6 +55,12 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
              label="read back")  # fmt: skip
     for edge in range(group_size, SHOWN, group_size):
         top.axvline(edge - 0.5, color=INK, linestyle=":", linewidth=1.2)
+    usual = float(row[:SHOWN].abs().sort().values[-2])  # the largest but one
+    if outlier and abs(row[9]) > 2 * usual:  # beyond the axis, or the others would be a line
+        top.set_ylim(-2 * usual, 2.6 * usual)
+        top.annotate(f"{row[9]:.2f}, read back as {rounded[9]:.2f}", (9, 2.5 * usual),
+                     (12, 2.1 * usual), arrowprops={"arrowstyle": "->", "color": INK},
+                     fontsize=9.5)  # fmt: skip
     top.set_ylabel("weight")
     top.set_xlabel(f"input channel (the first {SHOWN} of {len(row)})")
     top.legend(loc="upper right", ncols=2, fontsize=9)
@@ -63,7 +69,8 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
                   fontsize=11)  # fmt: skip
     bottom.bar(range(len(relative)), relative, color=BLUE, width=0.8)
     bottom.set_xlabel(f"group of {group_size} weights of this row")
-    bottom.set_ylabel("its error (%)")
+    bottom.xaxis.get_major_locator().set_params(integer=True)
+    bottom.set_ylabel("its error\n(% of the row)")
     bottom.grid(axis="x", visible=False)
     return figure
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from utils.quant import inverse_cholesky
+from utils.quant.rtn import find_params, to_codes
 from utils.viz.style import BLUE, COLORS, GREEN, GREY, INK, ORANGE
 
 _MARKERS = "so^Dv"
@@ -34,7 +37,7 @@ def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> 
     grid = np.linspace(-reach, reach, 300)
     normal = np.exp(-0.5 * (grid / w.std()) ** 2) / (w.std() * np.sqrt(2 * np.pi))
     left.plot(grid, normal, color=INK, linestyle="--", linewidth=1.6, label="normal distribution")
-    left.set_xlabel(f"weight ({fan_name})")
+    left.set_xlabel(f"a weight of {fan_name}")
     left.set_ylabel("density")
     left.legend(fontsize=9)
     left.set_title("Weights are roughly normal ...")
@@ -43,7 +46,7 @@ def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> 
     right.set_yscale("log")
     right.axhline(1, color=GREY, linestyle=":", linewidth=1.4)
     right.set_xlabel("input channel, loudest first")
-    right.set_ylabel("mean magnitude (medians)")
+    right.set_ylabel("mean magnitude (1 = the median channel)")
     right.set_title(f"... the loudest input is {x[0]:.0f} times the median")
     return figure
 
@@ -71,7 +74,7 @@ def plot_error_over_bits(
     ylabel: str = "error of the output (%)", floor: tuple[str, float] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:  # fmt: skip
-    """Lines of (bits, error): what a bit buys, by method.
+    """Points (bits, error): what a bit buys, by method. Few points make no curve, so none is drawn.
 
     Args:
         series: name -> points from few bits to many.
@@ -84,7 +87,8 @@ def plot_error_over_bits(
         axes.axhline(floor[1], color=INK, linestyle="--", linewidth=1.5, label=floor[0])
     for (name, points), color, marker in zip(series.items(), COLORS, _MARKERS, strict=False):
         bits, errors = zip(*points, strict=True)
-        axes.plot(bits, errors, color=color, marker=marker, linewidth=1.8, label=name)
+        axes.plot(bits, errors, color=color, marker=marker, markersize=8, linestyle="none",
+                  label=name)  # fmt: skip
         for text, point in zip((labels or {}).get(name, ()), points, strict=False):
             axes.annotate(text, point, xytext=(4, 5), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel(xlabel)
@@ -94,6 +98,70 @@ def plot_error_over_bits(
         axes.set_ylim(bottom=0)
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=len(series) + 1, fontsize=9.5)
+    return figure
+
+
+def plot_gptq_sweep(
+    weight: Tensor, hessian: Tensor, columns: Sequence[int] = (0, 4, 9), bits: int = 4
+) -> Figure:
+    """GPTQ on a small weight, caught at some columns: what is rounded, and how far the rest moved.
+
+    Args:
+        weight: [out, in]; each row is one group.
+        hessian: of its inputs, [in, in].
+        columns: when to look.
+        bits: of a code.
+    """
+    weight, hessian = weight.detach().float().cpu(), hessian.float().cpu()
+    scale, zero = (found[:, None] for found in find_params(weight, bits, sym=True))
+    w, upper = weight.clone(), inverse_cholesky(hessian, 0.05)
+    figure, panels = plt.subplots(1, len(columns), figsize=(9.5, 2.9), sharey=True, squeeze=False)
+    looked = iter(panels[0])
+    for i in range(w.shape[1]):
+        read_back = (to_codes(w[:, [i]], scale, zero, bits) - zero) * scale
+        w[:, i + 1 :] -= (w[:, [i]] - read_back) / upper[i, i] * upper[i, i + 1 :]
+        if i in columns:
+            _draw_sweep(next(looked), ((w - weight) / scale).numpy(), i)
+    panels[0][0].set_ylabel("output")
+    picture = panels[0][-1].images[0]
+    figure.colorbar(picture, ax=panels[0].tolist(), label="moved so far (steps)", shrink=0.85)
+    title = "GPTQ goes from left to right; what it has not rounded yet makes up for the errors"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    return figure
+
+
+def _draw_sweep(axes: Axes, moved: np.ndarray, i: int) -> None:
+    """One panel: columns before i rounded, i at its turn, the later ones by how far they moved."""
+    rows, width = moved.shape
+    shown = np.where(np.arange(width) > i, moved, np.nan)
+    axes.imshow(shown, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
+    axes.axvspan(-0.5, i - 0.5, facecolor="#dddddd", hatch="////", edgecolor=GREY, linewidth=0)
+    axes.axvspan(i - 0.5, i + 0.5, facecolor=BLUE)
+    axes.set_title(f"column {i} is rounded", fontsize=10.5, weight="normal")
+    axes.set_xlabel("input channel")
+    axes.set_yticks(range(0, rows, 2))
+    axes.grid(visible=False)
+
+
+def plot_awq_fold() -> Figure:
+    """A drawing: where AWQ's scale s goes, so that nothing is left to compute at run time."""
+    figure, axes = plt.subplots(figsize=(8.6, 2.9))
+    axes.set_xlim(0, 10)
+    axes.set_ylim(0, 4.2)
+    axes.axis("off")
+    rows = ((3.0, "before", "norm\ntimes g", "x", "q_proj\nW"),
+            (0.9, "after", "norm\ntimes g / s", "x / s", "q_proj\nround(W · s)"))  # fmt: skip
+    for y, name, norm, between, linear in rows:
+        axes.text(0.1, y, name, va="center", weight="bold")
+        for x, text, color in ((2.6, norm, "#e4e4e4"), (6.6, linear, "#a9c6ea")):
+            box = {"boxstyle": "round,pad=0.5", "facecolor": color, "edgecolor": INK}
+            axes.text(x, y, text, ha="center", va="center", bbox=box, linespacing=1.4)
+        for left, right, text in ((3.6, 5.5, between), (7.8, 9.6, "")):
+            axes.annotate("", (right, y), (left, y), arrowprops={"arrowstyle": "->", "color": INK})
+            axes.text((left + right) / 2, y + 0.22, text, ha="center")
+    axes.text(8.7, 3.2, "W x", ha="center", va="bottom")
+    axes.text(8.7, 1.1, "nearly W x", ha="center", va="bottom")
+    axes.set_title("The division by s hides in a weight that is there anyway")
     return figure
 
 

@@ -13,8 +13,9 @@ from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 
 def plot_knee(
-    reports: Mapping[float, LoadReport], slo: SLO, step: float, capacity: float, knee: float
-) -> Figure:
+    reports: Mapping[float, LoadReport], slo: SLO, step: float, capacity: float, knee: float,
+    simulated: Mapping[float, float], same_arrivals: Sequence[float],
+) -> Figure:  # fmt: skip
     """TPOT and SLO attainment against the request rate, predicted and measured.
 
     Args:
@@ -23,29 +24,36 @@ def plot_knee(
             `step / (1 - rate / capacity)`.
         capacity: requests per second beyond which queues grow for ever.
         knee: the rate at which the predicted TPOT reaches that of `slo`.
+        simulated: request rate, ascending -> the part of the promises that a simulation keeps,
+            of many requests.
+        same_arrivals: the same for the few requests of each report, as they came.
     """
     rates = list(reports)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0))
     fine = np.linspace(0, min(capacity * 0.97, 1.1 * max(rates)), 200)
-    left.plot(fine, 1e3 * step / (1 - fine / capacity), color=GREY, label="predicted")
+    left.plot(fine, 1e3 * step / (1 - fine / capacity), color=GREY, label="formula (mean)")
     medians = [1e3 * report.percentile("tpot", 50) for report in reports.values()]
     left.plot(rates, medians, "o", color=BLUE, markersize=8, label="measured (median)")
     left.axhline(1e3 * slo.tpot, color=ORANGE, linestyle="--", label="promised")
     left.set_ylim(0, 1.25 * max(*medians, 1e3 * slo.tpot))
-    left.set_title("Time per token grows like 1 / (1 - load)")
+    left.set_title("Time per token: 1 / (1 - load) by formula")
     left.set_ylabel("time per output token (ms)")
     left.legend()
 
     kept = [100 * report.attainment(slo) for report in reports.values()]
-    right.plot(rates, kept, "o-", color=BLUE, markersize=8, label="measured")
-    right.axvline(knee, color=GREY, label=f"predicted knee: {knee:.1f}/s")
-    right.axvline(capacity, color=INK, linestyle=":", label=f"predicted capacity: {capacity:.1f}/s")
+    right.plot(rates, kept, "o", color=BLUE, markersize=8, label="measured", zorder=3)
+    right.plot(rates, [100 * share for share in same_arrivals], "D", color=INK, fillstyle="none",
+               markersize=7, label="simulated, same arrivals")  # fmt: skip
+    right.plot(list(simulated), [100 * share for share in simulated.values()], color=GREY,
+               label="simulated, many requests")  # fmt: skip
+    right.axvline(knee, color=ORANGE, linestyle="--", label=f"knee of the mean: {knee:.1f}/s")
+    right.axvline(capacity, color=INK, linestyle=":", label=f"capacity: {capacity:.1f}/s")
     right.set_ylim(-4, 104)
-    right.set_title("Promises hold, and then they do not")
+    right.set_title("Promises break before the mean does")
     right.set_ylabel("answers in time (%)")
-    right.legend(loc="lower left")
+    right.legend(loc="lower left", fontsize=8.5)
     for axes in (left, right):
-        axes.set_xlim(0, 1.1 * max(rates))
+        axes.set_xlim(0, 1.1 * max(*rates, capacity))
         axes.set_xlabel("requests per second")
     return figure
 

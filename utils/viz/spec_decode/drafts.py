@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
+from utils.engine import (
+    LLM,
+    ContiguousBatch,
+    ContiguousKVCache,
+    LlamaForCausalLM,
+    LLMEngine,
+    PagedKVCache,
+    Request,
+    SamplingParams,
+    SpeculativeConfig,
+    slot_mapping,
+)
 from utils.engine.spec_decode.tree import tree_depths
 from utils.viz.style import BLUE, GREY, INK, RED
 
@@ -43,6 +56,46 @@ class SlotsAfterStep:
         if position < self.start + self.num_kept:
             return KEPT
         return REJECTED if position < len(self.tokens) else EMPTY
+
+
+def slots_of_steps(
+    llm: LLM, text: str, num_steps: int, spec: SpeculativeConfig
+) -> tuple[list[SlotsAfterStep], LLMEngine, Request]:
+    """One greedy request's slots after each of its first steps with guesses, in blocks of 4 tokens.
+
+    Returns:
+        The slots, the engine, and the request, which still runs in it.
+    """
+    changes = {"speculative_config": spec, "block_size": 4, "num_gpu_blocks": 256}
+    engine, tokenizer = llm.new_engine(changes=changes), llm.get_tokenizer()
+    engine.add_request("A", text, SamplingParams(temperature=0, max_tokens=40))
+    engine.step()  # computes the prompt
+    [request] = engine.scheduler.running
+    written, steps = request.all_token_ids[:-1], []
+    for _ in range(num_steps):
+        new = request.all_token_ids[request.num_computed_tokens :] + request.spec_token_ids
+        start = request.num_computed_tokens
+        written = written[:start] + new + written[start + len(new) :]
+        engine.step()
+        kept = request.num_computed_tokens - start
+        texts = [tokenizer.decode([token]) for token in written]
+        blocks = engine.kv_cache_manager.get_block_ids("A")
+        steps.append(SlotsAfterStep(blocks, texts, start, len(new), kept))
+    return steps, engine, request
+
+
+@torch.inference_mode()
+def same_keys(
+    model: LlamaForCausalLM, kv_cache: PagedKVCache, token_ids: Sequence[int],
+    block_ids: Sequence[int],
+) -> bool:  # fmt: skip
+    """Whether the paged cache holds for these tokens the keys that a fresh pass computes."""
+    device = kv_cache.keys.device
+    ids = torch.tensor(token_ids, device=device)
+    fresh = ContiguousKVCache(model.config, len(ids), kv_cache.keys.dtype, device)
+    model(ids, torch.arange(len(ids), device=device), ContiguousBatch([len(ids)], [fresh]))
+    slots = slot_mapping(list(block_ids), kv_cache.block_size, 0, len(ids))
+    return torch.allclose(kv_cache.keys.flatten(1, 2)[:, slots], fresh.keys, atol=1e-3, rtol=1e-3)
 
 
 def plot_slots(steps: Sequence[SlotsAfterStep], block_size: int, first: int, title: str) -> Figure:

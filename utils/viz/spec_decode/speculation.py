@@ -24,7 +24,7 @@ def plot_verify_cost(
         seconds: name of the line -> seconds of the pass.
         predicted: what the roofline says, in units of the pass of one token.
     """
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = plt.subplots(figsize=(8, 4.2))
     axes.plot(num_tokens, num_tokens, color=GREY, linestyle="--", linewidth=1.6,
               label="a pass for each token")  # fmt: skip
     axes.plot(num_tokens, predicted, color=INK, linestyle=":", label="predicted by the roofline")
@@ -33,12 +33,14 @@ def plot_verify_cost(
     ):
         relative = [value / values[0] for value in values]
         axes.plot(num_tokens, relative, color=color, marker=marker, label=f"measured, {name}")
+    ends = [values[-1] / values[0] for values in seconds.values()]
     highest = max(max(values) / values[0] for values in seconds.values())
-    axes.set_ylim(0, max(4.0, 1.25 * highest))
+    axes.set_ylim(0, max(2.5, 1.1 * highest))
     axes.set_xlabel("tokens in the pass")
-    axes.set_ylabel("time of the pass (passes of one token)")
-    axes.set_title("Checking many tokens in one pass costs far less than making them one by one")
-    axes.legend(loc="upper left", ncols=2)
+    axes.set_ylabel("time (passes of one token)")
+    price = " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(ends), max(ends))))
+    axes.set_title(f"A pass of {num_tokens[-1]} tokens costs {price} passes of one")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9.5)
     return figure
 
 

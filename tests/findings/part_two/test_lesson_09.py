@@ -1,0 +1,80 @@
+"""What notebook 09 says about its measurements, on measurements made up."""
+
+from __future__ import annotations
+
+from utils.findings.part_two.lesson_09 import (
+    calibration,
+    few_and_many_bits,
+    gptq_or_awq,
+    kept_channels,
+    nf4_for_its_bits,
+    real_layers,
+    winners,
+)
+
+
+def test_kept_channels() -> None:
+    said = kept_channels(0.0064, 0.0064, 0.0063, 0.0017)
+    assert "at random 100%, by their weights 98%, by their inputs 27%" in said
+    assert said.endswith("The inputs decide.")
+    assert "otherwise" in kept_channels(0.01, 0.0098, 0.0097, 0.0096)  # no loud channel
+    assert "otherwise" in kept_channels(0.01, 0.004, 0.009, 0.005)  # chance was better
+
+
+def test_real_layers() -> None:
+    layers = {
+        "o_proj": {"RTN": 0.007, "NF4": 0.006, "GPTQ": 0.0014, "AWQ": 0.004},
+        "down_proj": {"RTN": 0.01, "NF4": 0.009, "GPTQ": 0.008, "AWQ": 0.007},
+    }
+    said = real_layers(layers)
+    assert "20% to 70% of RTN's error" in said
+    assert "least in down_proj: 80%" in said
+    layers["o_proj"] |= {"GPTQ": 0.008, "AWQ": 0.0071}
+    said = real_layers(layers)
+    assert "otherwise: in o_proj" in said and "least in o_proj: 114%" in said
+
+
+def test_few_and_many_bits() -> None:
+    assert few_and_many_bits(39.41, 39.45, 96.7) == (
+        "8 bits change the perplexity by +0.1%, which nobody would notice. "
+        "3 bits without calibration change it by +145%, far too much."
+    )
+    said = few_and_many_bits(10, 10.5, 11)
+    assert "+5.0%: more than expected" in said and "+10%. This model bears it" in said
+    assert "-0.1%, which nobody" in few_and_many_bits(10, 9.99, 20)
+
+
+def test_winners() -> None:
+    rtn = {32: 47.9, 192: 50.8}
+    one = winners(32, 192, rtn, {"GPTQ": {192: 48.4}, "AWQ": {192: 46.8}})
+    assert one == "With groups of 192, AWQ beats RTN with groups of 32; GPTQ does not"
+    both = winners(32, 192, rtn, {"GPTQ": {192: 47}, "AWQ": {192: 46.8}})
+    assert both == "With groups of 192, GPTQ and AWQ beat RTN with groups of 32"
+    assert "none beats" in winners(32, 192, rtn, {"GPTQ": {192: 49}, "AWQ": {192: 48}})
+
+
+def test_gptq_or_awq() -> None:
+    said = gptq_or_awq({32: 42.4, 192: 48.4}, {32: 43.2, 192: 46.8})
+    assert said == (
+        "GPTQ against AWQ: with groups of 32 they are alike within 2%; "
+        "with groups of 192 AWQ is ahead by 3%."
+    )
+    assert "GPTQ is ahead by 10%" in gptq_or_awq({64: 40.0}, {64: 44.0})
+
+
+def test_nf4_for_its_bits() -> None:
+    rtn = [(4.104, 50.8), (4.312, 49.3), (4.625, 47.9)]
+    said = nf4_for_its_bits((4.127, 48.4), rtn)
+    assert "RTN of 50.8 with 4.104" in said and "its levels are better" in said
+    assert "alike" in nf4_for_its_bits((4.127, 50.5), rtn)
+    assert "do not help" in nf4_for_its_bits((4.127, 55), rtn)
+
+
+def test_calibration() -> None:
+    tokens = [128, 512, 2048, 4096]
+    said = calibration(tokens, [0.0104, 0.01, 0.0076, 0.0068], [0.0077, 0.0073, 0.0072, 0.0072],
+                       0.0093)  # fmt: skip
+    assert said.startswith("With 512 tokens GPTQ is still worse than plain rounding.")
+    assert "passes AWQ at 4096" in said and "falls 1.53 times, AWQ's 1.07 times" in said
+    said = calibration(tokens, [0.005] * 4, [0.004] * 4, 0.0093)
+    assert "beats plain rounding with 128 tokens already. It does not reach AWQ by 4096." in said

@@ -1,0 +1,33 @@
+"""What notebook 14 says on a fast, a slow and a noisy machine."""
+
+from __future__ import annotations
+
+from utils.findings.part_two.lesson_14 import execution_share, overload, promises_kept
+
+
+def test_promises_that_break_where_the_simulation_said() -> None:
+    said = promises_kept([1.3, 2.9, 6.9], [1.0, 0.7, 0.0], [1.0, 0.8, 0.1])
+    assert said == (
+        "In time, rate by rate: 100%, 70%, 0%; simulated with the same arrivals: 100%, 80%, 10%."
+    )
+
+
+def test_promises_that_break_elsewhere() -> None:
+    noisy = promises_kept([1.3, 2.9], [0.6, 0.2], [1.0, 0.3])
+    assert "otherwise: at 1.3/s 60% were in time, simulated 100%" in noisy
+    assert "busy machine" in noisy
+    fast = promises_kept([1.3, 2.9, 4.5], [1.0, 0.95, 0.4], [1.0, 0.6, 0.3])
+    assert "better than simulated: at 2.9/s 95% were in time, simulated 60%" in fast
+
+
+def test_goodput_shows_overload() -> None:
+    said = overload([1.7, 2.3, 3.3, 4.5], [1.7, 2.1, 1.0, 0.0])
+    assert "fall from 2.1 to 0.0" in said and "4.5 per second" in said
+    assert "no overload" in overload([1.7, 2.3, 3.3], [1.7, 2.3, 3.2])
+    assert "Does something else run" in overload([1.7, 4.0, 2.0], [1.7, 2.0, 0.1])
+
+
+def test_share_of_execution() -> None:
+    assert execution_share(0.977).startswith("Execution is 97.7%: here the model is nearly")
+    assert "no small change" in execution_share(0.7)
+    assert "less than half" in execution_share(0.3)

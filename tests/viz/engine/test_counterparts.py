@@ -1,0 +1,24 @@
+"""The table of files names files that exist, and counts code only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from utils.viz.engine.counterparts import COUNTERPARTS, OURS, counterparts, lines_of_code
+
+
+def test_only_code_counts(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(
+        '"""A text."""\n\n# a comment\ndef f():\n    """Two\n    lines."""\n    return 1\n'
+    )
+    assert lines_of_code(file) == 2
+
+
+def test_every_file_of_the_table_exists() -> None:
+    table = counterparts().splitlines()
+    assert len(table) == len(COUNTERPARTS) + 2
+    for name, row in zip(COUNTERPARTS, table[1:], strict=False):
+        ours, theirs = row.split()[1], row.split()[-1]
+        assert int(ours) == lines_of_code(OURS / name)
+        assert theirs == "?" or int(theirs) > 0

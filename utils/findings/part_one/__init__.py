@@ -1,0 +1,1 @@
+"""Of Part I: the engine."""

@@ -1,0 +1,1 @@
+"""Of Part II: the pipeline."""
