@@ -108,4 +108,6 @@ def test_the_report_is_written_and_printed(
 def test_the_figures_title_is_the_finding() -> None:
     evaluated, served = measures(GOOD)
     title = report.finding(report.table_rows(evaluated, served))
-    assert "from 0% to 95%" in title and "keep 91%" in title and "2.0 times sooner" in title
+    assert (
+        "from 0% to 95%" in title and "keep at least 91%" in title and "2.0 times sooner" in title
+    )

@@ -86,8 +86,8 @@ def flat_then_rising(
     share = [b / m for b, m in zip(bounds_s, measured_s, strict=True)]
     low, high = (share.index(pick(share)) for pick in (min, max))
     rows.append(
-        f"closest to the roof: {num_tokens[high]} tokens, {share[high]:.0%} of it; "
-        f"furthest: {num_tokens[low]} tokens, {share[low]:.0%}"
+        f"closest to the roof: a pass of {num_tokens[high]}, {share[high]:.0%} of it; "
+        f"furthest: one of {num_tokens[low]}, {share[low]:.0%}"
     )
     if len(growth) == 2 and growth[0] >= growth[1]:
         rows.append("Here the left is not flatter than the right. A busy machine does that:")

@@ -210,7 +210,7 @@ def plot_block_sizes(
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xlabel("block size (tokens)")
     axes.set_ylabel("unused slots per running request")
-    axes.set_title("Each request leaves half of its last block empty")
+    axes.set_title("A request leaves half of a block empty, on average")
     axes.legend()
     return figure
 

@@ -70,7 +70,7 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     bottom.bar(range(len(relative)), relative, color=BLUE, width=0.8)
     bottom.set_xlabel(f"group of {group_size} weights of this row")
     bottom.xaxis.get_major_locator().set_params(integer=True)
-    bottom.set_ylabel("its error\n(% of the row)")
+    bottom.set_ylabel("mean error\n(% of row's mean)")
     bottom.grid(axis="x", visible=False)
     return figure
 

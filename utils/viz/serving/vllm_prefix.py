@@ -65,7 +65,7 @@ def plot_ttft_by_tokens_left(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prompt tokens left to compute (all, minus those found)")
     axes.set_ylabel("time to first token (ms)")
-    axes.set_title("What counts is not how long the prompt is, but what is left of it")
+    axes.set_title("Time to first token over what is left to compute: is it one line?")
     axes.legend(loc="upper left")
     return figure
 
