@@ -17,7 +17,7 @@ from nbformat.validator import iter_validate
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tools import reading_time  # noqa: E402
+from tools import prose_numbers, reading_time  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
 
 BOOTSTRAP = ROOT / "tools" / "bootstrap_cell.py"
@@ -229,6 +229,7 @@ def _lesson_rules(notebook: NotebookNode) -> Iterator[str]:
         if not re.search(pattern, text, flags=re.MULTILINE | re.DOTALL):
             yield f"the lesson lacks {name}"
     yield from reading_time.problems(notebook)
+    yield from prose_numbers.problems(notebook)
     if not any("widget" in cell.metadata.get("tags", []) for cell in notebook.cells):
         yield "the lesson has no cell tagged 'widget'"
     for number, cell in enumerate(notebook.cells):
