@@ -179,8 +179,11 @@ def test_a_signal_ends_it_in_words(tiny_folder: Path, how: int, code: int, grace
     try:
         url = server.stdout.readline().split()[-1]
         eventually(lambda: is_up(url), "it listens")
-        body = {"prompt": "w3 w4", "n": 64, "max_tokens": 120, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=100) as stream:
+        # Long enough for a test that is itself held up for a second or two.
+        body = {"prompt": ["w3 w4"] * 4, "n": 64, "max_tokens": 120, "ignore_eos": True}
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=100
+        ) as stream:
             lines = stream.iter_lines()
             next(lines)
             server.send_signal(how)
