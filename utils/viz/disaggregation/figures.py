@@ -66,7 +66,7 @@ def plot_fetch_or_compute(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("bandwidth of the store (MB/s, logarithmic)")
     axes.set_ylabel("time to first token (s)")
-    axes.set_title("Left of the dotted line it is quicker to compute, right of it to fetch")
+    axes.set_title("Left of the dotted line computing should be quicker, right of it fetching")
     axes.legend(loc="upper right")
     return figure
 

@@ -65,7 +65,7 @@ def _draw_sharing(axes: Axes, results: Mapping[str, Any]) -> None:
         for rows in results["figure_10"].values()
     )
     axes.set_title(
-        f"Routed by prefix, ten caches find {100 * share:.0f} %\nof what one of their size finds"
+        f"Routed by prefix, ten caches find {100 * share:.0f} %\nof what one shared cache finds"
     )
     axes.legend(loc="upper left")
     axes.axvline(len(WAYS) - 1.5, color=GREY, linewidth=0.8)
