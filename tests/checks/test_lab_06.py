@@ -16,12 +16,11 @@ from utils.checks.lab_06 import (
     learners_engine,
     learners_parts,
     pictures,
-    preemption,
-    recovery,
     scheduler_mistakes,
     static_batches,
     token_choices,
 )
+from utils.checks.lab_06.giving_way import preemption, recovery, swapping
 from utils.checks.lab_06.learners_parts import METHODS, engine_methods_refuse
 from utils.checks.lab_06.pictures import Mark
 from utils.checks.lab_06.scheduler_mistakes import RightScheduler
@@ -84,6 +83,39 @@ def test_brute_force_costs_equal_the_formulas():
         recompute = (2 * n * c.num_weights + n * (n + 1) / 2 * c.flops_per_pair) / c.flops
         swap = 2 * -(-n // c.block_size) * (c.seconds_per_copy + c.block_bytes / c.bandwidth)
         assert recovery.seconds(n, c) == pytest.approx((recompute, swap))
+
+
+def test_the_stories_of_swapping_reach_every_corner():
+    """Counted with a manager's own numbers, and each decision held against what plain sums say."""
+    corners = ("swapped", "a tie", "host memory full", "back", "no room", "back, no new block")
+    seen = dict.fromkeys(corners, 0)
+
+    class Observed(swapping.SwapOrRecompute):
+        def give_way(self, victim):
+            recompute, swap = self.recovery(victim.num_computed_tokens)
+            needed = -(-victim.num_computed_tokens // self.kv_cache_manager.block_size)
+            fits = needed <= self.kv_cache_manager.swap_space.num_free_blocks
+            seen["a tie"] += swap == recompute
+            seen["host memory full"] += swap < recompute and not fits
+            super().give_way(victim)
+            is_out = victim.request_id in self.kv_cache_manager.swap_space
+            seen["swapped"] += is_out
+            assert is_out == (swap < recompute and fits)
+
+        def come_back(self, request, num_new_tokens):
+            manager, computed = self.kv_cache_manager, request.num_computed_tokens
+            was_out, size = request.request_id in manager.swap_space, manager.block_size
+            needed = -(-(computed + num_new_tokens) // size)
+            fits = needed <= manager.block_pool.get_num_free_blocks()
+            assert super().come_back(request, num_new_tokens) == fits
+            seen["back"] += was_out and fits
+            seen["no room"] += was_out and not fits
+            seen["back, no new block"] += was_out and fits and needed == -(-computed // size)
+            return fits
+
+    for story in sample(swapping.draw, swapping.SWAP.examples):
+        swapping.play(Stage(), Observed, story)
+    assert min(seen.values()) > 5, seen
 
 
 def steps_of(scheduler_class, story):

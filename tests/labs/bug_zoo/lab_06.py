@@ -554,7 +554,150 @@ wrong_ones(
 )  # fmt: skip
 
 
-# 7 MyScheduler
+# 7 SwapOrRecompute
+
+
+class Swaps:
+    """A right answer written otherwise, and the base of the wrong ones."""
+
+    def __init__(self, manager, recovery):
+        self.manager, self.recovery = manager, recovery
+
+    def wants_to_swap(self, victim):
+        seconds = self.recovery(victim.num_computed_tokens)
+        return min(seconds) != seconds[0]
+
+    def give_way(self, victim):
+        swapped = self.wants_to_swap(victim) and self.manager.swap_out(victim)
+        if not swapped:
+            self.recompute(victim)
+        victim.status = RequestStatus.PREEMPTED
+
+    def recompute(self, victim):
+        victim.num_computed_tokens = 0
+        self.manager.free(victim)
+
+    def come_back(self, request, num_new_tokens):
+        if request.request_id not in self.manager.swap_space:
+            return self.new_blocks(request, num_new_tokens)
+        if self.manager.swap_in(request, num_new_tokens):
+            return self.new_blocks(request, num_new_tokens)
+        return False
+
+    def new_blocks(self, request, num_new_tokens):
+        return self.manager.allocate_slots(request, num_new_tokens) is not None
+
+
+right("swap_or_recompute")(Swaps)
+
+
+@right("swap_or_recompute")
+class TriesIt(Swaps):
+    """Asks for forgiveness, not for permission."""
+
+    def come_back(self, request, num_new_tokens):
+        try:
+            fits = self.manager.swap_in(request, num_new_tokens)
+        except ValueError:  # it is not in host memory
+            fits = True
+        return fits and self.new_blocks(request, num_new_tokens)
+
+
+@right("swap_or_recompute")
+class Remembers(Swaps):
+    """Keeps a list of its own of who is out."""
+
+    def give_way(self, victim):
+        self.out = [*getattr(self, "out", []), victim] if self.wants_to_swap(victim) else []
+        super().give_way(victim)
+
+
+def swaps(**methods):
+    return type("Wrong", (Swaps,), methods)
+
+
+def swap_first(self, victim):
+    if not self.manager.swap_out(victim) or not self.wants_to_swap(victim):
+        self.recompute(victim)
+    victim.status = RequestStatus.PREEMPTED
+
+
+def status_of_the_recomputed(self, victim):
+    if not (self.wants_to_swap(victim) and self.manager.swap_out(victim)):
+        self.recompute(victim)
+        victim.status = RequestStatus.PREEMPTED
+
+
+def waits_for_host_memory(self, victim):
+    while self.wants_to_swap(victim) and not self.manager.swap_out(victim):
+        pass
+    if victim.request_id not in self.manager.swap_space:
+        self.recompute(victim)
+    victim.status = RequestStatus.PREEMPTED
+
+
+def runs_again(self, request, num_new_tokens):
+    has_blocks = Swaps.come_back(self, request, num_new_tokens)
+    request.status = RequestStatus.RUNNING if has_blocks else request.status
+    return has_blocks
+
+
+def counts_the_new(self, request, num_new_tokens):
+    has_blocks = Swaps.come_back(self, request, num_new_tokens)
+    request.num_computed_tokens += num_new_tokens * has_blocks
+    return has_blocks
+
+
+def halfway(self, request, num_new_tokens):
+    if request.request_id in self.manager.swap_space and not self.manager.swap_in(request):
+        return False
+    return self.new_blocks(request, num_new_tokens)
+
+
+def recomputes_if_full(self, request, num_new_tokens):
+    if not Swaps.come_back(self, request, num_new_tokens):
+        self.manager.free(request)
+        request.num_computed_tokens = 0
+        return False
+    return True
+
+
+class Shared(Swaps):
+    """One recovery for all objects: the last one's."""
+
+    def __init__(self, manager, recovery):
+        self.manager = manager
+        Shared.recovery = staticmethod(recovery)
+
+
+wrong_ones(
+    "swap_or_recompute",
+    ("swaps_before_it_asks", "Everybody is swapped out", swaps(give_way=swap_first)),
+    ("only_the_recomputed_are_preempted", "status is wrong",
+     swaps(give_way=status_of_the_recomputed)),
+    ("waits", "does not come to an end", swaps(give_way=waits_for_host_memory)),
+    ("sets_running", "status is wrong", swaps(come_back=runs_again)),
+    ("computes_itself", "`num_computed_tokens` is wrong", swaps(come_back=counts_the_new)),
+    ("swaps_in_without_the_new", "wrong number of blocks is copied", swaps(come_back=halfway)),
+    ("gives_up_what_is_out", "wrong requests are in host memory",
+     swaps(come_back=recomputes_if_full)),
+    ("one_for_all", "wrong number of blocks is copied", Shared),
+    ("long_texts_only", "", swaps(
+        wants_to_swap=lambda self, victim: victim.num_computed_tokens >= 1000)),
+    ("prompt_only", "", swaps(wants_to_swap=lambda self, victim: (
+        self.recovery(len(victim.prompt_token_ids))[1]
+        < self.recovery(len(victim.prompt_token_ids))[0]))),
+    ("blocks_as_answer", "come_back` returned", swaps(
+        new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n))),
+    ("returns_nothing", "come_back` returned", swaps(
+        new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n) and None)),
+    ("keeps_the_prompts_keys", "", swaps(recompute=lambda self, victim: (
+        self.manager.free(victim),
+        setattr(victim, "num_computed_tokens", len(victim.prompt_token_ids))))),
+)  # fmt: skip
+
+
+# 8 MyScheduler
 
 
 class Base:
@@ -1059,15 +1202,15 @@ but(
 )  # fmt: skip
 
 
-# 8 engine
+# 9 engine
 
 right("engine")(InSmallParts)
 
 but(
     "engine",
-    ("ShyScheduler", "Exercise 7 is not right yet", {"is_full": lambda self: (
+    ("ShyScheduler", "Exercise 8 is not right yet", {"is_full": lambda self: (
         len(self.running) >= min(2, self.config.max_num_seqs))}),
-    ("FirstComeFirstServed", "Exercise 7 is not right yet", in_order_of(arrival)),
-    ("AbortLeaks", "Exercise 7 is not right yet", {"abort_requests": abort(free=False)}),
+    ("FirstComeFirstServed", "Exercise 8 is not right yet", in_order_of(arrival)),
+    ("AbortLeaks", "Exercise 8 is not right yet", {"abort_requests": abort(free=False)}),
     ("ReadsStaleBlocks", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
 )  # fmt: skip

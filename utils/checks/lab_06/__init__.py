@@ -14,11 +14,10 @@ from utils.checks.lab_06 import (
     importance,
     learners_engine,
     learners_parts,
-    preemption,
-    recovery,
     static_batches,
     token_choices,
 )
+from utils.checks.lab_06.giving_way import preemption, recovery, swapping
 
 
 @exercise("Exercise 1: batch_waste", points=2)
@@ -57,13 +56,19 @@ def recovery_seconds(function: Callable[..., tuple[float, float]]) -> str | Pass
     return recovery.RECOVERY_SECONDS.check(function)
 
 
-@exercise("Exercise 7: MyScheduler", points=6)
+@exercise("Exercise 7: SwapOrRecompute", points=3)
+def swap_or_recompute(swapping_class: Callable[..., Any]) -> str | Passed:
+    """Check `give_way` and `come_back` in random stories."""
+    return swapping.SWAP.check(swapping_class)
+
+
+@exercise("Exercise 8: MyScheduler", points=6)
 def scheduler(scheduler_class: Callable[..., Any]) -> str | Passed:
     """Check `schedule`, `update_from_output` and `abort_requests` in random stories."""
     return learners_parts.check_scheduler(scheduler_class)
 
 
-@exercise("Exercise 8: your scheduler runs the engine", points=3)
+@exercise("Exercise 9: your scheduler runs the engine", points=3)
 def engine(scheduler_class: Callable[..., Any]) -> Passed:
     """Check `LLM(scheduler_cls=...)`: the same answers and steps, with much memory and little."""
     return learners_engine.run(scheduler_class)

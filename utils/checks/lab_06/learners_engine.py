@@ -156,7 +156,7 @@ def run(scheduler_class: SchedulerClass) -> Passed:
     try:
         check_scheduler(scheduler_class)
     except Mismatch as wrong:
-        wrong.headline = f"Exercise 7 is not right yet. {wrong.headline}"
+        wrong.headline = f"Exercise 8 is not right yet. {wrong.headline}"
         raise
     with held_output():
         for scene in SCENES:
@@ -179,7 +179,7 @@ def _judged(scheduler_class: SchedulerClass, scene: Scene, count: int) -> Run | 
         wrong.details = (("Input", told), *(d for d in wrong.details if d[0] != "Input"))
         return wrong
     look = (
-        "The check of exercise 7 finds no fault in your scheduler. What is here that none of its "
+        "The check of exercise 8 finds no fault in your scheduler. What is here that none of its "
         "stories has?"
     )
     chart = pictures.chart_of(mine.trace, count)

@@ -11,8 +11,8 @@ from utils.checks.kit.contracts import Contract
 from utils.checks.kit.contracts.guards import methods_refuse
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_06.chunks import NEXT_CHUNK
+from utils.checks.lab_06.giving_way.preemption import MAKE_ROOM
 from utils.checks.lab_06.importance import BY_IMPORTANCE
-from utils.checks.lab_06.preemption import MAKE_ROOM
 from utils.checks.lab_06.scheduler_mistakes import SCHEDULER
 from utils.engine.core.scheduler import Scheduler
 
@@ -35,7 +35,7 @@ def engine_methods_refuse() -> AbstractContextManager[None]:
 
 
 def check_scheduler(scheduler_class: Any) -> Any:
-    """Exercise 7. If it fails because of an earlier exercise, that one speaks."""
+    """Exercise 8. If it fails because of an earlier exercise, that one speaks."""
     if not isinstance(scheduler_class, type):
         raise Mismatch("Expected the class itself: `check.scheduler(MyScheduler)`.")
     try:

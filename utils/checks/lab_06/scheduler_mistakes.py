@@ -1,4 +1,4 @@
-"""What learners' schedulers get wrong, and the words for it: exercise 7."""
+"""What learners' schedulers get wrong, and the words for it: exercise 8."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from utils.checks.kit.contracts import Clause, Contract, InLockstep, mistake
 from utils.checks.lab_06.bare_requests import draw_story
+from utils.checks.lab_06.giving_way.preemption import make_room
 from utils.checks.lab_06.importance import by_importance
-from utils.checks.lab_06.preemption import make_room
 from utils.checks.lab_06.scheduler_stories import play_beside, scheduler_output
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.request import Request, RequestStatus

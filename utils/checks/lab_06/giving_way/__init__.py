@@ -1,0 +1,1 @@
+"""Giving way when memory runs out: who, what it costs, and how to come back."""
