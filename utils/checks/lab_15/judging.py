@@ -27,6 +27,8 @@ class OnRanks:
 class ThroughRun(Returns):
     """Judges `run(answer, *given)` in the place of the answer's own result."""
 
+    keeps_from_call_to_call = False  # ranks are started anew for each
+
     def __init__(self, oracle: Callable[..., Any], run: Callable[..., Any], **named: Any) -> None:
         super().__init__(oracle, **named)
         self._run = run

@@ -20,7 +20,7 @@ from utils.checks.kit.contracts import (
     Stage,
     mistake,
 )
-from utils.checks.kit.runner import exercise
+from utils.checks.kit.runner import Mismatch, exercise
 
 
 def draw(c: Choices) -> Given:
@@ -141,6 +141,29 @@ def test_what_is_kept_from_other_calls_is_seen():
     feedback = num_blocks(remembers_the_first)
     assert feedback.headline.startswith("Right when it is called for the first time; wrong behind")
     assert details(feedback)["Input"].endswith("behind calls with other arguments")
+
+
+def test_what_is_kept_is_seen_by_judges_that_are_made_of_returns():
+    more = type("More", (Returns,), {})
+    with pytest.raises(Mismatch, match="Right when it is called for the first time; wrong behind"):
+        Contract(draw, more(oracle), "Right.").check(remembers_the_first)
+    aside = type("Aside", (Returns,), {"keeps_from_call_to_call": False})
+    assert Contract(draw, aside(oracle), "Right.").check(remembers_the_first) == "Right."
+
+
+def test_a_fault_is_not_exchanged_for_a_missing_line_on_a_smaller_input():
+    seen = []
+
+    def half_written(n, b, r=0):
+        """Wrong from 9 on. What comes then, while smaller inputs are tried, is a stub."""
+        if n < 9 and seen:
+            raise NotImplementedError
+        seen.extend([n] * (n >= 9))
+        return right(n, b, r) if n < 9 else 0
+
+    with pytest.raises(Mismatch) as caught:
+        Contract(draw, Returns(oracle), "").check(half_written)
+    assert dict(caught.value.details)["Input"].startswith("num_tokens 9,")
 
 
 def test_what_is_kept_rightly_may_be_kept():

@@ -43,6 +43,8 @@ class Returns:
         wrong: replaces the comparison where more than one answer is right
     """
 
+    keeps_from_call_to_call = True  # what an answer keeps is there in the next call
+
     def __init__(
         self, oracle: Callable[..., Any], *, rtol: float = 1e-4, atol: float | None = None,
         own: bool = False, wrong: Wrong | None = None,
