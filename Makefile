@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench repo-url clean
+.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench audit repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -55,6 +55,9 @@ grade: setup ## grade what came back of a lab, student by student: make grade LA
 
 bench: setup ## run the benchmarks, and save their JSON
 	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done
+
+audit: ## look the locked versions up among known vulnerabilities, and write bills of materials (needs the network)
+	@$(PYTHON) tools/audit.py
 
 repo-url: setup ## set the repository's address everywhere: make repo-url URL=https://github.com/you/course
 	@$(COURSE) tools/set_repository_url.py "$(URL)"

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tools import setup
+from tools import audit, setup
 from tools.distributions import overwritten_files
 from tools.lock import EXTRAS, LEFT_OUT, missing
 from tools.setup import UV_VERSION
@@ -152,6 +152,23 @@ def test_ci_and_workflow_run_the_readmes_command_alone() -> None:
     steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == ["make test"]
     assert all(step["uses"].startswith("actions/") for step in steps if "uses" in step)
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag can be moved to other code; a commit can't. The comment says which release it was."""
+    text = (ROOT / ".github/workflows/test.yml").read_text()
+    uses = {line.strip().removeprefix("- ") for line in text.splitlines() if "uses:" in line}
+    pinned = re.compile(r"uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert uses and [line for line in uses if not pinned.fullmatch(line)] == []
+    assert len({line.partition("@")[0] for line in uses}) == len(uses), "an action in two versions"
+
+
+def test_every_lock_is_audited_each_week() -> None:
+    assert {lock.stem for lock in audit.LOCKS} >= {"cpu", "gpu", *audit.SHOWN_ONLY}
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", tool) for tool in (audit.BILL, audit.AUDIT))
+    job = load_yaml(".github/workflows/test.yml")["jobs"]["audit"]
+    assert "schedule" in job["if"]
+    assert "make audit" in [step.get("run") for step in job["steps"]]
 
 
 def test_no_package_overwrites_anothers_files() -> None:
