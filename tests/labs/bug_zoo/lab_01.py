@@ -32,25 +32,7 @@ def rms(x, eps=0.0, dim=-1):
 
 table(
     "rms_norm", "x, weight, eps",
-    ("eps_outside_sqrt", "epsilon | outside of the square root",
-     "weight * (x.float() / (rms(x) + eps)).to(x.dtype)"),
-    ("no_eps", "epsilon is missing", "weight * (x.float() / rms(x)).to(x.dtype)"),
-    ("mean_over_tokens", "wrong dimension | tokens",
-     "weight * (x.float() / rms(x, eps, 0)).to(x.dtype)"),
-    ("mean_over_everything", "all numbers at once",
-     "weight * (x.float() / (x.float().pow(2).mean() + eps).sqrt()).to(x.dtype)"),
     ("weight_added", "This is not `x / sqrt", "weight + (x.float() / rms(x, eps)).to(x.dtype)"),
-    ("gemma_weight", "1 + weight", "(1 + weight) * (x.float() / rms(x, eps)).to(x.dtype)"),
-    ("weight_forgotten", "weight is missing", "(x.float() / rms(x, eps)).to(x.dtype)"),
-    ("no_root", "without its square root",
-     "weight * (x.float() / (x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)"),
-    ("sum_not_mean", "sum",
-     "weight * (x.float() / (x.float().pow(2).sum(-1, keepdim=True) + eps).sqrt()).to(x.dtype)"),
-    ("layer_norm", "LayerNorm",
-     "weight * ((y := x.float() - x.float().mean(-1, keepdim=True)) / rms(y, eps)).to(x.dtype)"),
-    ("squares_in_half", "overflows | float16",
-     "(weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)"),
-    ("promoted", "dtype of the product", "weight * (x.float() / rms(x, eps)).to(x.dtype)"),
     ("stays_float32", "dtype | float32", "weight.float() * (x.float() / rms(x, eps))"),
     ("changes_x", "in place", "x.div_(rms(x, eps).to(x.dtype)).mul(weight).to(x.dtype)"),
     ("forgot_return", "None | return", "[weight * (x / rms(x, eps)).to(x.dtype)].clear()"),
@@ -87,11 +69,6 @@ def halves(x):
     return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
 
 
-def swap(x, sign=-1):
-    first, second = halves(x)
-    return torch.cat((sign * second, first), -1)
-
-
 def neighbours(x):
     return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
 
@@ -99,31 +76,14 @@ def neighbours(x):
 table(
     "apply_rotary", "x, cos, sin",
     ("interleaved", "neighbouring", "x * cos.unsqueeze(1) + neighbours(x) * sin.unsqueeze(1)"),
-    ("turns_backwards", "sign is wrong", "x * cos[:, None] - swap(x) * sin[:, None]"),
-    ("no_minus", "minus sign is missing", "x * cos[:, None] + swap(x, 1) * sin[:, None]"),
-    ("not_swapped", "not swapped",
-     "x * cos[:, None] + torch.cat((-halves(x)[0], halves(x)[1]), -1) * sin[:, None]"),
-    ("cos_sin_exchanged", "exchanged", "x * sin[:, None] + swap(x) * cos[:, None]"),
-    ("broadcast_over_heads", "along the heads", "x * cos + swap(x) * sin"),
-    ("one_angle_for_all", "angle of the first", "x * cos[0] + swap(x) * sin[0]"),
 )  # fmt: skip
 
 
-@wrong("apply_rotary", "neighbouring")
 def gptj_style(x, cos, sin):
     half = x.shape[-1] // 2
     c, s = cos[:, None, :half], sin[:, None, :half]
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
-
-
-@wrong("apply_rotary", "position 0")
-def positions_restart(x, cos, sin):
-    first, second = halves(x)
-    angle = torch.atan2(sin, cos)
-    angle = angle - angle[:1]
-    c, s = angle.cos()[:, None], angle.sin()[:, None]
-    return x * c + torch.cat((-second, first), -1) * s
 
 
 @right("apply_rotary")
@@ -159,10 +119,6 @@ def expand(query, key):
     return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-def tiled(query, key):
-    return key.repeat(1, query.shape[1] // key.shape[1], 1)
-
-
 def first_head(query, key):
     return key[:, :1].expand(-1, query.shape[1], -1)
 
@@ -171,15 +127,6 @@ def future(query, key):
     """Hidden keys, [T_q, T_k]."""
     t_q, t_k = query.shape[0], key.shape[0]
     return torch.arange(t_k)[None] > torch.arange(t_q)[:, None] + (t_k - t_q)
-
-
-def at_or_after(query, key):
-    t_q, t_k = query.shape[0], key.shape[0]
-    return torch.arange(t_k)[None] >= torch.arange(t_q)[:, None] + (t_k - t_q)
-
-
-def from_zero(query, key):
-    return ~torch.tril(torch.ones(query.shape[0], key.shape[0])).bool()
 
 
 def scores(query, key, heads=expand):
@@ -204,48 +151,15 @@ def naive(x):
 
 table(
     "attention", "q, k, v, scale",
-    ("no_mask", "mask is missing | future", "mix(soft(scores(q, k) * scale), q, v)"),
-    ("mask_from_zero", "mask is off by the number of earlier tokens",
-     "mix(soft(hide(scores(q, k) * scale, q, k, from_zero)), q, v)"),
-    ("mask_strict", "may not see itself",
-     "mix(soft(hide(scores(q, k) * scale, q, k, at_or_after)), q, v)"),
     ("mask_upside_down", "not the mix of values",
      "mix(soft(hide(scores(q, k) * scale, q, k, lambda q, k: future(q, k).flip(0, 1))), q, v)"),
-    ("mask_after_softmax", "after the softmax",
-     "mix(hide(soft(scores(q, k) * scale), q, k, fill=0.0), q, v)"),
-    ("mask_with_zero", "0 and not -inf", "mix(soft(hide(scores(q, k) * scale, q, k, fill=0.0)), "
-     "q, v)"),
-    ("mask_before_scale", "mask before you scale", "mix(soft(hide(scores(q, k), q, k) * scale), "
-     "q, v)"),
-    ("heads_tiled", "0, 1, 0, 1 | 0, 0, 1, 1",
-     "mix(soft(hide(scores(q, k, tiled) * scale, q, k)), q, v, tiled)"),
     ("first_kv_head_only", "not the mix of values",
      "mix(soft(hide(scores(q, k, first_head) * scale, q, k)), q, v, first_head)"),
-    ("no_scale", "scale is missing", "mix(soft(hide(scores(q, k), q, k)), q, v)"),
-    ("scale_twice", "scale is applied twice",
-     "mix(soft(hide(scores(q * scale, k) * scale, q, k)), q, v)"),
-    ("divided_by_scale", "or you divide by it",
-     "mix(soft(hide(scores(q, k) / scale, q, k)), q, v)"),
-    ("own_scale", "ignore the argument `scale`",
-     "mix(soft(hide(scores(q, k) / q.shape[-1] ** 0.5, q, k)), q, v)"),
-    ("softmax_over_queries", "wrong dimension | queries",
-     "mix(soft(hide(scores(q, k) * scale, q, k), 1), q, v)"),
-    ("softmax_over_heads", "wrong dimension | heads",
-     "mix(soft(hide(scores(q, k) * scale, q, k), 0), q, v)"),
-    ("naive_softmax", "overflows", "mix(naive(hide(scores(q, k) * scale, q, k)), q, v)"),
-    ("mixes_keys", "multiply the keys", "mix(soft(hide(scores(q, k) * scale, q, k)), q, k)"),
     ("static_mask", "Your code raised", "mix(soft((scores(q, k) * scale).masked_fill(torch.ones("
      "64, 64).triu(1).bool()[len(k) - len(q) : len(k), : len(k)], -torch.inf)), q, v)"),
     ("one_largest_for_all", "not the mix of values",
      "mix(naive(hide(scores(q, k) * scale - (scores(q, k) * scale).max(), q, k)), q, v)"),
 )  # fmt: skip
-
-
-@wrong("attention", "mask is off by the number of earlier tokens")
-def torch_is_causal(query, key, value, scale):
-    q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
 
 
 @right("attention")
@@ -293,14 +207,7 @@ def up(x):
 
 table(
     "silu_and_mul", "x",
-    ("silu_on_up", "wrong half", "gate(x) * F.silu(up(x))"),
     ("gelu", "GELU", "F.gelu(gate(x)) * up(x)"),
-    ("gelu_tanh", "GELU", "F.gelu(gate(x), approximate='tanh') * up(x)"),
-    ("sigmoid_only", "sigmoid alone", "torch.sigmoid(gate(x)) * up(x)"),
-    ("relu", "ReLU", "torch.relu(gate(x)) * up(x)"),
-    ("silu_on_both", "Both halves", "gate(F.silu(x)) * up(F.silu(x))"),
-    ("halves_added", "added", "F.silu(gate(x)) + up(x)"),
-    ("interleaved_gate", "every second number", "F.silu(x[:, 0::2]) * x[:, 1::2]"),
     ("split_along_tokens", "shape", "F.silu(x) * x"),
     ("in_place", "changes in place", "F.silu(gate(x), inplace=True) * up(x)"),
     ("exp_of_the_gate", "NaN", "gate(x) * gate(x).exp() / (1 + gate(x).exp()) * up(x)"),
@@ -344,10 +251,6 @@ def nucleus(logits, top_p, keep):
     return logits.masked_fill(~kept, float("-inf")).softmax(-1)
 
 
-def first_only(total):
-    return torch.arange(len(total)) == 0
-
-
 def filtered(logits, temperature, k, p, keep=None, heat=None, top_k=top_k_logits):
     """All three steps; `keep` is the rule of top-p, `heat` is how the temperature acts."""
     if temperature == 0:
@@ -356,54 +259,8 @@ def filtered(logits, temperature, k, p, keep=None, heat=None, top_k=top_k_logits
     return nucleus(top_k(hot, k), p, keep or (lambda total, own: total - own < p))
 
 
-def top_k_strict(logits, k):
-    if not 0 < k < logits.numel():
-        return logits
-    return logits.masked_fill(logits <= logits.topk(k).values[-1], float("-inf"))
-
-
-def same(logits, temperature):
-    return logits
-
-
-def unit(p):
-    return p / p.sum()
-
-
 table(
     "token_probabilities", "logits, temperature=1.0, top_k=0, top_p=1.0",
-    ("drops_crossing_token", "crosses the threshold",
-     "filtered(logits, temperature, top_k, top_p, lambda total, own: total <= top_p)"),
-    ("drops_crossing_but_keeps_first", "crosses the threshold", "filtered(logits, temperature, "
-     "top_k, top_p, lambda total, own: (total <= top_p) | first_only(total))"),
-    ("keeps_one_more", "one token too many", "filtered(logits, temperature, top_k, top_p, "
-     "lambda total, own: first_only(total) | (total - own < top_p).roll(1))"),
-    ("no_guard", "`top_p = 1` keeps all", "greedy(logits) if temperature == 0 else unit("
-     "(p := top_k_logits(logits / temperature, top_k).softmax(0)) * torch.zeros_like(p).scatter(0, "
-     "(s := p.sort(descending=True)).indices, (s.values.cumsum(0) - s.values < top_p).float()))"),
-    ("unsorted_nucleus", "order of the vocabulary", "greedy(logits) if temperature == 0 else unit("
-     "(p := top_k_logits(logits / temperature, top_k).softmax(0)) * ((p.cumsum(0) - p < top_p) | "
-     "(top_p == 1)))"),
-    ("not_scattered_back", "come out sorted", "filtered(logits, temperature, top_k, "
-     "top_p) if top_p == 1 or temperature == 0 else filtered(logits, temperature, top_k, top_p)"
-     ".sort(descending=True).values"),
-    ("temperature_after_softmax", "temperature is applied after the softmax",
-     "greedy(logits) if temperature == 0 else filtered(logits, temperature, top_k, top_p, "
-     "heat=same) / temperature"),
-    ("temperature_without_effect", "temperature is applied after the softmax",
-     "filtered(logits, temperature, top_k, top_p, heat=same)"),
-    ("temperature_multiplied", "multiply by the temperature",
-     "filtered(logits, temperature, top_k, top_p, heat=torch.mul)"),
-    ("no_greedy", "Temperature 0 divides by zero", "filtered(logits / temperature, 1.0, top_k, "
-     "top_p)"),
-    ("zero_means_off", "Temperature 0 | treated as 1",
-     "filtered(logits, temperature or 1.0, top_k, top_p)"),
-    ("greedy_ties", "Greedy takes one token", "unit((logits == logits.max()).float()) if "
-     "temperature == 0 else filtered(logits, temperature, top_k, top_p)"),
-    ("not_renormalised", "does not add up to 1", "greedy(logits) if temperature == 0 else "
-     "(logits / temperature).softmax(-1) * (filtered(logits, temperature, top_k, top_p) > 0)"),
-    ("top_k_too_strict", "one token too few",
-     "filtered(logits, temperature, top_k, top_p, top_k=top_k_strict)"),
     ("top_k_ignored", "Too many tokens keep", "filtered(logits, temperature, 0, top_p)"),
     ("top_k_to_50", "Too many tokens keep", "filtered(logits, temperature, "
      "top_k if top_k < 50 else 0, top_p)"),
@@ -420,14 +277,6 @@ def top_k_larger_than_vocabulary(logits, temperature=1.0, top_k=0, top_p=1.0):
     if top_k > 0:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
     return nucleus(logits, top_p, lambda total, own: total - own < top_p)
-
-
-@wrong("token_probabilities", "Top-p comes before top-k")
-def top_p_first(logits, temperature=1.0, top_k=0, top_p=1.0):
-    if temperature == 0:
-        return greedy(logits)
-    p = nucleus(logits / temperature, top_p, lambda total, own: total - own < top_p)
-    return top_k_logits(p.log(), top_k).softmax(-1)
 
 
 @wrong("token_probabilities", "Too many tokens keep")
@@ -497,26 +346,8 @@ KEPT = []
 
 table(
     "generate", "model, prompt, max_tokens, eos",
-    ("never_stops_at_eos", "after the EOS token", "loop(model, prompt, max_tokens, ())"),
-    ("one_too_many", "max_tokens is off by one", "loop(model, prompt, max_tokens + 1, eos)"),
-    ("counts_the_prompt", "Too few tokens | prompt",
-     "loop(model, prompt, max_tokens + 1 - len(prompt), eos)"),
-    ("returns_the_prompt_too", "begins with the prompt",
-     "prompt + loop(model, prompt, max_tokens, eos)"),
-    ("reads_the_first_row", "first position", "loop(model, prompt, max_tokens, eos, row=0)"),
-    ("feeds_only_the_newest", "forgotten the prompt",
-     "loop(model, prompt, max_tokens, eos, lambda ids, new: new[-1:] or ids)"),
-    ("forgets_to_append", "only the prompt | not appended",
-     "loop(model, prompt, max_tokens, eos, lambda ids, new: ids)"),
     ("window_of_64", "whole text so far",
      "loop(model, prompt, max_tokens, eos, lambda ids, new: (ids + new)[-64:])"),
-    ("drops_the_eos", "EOS token is missing", "loop(model, prompt, max_tokens, eos, before=True)"),
-    ("stops_at_eos_in_the_prompt", "*prompt* contains an EOS token",
-     "loop(model, prompt, max_tokens, eos, stop=lambda token, eos: eos & {*prompt, token})"),
-    ("knows_the_smallest_eos_only", "one of several EOS",
-     "loop(model, prompt, max_tokens, sorted(eos)[:1])"),
-    ("knows_the_largest_eos_only", "one of several EOS",
-     "loop(model, prompt, max_tokens, sorted(eos)[-1:])"),
     ("short_ids", "whole text so far",
      "loop(lambda ids: model(ids.to(torch.uint16).long()), prompt, max_tokens, eos)"),
     ("returns_tensors", "plain ints | tensor",
@@ -600,25 +431,6 @@ def cost(c, tokens, width, **mistake):
 
 table(
     "forward_cost", "c, tokens, width",
-    ("cost_without_gqa", "as many heads as the query",
-     "cost(c, tokens, width, kv_heads=c.num_attention_heads)"),
-    ("cost_square_projections", "hidden x hidden", "cost(c, tokens, width, square=True)"),
-    ("cost_two_mlp_matrices", "two matrices", "cost(c, tokens, width, mlp=2)"),
-    ("cost_without_lm_head", "LM head is missing", "cost(c, tokens, width, head=0)"),
-    ("cost_with_embedding", "embedding table", "cost(c, tokens, width, head=2)"),
-    ("cost_one_layer", "Only one layer", "cost(c, tokens, width, layers=1)"),
-    ("cost_without_attention", "attention projections are missing",
-     "cost(c, tokens, width, attention=False)"),
-    ("cost_one_flop_per_weight", "factor of 2",
-     "(linear_weights(c) * tokens, linear_weights(c) * width)"),
-    ("cost_of_one_token", "do not grow with the number of tokens",
-     "(2 * linear_weights(c), linear_weights(c) * width)"),
-    ("cost_reads_per_token", "once per pass",
-     "cost(c, tokens, width * tokens)"),
-    ("cost_counts_values", "ignore `bytes_per_parameter`",
-     "cost(c, tokens, 1)"),
-    ("cost_exchanged", "wrong order",
-     "cost(c, tokens, width)[::-1]"),
     ("cost_as_floats", "Expected two ints | 53 bits",
      "tuple(map(float, cost(c, tokens, width)))"),
     ("cost_as_a_dict", "Expected the pair",

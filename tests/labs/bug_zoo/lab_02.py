@@ -33,29 +33,10 @@ def formulas(exercise, parameters, *wrong_ones):
 formulas(
     "kv_cache_bytes",
     "config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1",
-    ("no_factor_two", "factor 2 is missing", "up(config, layers_per_cache) * row(config) // 2 * "
-     "num_tokens * batch_size * bytes_per_value"),
-    ("query_heads", "query heads", "up(config, layers_per_cache) * 2 * config.num_attention_heads "
-     "* config.head_dim * num_tokens * batch_size * bytes_per_value"),
-    ("d_model_form", "d_model", "up(config, layers_per_cache) * 2 * config.hidden_size * "
-     "num_tokens * batch_size * bytes_per_value"),
-    ("computed_head_dim", "hidden_size / num_attention_heads", "up(config, layers_per_cache) * 2 * "
-     "config.num_key_value_heads * (config.hidden_size // config.num_attention_heads) * "
-     "num_tokens * batch_size * bytes_per_value"),
-    ("one_layer", "layers are missing",
-     "row(config) * num_tokens * batch_size * bytes_per_value"),
-    ("sharing_ignored", "`layers_per_cache` is ignored",
-     "config.num_hidden_layers * row(config) * num_tokens * batch_size * bytes_per_value"),
-    ("sharing_rounded_down", "rounded down", "config.num_hidden_layers // layers_per_cache * "
-     "row(config) * num_tokens * batch_size * bytes_per_value"),
     ("sharing_multiplied", "2 times what it should be", "config.num_hidden_layers * "
      "layers_per_cache * row(config) * num_tokens * batch_size * bytes_per_value"),
-    ("no_batch", "batch is missing",
-     "up(config, layers_per_cache) * row(config) * num_tokens * bytes_per_value"),
     ("in_bits", "8 times what it should be", "up(config, layers_per_cache) * row(config) * "
      "num_tokens * batch_size * bytes_per_value * 8"),
-    ("in_values", "values, not bytes",
-     "up(config, layers_per_cache) * row(config) * num_tokens * batch_size"),
     ("per_token_only", "0.5 times what it should be",
      "up(config, layers_per_cache) * row(config) * batch_size * bytes_per_value"),
 )  # fmt: skip
@@ -63,30 +44,12 @@ formulas(
 formulas(
     "latent_cache_bytes", "layers, rank, rope, tokens, width",
     ("latent_key_and_value", "one* latent", "2 * layers * (rank + rope) * tokens * width"),
-    ("latent_without_rope", "Only the latent", "layers * rank * tokens * width"),
-    ("latent_twice", "latent is counted twice", "layers * (2 * rank + rope) * tokens * width"),
-    ("rope_twice", "rotated part is counted twice", "layers * (rank + 2 * rope) * tokens * width"),
-    ("latent_times_rope", "multiplied", "layers * rank * rope * tokens * width"),
-    ("latent_one_layer", "layers are missing", "(rank + rope) * tokens * width"),
-    ("latent_values", "values, not bytes", "layers * (rank + rope) * tokens"),
 )  # fmt: skip
 
 formulas(
     "max_num_requests", "memory, part, weights, per_token, tokens",
     ("rounded_up", "fits only in part",
      "max(0, math.ceil((memory * part - weights) / (per_token * tokens)))"),
-    ("not_rounded", "not a whole number",
-     "max(0, (memory * part - weights) / (per_token * tokens))"),
-    ("weights_forgotten", "weights are forgotten", "int(memory * part // (per_token * tokens))"),
-    ("goes_negative", "negative", "int((memory * part - weights) // (per_token * tokens))"),
-    ("utilization_ignored", "`gpu_memory_utilization` is ignored",
-     "max(0, (memory - weights) // (per_token * tokens))"),
-    ("utilization_after_weights", "after the weights were subtracted",
-     "max(0, int((memory - weights) * part // (per_token * tokens)))"),
-    ("counts_tokens", "tokens, not requests",
-     "max(0, int((memory * part - weights) // per_token))"),
-    ("times_tokens", "multiplied, not divided",
-     "max(0, int((memory * part - weights) // per_token * tokens))"),
 )  # fmt: skip
 
 
@@ -220,7 +183,6 @@ class ListPerLayer(Base):
         return sum(t.nbytes for t in self.keys + self.values)
 
 
-@wrong("kv_cache", "only the new tokens")
 class ReturnsOnlyNew(Base):
     def append(self, layer, key, value):
         super().append(layer, key, value)
@@ -237,40 +199,6 @@ class ReturnsTheOldOnes(Base):
         return self.keys[layer, :start], self.values[layer, :start]
 
 
-@wrong("kv_cache", "empty slots come back")
-class ReturnsWholeBuffer(Base):
-    def append(self, layer, key, value):
-        super().append(layer, key, value)
-        return self.keys[layer], self.values[layer]
-
-
-@wrong("kv_cache", "written at the start")
-class WritesAtTheStart(Base):
-    def append(self, layer, key, value):
-        end = self.lengths[layer] + len(key)
-        if end > self.max_num_tokens:
-            raise ValueError("full")
-        self.keys[layer, : len(key)] = key
-        self.values[layer, : len(key)] = value
-        self.lengths[layer] = end
-        return self.keys[layer, :end], self.values[layer, :end]
-
-
-@wrong("kv_cache", "exchanged")
-class KeysAndValuesSwapped(Base):
-    def append(self, layer, key, value):
-        keys, values = super().append(layer, key, value)
-        return values, keys
-
-
-@wrong("kv_cache", "same place")
-class OneBufferForBoth(Base):
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.values = self.keys
-
-
-@wrong("kv_cache", "another layer's append", "One length for all layers")
 class SharedLength(Base):
     def __init__(self, config, max_num_tokens, *args):
         super().__init__(config, max_num_tokens, *args)
@@ -294,14 +222,6 @@ class TruncateDoesNothing(Base):
     def truncate(self, num_tokens):
         if num_tokens > self.num_tokens:
             raise ValueError("cannot grow")
-
-
-@wrong("kv_cache", "drops n tokens", "*keep*")
-class TruncateDrops(Base):
-    def truncate(self, num_tokens):
-        if num_tokens > self.num_tokens:
-            raise ValueError("cannot grow")
-        self.lengths = [length - num_tokens for length in self.lengths]
 
 
 @wrong("kv_cache", "wrong after `truncate`", "*keep*")
@@ -342,33 +262,6 @@ class ZeroIsFalse(Base):
     def truncate(self, num_tokens=None):
         if num_tokens:
             super().truncate(num_tokens)
-
-
-@wrong("kv_cache", "past the end passes silently")
-class TruncateGrows(Base):
-    def truncate(self, num_tokens):
-        self.lengths = [num_tokens] * len(self.lengths)
-
-
-@wrong("kv_cache", "Overflow passes silently")
-class GrowsSilently(Base):
-    def append(self, layer, key, value):
-        while self.lengths[layer] + len(key) > self.keys.shape[1]:
-            self.keys = torch.cat((self.keys, torch.zeros_like(self.keys)), dim=1)
-            self.values = torch.cat((self.values, torch.zeros_like(self.values)), dim=1)
-            self.max_num_tokens = self.keys.shape[1]
-        return super().append(layer, key, value)
-
-
-@wrong("kv_cache", "Overflow passes silently")
-class DropsTheOldest(Base):
-    def append(self, layer, key, value):
-        over = self.lengths[layer] + len(key) - self.max_num_tokens
-        if over > 0:
-            self.keys[layer] = self.keys[layer].roll(-over, 0)
-            self.values[layer] = self.values[layer].roll(-over, 0)
-            self.lengths[layer] -= over
-        return super().append(layer, key, value)
 
 
 @wrong("kv_cache", "raise a ValueError if")
@@ -448,33 +341,6 @@ class LengthsInTheClassBody(Base):
         return min(self.lengths[: len(self.keys)])
 
 
-@wrong("kv_cache", "share their storage")
-class BuffersInTheClassBody(Base):
-    buffers = {}  # noqa: RUF012
-
-    def __init__(self, config, max_num_tokens, dtype=torch.float32, device="cpu"):
-        super().__init__(config, max_num_tokens, dtype, device)
-        pair = self.buffers.setdefault((self.keys.shape, dtype), (self.keys, self.values))
-        self.keys, self.values = pair
-
-
-@wrong("kv_cache", "copies all earlier keys")
-class Concatenates(Base):
-    def __init__(self, config, *args):
-        super().__init__(config, *args)
-        self.config = config
-        self.parts = {}
-
-    def append(self, layer, key, value):
-        old = self.parts.get(layer, (key[:0], value[:0]))
-        old = (old[0][: self.lengths[layer]], old[1][: self.lengths[layer]])
-        if self.lengths[layer] + len(key) > self.max_num_tokens:
-            raise ValueError("full")
-        self.parts[layer] = (torch.cat((old[0], key)), torch.cat((old[1], value)))
-        self.lengths[layer] += len(key)
-        return self.parts[layer]
-
-
 # 6 engine
 
 
@@ -488,57 +354,6 @@ right("engine")(OneBuffer)
 
 def positions_after(kv_cache, count):
     return torch.arange(kv_cache.num_tokens, kv_cache.num_tokens + count)
-
-
-@wrong("generate_with_cache", "whole sequence went through the model again")
-def feeds_everything(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    new = []
-    while len(new) < max_tokens:
-        ids = list(prompt_token_ids) + new
-        logits = model(torch.tensor(ids), torch.arange(len(ids)), kv_cache)
-        new.append(int(logits[-1].argmax()))
-        if new[-1] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate_with_cache", "saves nothing", "recomputed")
-def empties_the_cache_each_step(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    new = []
-    while len(new) < max_tokens:
-        kv_cache.truncate(0)
-        ids = list(prompt_token_ids) + new
-        logits = model(torch.tensor(ids), torch.arange(len(ids)), kv_cache)
-        new.append(int(logits[-1].argmax()))
-        if new[-1] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate_with_cache", "Positions restart at zero")
-def positions_from_zero(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    fed, new = list(prompt_token_ids), []
-    while len(new) < max_tokens:
-        logits = model(torch.tensor(fed), torch.arange(len(fed)), kv_cache)
-        fed = [int(logits[-1].argmax())]
-        new += fed
-        if fed[0] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate_with_cache", "off by one")
-def positions_one_ahead(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    logits = model(torch.tensor(prompt_token_ids), torch.arange(len(prompt_token_ids)), kv_cache)
-    new = [int(logits[-1].argmax())]
-    while len(new) < max_tokens and new[-1] not in eos_token_ids:
-        position = len(prompt_token_ids) + len(new)
-        logits = model(torch.tensor(new[-1:]), torch.tensor([position]), kv_cache)
-        new.append(int(logits[-1].argmax()))
-    return new
 
 
 @wrong("generate_with_cache", "cache was not reset")
@@ -565,66 +380,6 @@ def feeds_the_last_token_too(model, kv_cache, prompt_token_ids, max_tokens, eos_
             break
     model(torch.tensor(fed), positions_after(kv_cache, 1), kv_cache)
     return new
-
-
-@wrong("generate_with_cache", "after the EOS token")
-def cached_ignores_eos(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    fed, new = list(prompt_token_ids), []
-    while len(new) < max_tokens:
-        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
-        fed = [int(logits[-1].argmax())]
-        new += fed
-    return new
-
-
-@wrong("generate_with_cache", "EOS token is missing")
-def cached_drops_eos(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    fed, new = list(prompt_token_ids), []
-    while len(new) < max_tokens:
-        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
-        fed = [int(logits[-1].argmax())]
-        if fed[0] in eos_token_ids:
-            break
-        new += fed
-    return new
-
-
-@wrong("generate_with_cache", "max_tokens is off by one")
-def cached_one_too_many(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    fed, new = list(prompt_token_ids), []
-    for _ in range(max_tokens + 1):
-        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
-        fed = [int(logits[-1].argmax())]
-        new += fed
-        if fed[0] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate_with_cache", "Too few tokens")
-def cached_forgets_the_first(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    return cached_one_less(model, kv_cache, prompt_token_ids, max_tokens - 1, eos_token_ids)
-
-
-def cached_one_less(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    kv_cache.truncate(0)
-    fed, new = list(prompt_token_ids), []
-    while len(new) < max_tokens:
-        logits = model(torch.tensor(fed), positions_after(kv_cache, len(fed)), kv_cache)
-        fed = [int(logits[-1].argmax())]
-        new += fed
-        if fed[0] in eos_token_ids:
-            break
-    return new
-
-
-@wrong("generate_with_cache", "begins with the prompt")
-def cached_with_prompt(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids):
-    new = cached_one_less(model, kv_cache, prompt_token_ids, max_tokens, eos_token_ids)
-    return list(prompt_token_ids) + new
 
 
 @wrong("generate_with_cache", "not the tokens that come next")

@@ -56,11 +56,6 @@ EVERY = "every = [b * s + i for b in t for i in range(s)]\n"
 functions(
     "slot_mapping", "t, s, start, end",
     ("one_too_high", "not the slots where the tokens lie", GUARD + SLOTS.replace("% s", "% s + 1")),
-    ("begins_at_zero", "begin at position 0",
-     GUARD + "return [t[i // s] * s + i % s for i in range(end - start)]"),
-    ("all_positions", "all positions from 0",
-     GUARD + "return [t[i // s] * s + i % s for i in range(end)]"),
-    ("one_slot_too_many", "`end` is not included", GUARD + EVERY + "return every[start : end + 1]"),
     ("short_table_wraps", "does not complain", EVERY + "return every[start:end]"),
     ("refuses_a_full_table", "raised ValueError", GUARD.replace(">", ">=") + SLOTS),
     ("slot_of_one", "raised IndexError", GUARD + "return t[start // s] * s + start % s"),
@@ -134,13 +129,6 @@ if bad: raise ValueError('freed twice')"""),
 )  # fmt: skip
 pools(
     "get_new_blocks", "self, n",
-    ("TakesBeforeItChecks", "partial failure leaks", """
-blocks = []
-for _ in range(n):
-    if not self.queue: raise ValueError('too few')
-    blocks.append(self.queue.pop(0))
-    blocks[-1].ref_cnt = 1
-return blocks"""),
     ("GivesWhatItHas", "does not complain",
      "return Pool.get_new_blocks(self, min(n, len(self.queue)))"),
     ("ReturnsNoneWhenShort", "does not complain",
@@ -261,13 +249,6 @@ functions(
 new = allocate_slots(pool, list(table), n, size)
 if new: table[:] = new
 return new"""),
-    ("takes_what_there_is", "partial failure leaks", """
-new = []
-for _ in range(missing(n, table, size)):
-    if pool.get_num_free_blocks() == 0: return None
-    new += pool.get_new_blocks(1)
-    table.append(new[-1])
-return new"""),
     ("lets_the_pool_complain", "no error here but daily life", """
 new = pool.get_new_blocks(missing(n, table, size))
 table.extend(new)
@@ -345,9 +326,6 @@ def places_of(table, start, end, size):
 functions(
     "copy_on_write", "pool, table, start, end, size",
     ("never_copies", "Copy-on-write is forgotten", "return []"),
-    ("always_copies_the_last_block", "only read", """
-last = len(table) - 1
-return copy_places(pool, table, [last] if table[last].ref_cnt > 1 else [])"""),
     ("old_block_not_released", "That is a leak", """
 places, copies = places_of(table, start, end, size), []
 if len(places) > pool.get_num_free_blocks(): return None
@@ -521,23 +499,6 @@ for name, words, changes in (
     ),
 ):
     wrong("paged_attention", words)(online_with(name, **changes))
-
-
-@wrong("paged_attention", "softmax of its own")
-def average_of_softmaxes(query, key_cache, value_cache, block_table, seq_len, scale):
-    size = key_cache.shape[1]
-    outputs = []
-    for begin in range(0, seq_len, size):
-        k, v = gathered(key_cache, value_cache, block_table, seq_len, query.shape[1])
-        keys = torch.arange(begin, min(begin + size, seq_len))
-        hidden = keys > torch.arange(seq_len - query.shape[0], seq_len)[:, None]
-        outputs.append(attend(query, k[keys], v[keys], scale, hidden))
-    return torch.stack(outputs).mean(0)
-
-
-@wrong("paged_attention", "applied twice")
-def scaled_twice(query, key_cache, value_cache, block_table, seq_len, scale):
-    return online(query * scale, key_cache, value_cache, block_table, seq_len, scale)
 
 
 @wrong("paged_attention", "not attention over")

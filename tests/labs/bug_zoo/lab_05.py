@@ -76,27 +76,16 @@ formulas(
      "hash((parent, tuple(tokens), extra)).to_bytes(8, 'little', signed=True)"),
     ("returns_an_int", "expected bytes", "hash((parent, tuple(tokens), extra))"),
     ("returns_hex", "expected bytes", "f(encoded((parent, tokens, extra))).hex()"),
-    ("sum_of_tokens", "order of the tokens", "f(encoded((parent, sum(tokens), extra)))"),
-    ("sorted_tokens", "order of the tokens", "f(encoded((parent, sorted(tokens), extra)))"),
     ("set_of_tokens", "different tokens have the same hash",
      "f(encoded((parent, sorted(set(tokens)), extra)))"),
-    ("all_but_the_last", "differ in their last token",
-     "f(encoded((parent, tuple(tokens)[:-1], extra)))"),
     ("first_sixteen", "one token more have the same hash",
      "f(encoded((parent, tuple(tokens)[:16], extra)))"),
     ("digits_joined", "both are 123",
      "f((parent or NONE_HASH) + ''.join(map(str, tokens)).encode() + encoded(extra))"),
     ("tokens_as_bytes", "must be in range(0, 256)",
      "f((parent or NONE_HASH) + bytes(tokens) + encoded(extra))"),
-    ("low_byte", "Only one byte",
-     "f((parent or NONE_HASH) + bytes(t % 256 for t in tokens) + encoded(extra))"),
-    ("low_two_bytes", "Only two bytes", "f((parent or NONE_HASH) + b''.join("
-     "(t % 65536).to_bytes(2, 'little') for t in tokens) + encoded(extra))"),
     ("two_bytes_each", "int too big", "f((parent or NONE_HASH) + b''.join("
      "t.to_bytes(2, 'little') for t in tokens) + encoded(extra))"),
-    ("no_extra_keys", "`extra_keys` is ignored: two tenants", "f(encoded((parent, tokens)))"),
-    ("extra_keys_as_a_flag", "what is in it is ignored",
-     "f(encoded((parent, tokens, bool(extra))))"),
     ("first_extra_key_only", "`extra_keys` is ignored, or what is in it",
      "f(encoded((parent, tokens, extra and extra[0])))"),
     ("extra_keys_joined", "`extra_keys` is ignored, or what is in it",
@@ -106,8 +95,6 @@ formulas(
     ("extra_keys_as_plain_bytes", "`extra_keys` is ignored, or what is in it",
      "f((parent or NONE_HASH) + b''.join(t.to_bytes(4, 'little') for t in tokens) "
      "+ ''.join(extra or ()).encode())"),
-    ("extra_keys_instead_of_a_parent", "where there is a parent",
-     "f(encoded((parent or extra, tokens)))"),
     ("xor_of_hashes", "not what `hash_function` returned", "bytes(a ^ b for a, b in zip("
      "parent or NONE_HASH, f(encoded((tokens, extra))), strict=False))"),
     ("hash_appended", "not what `hash_function` returned",
@@ -180,13 +167,6 @@ def all_hang_on_the_first(request, block_size, hash_block):
     return known[len(request.block_hashes) :]
 
 
-@wrong("request_block_hasher", "n² work")
-def whole_prefix(request, block_size, hash_block):
-    ends = range(len(request.block_hashes) + 1, request.num_tokens // block_size + 1)
-    salt = salt_of(request, True)
-    return [hash_block(None, request.all_token_ids[: e * block_size], salt) for e in ends]
-
-
 @wrong("request_block_hasher", "wrong tokens")
 def offset_of_the_old_blocks(request, block_size, hash_block):
     parent = request.block_hashes[-1] if request.block_hashes else None
@@ -216,13 +196,6 @@ def salt_from_the_second_block_on(request, block_size, hash_block):
     return hashes(request, block_size, hash_block, salt=lambda r, first: salt_of(r, not first))
 
 
-@wrong("request_block_hasher", "first *new* block of each call")
-def salt_in_the_first_new_block(request, block_size, hash_block):
-    count = iter([True])
-    salt = lambda r, first: salt_of(r, next(count, False))  # noqa: E731
-    return hashes(request, block_size, hash_block, salt=salt)
-
-
 @wrong("request_block_hasher", "expected a list")
 def lazily(request, block_size, hash_block):
     yield from hashes(request, block_size, hash_block)
@@ -242,16 +215,9 @@ def remembers_by_id(request, block_size, hash_block):
 
 formulas(
     "request_block_hasher", "r, size, h",
-    ("hashes_the_partial_block", "partial block", "hashes(r, size, h, end=-(-r.num_tokens//size))"),
     ("misses_the_last_block", "last full block is missing",
      "hashes(r, size, h, end=(r.num_tokens - 1) // size)"),
-    ("hashes_all_again", "hashed again", "hashes(r, size, h, 0)"),
-    ("hashes_all_and_returns_the_new", "hashed again, and thrown away",
-     "hashes(r, size, h, 0)[len(r.block_hashes):]"),
-    ("chain_begins_again", "has no parent: the chain is broken", "hashes(r, size, h, parent=None)"),
     ("no_salt", "salt is ignored", "hashes(r, size, h, salt=lambda r, first: None)"),
-    ("empty_salt_is_one", "The empty string is no salt", "hashes(r, size, h, salt="
-     "lambda r, first: (r.cache_salt,) if first and r.cache_salt is not None else None)"),
     ("salt_without_a_tuple", "`extra_keys` are wrong",
      "hashes(r, size, h, salt=lambda r, first: first and r.cache_salt or None)"),
 )  # fmt: skip
@@ -296,30 +262,11 @@ def counted(blocks, size):
     return blocks, len(blocks) * size
 
 
-def up_to_the_last_hit(request, size, pool):
-    found = [pool.get_cached_block(h) for h in request.block_hashes[: most(request, size)]]
-    while found and found[-1] is None:
-        found.pop()
-    return found
-
-
 formulas(
     "get_computed_blocks", "r, size, pool",
     ("nothing_left", "no token is left to compute", "counted(run_of(r, pool), size)"),
-    ("over_the_gap", "goes on after the first miss",
-     "counted([b for b in up_to_the_last_hit(r, size, pool) if b is not None], size)"),
-    ("from_the_end", "all blocks before the last hit",
-     "counted(up_to_the_last_hit(r, size, pool), size)"),
-    ("always_one_less", "last found block is always thrown away",
-     "counted(run_of(r, pool)[:-1], size)"),
-    ("never_the_last_full_block", "last full block is never used",
-     "counted(run_of(r, pool)[: max(0, len(r.block_hashes) - 1)], size)"),
     ("one_token_less", "not its tokens",
      "(usable(r, size, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))"),
-    ("keeps_the_last_block", "writes into a block",
-     "(run_of(r, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))"),
-    ("counts_blocks", "counts blocks", "(usable(r, size, pool), len(usable(r, size, pool)))"),
-    ("reports_nothing", "positions would restart at zero", "(usable(r, size, pool), 0)"),
     ("touches_at_lookup", "must not touch",
      "(pool.touch(usable(r, size, pool)), counted(usable(r, size, pool), size))[1]"),
     ("blocks_only", "expected a pair", "usable(r, size, pool)"),
@@ -537,7 +484,6 @@ classes(
     "block_pool", Base,
     ("LetsTheEngineEvict", "engine's own method",
      {"get_new_blocks": lambda s, n: super(Base, s).get_new_blocks(n)}),
-    ("EvictedIsStillFound", "is still found by its hash", {"forget": lambda s, b: None}),
     ("NeverEvicts", "keeps its old hash", {"evict": lambda s, b: None}),
     ("StaleHash", "keeps its old hash", {"evict": lambda s, b:
      s.cached_block_hash_to_block.get(b.block_hash, {}).pop(b.block_id, None)}),
@@ -555,12 +501,6 @@ classes(
     ("ForgetsAllWhenFreed", QUEUE, {"free_blocks": each(frees_and_forgets)}),
     ("MostRecentFirst", QUEUE,
      {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, False)))}),
-    ("ReversesTheGivenOrder", "one `free_blocks` are reused in the wrong order",
-     {"enqueue": lambda s, free: Base.enqueue(s, free[::-1])}),
-    ("EmptyOnesToTheBack", "go to the back of the queue",
-     {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, True)))}),
-    ("EmptyOnesTurnedAround", "the last in the list is reused first", {"free_blocks": each(
-        lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, b.block_hash is not None)))}),
     ("FreesWhatOthersHold", "free block in the queue",
      {"free_blocks": each(frees_what_others_hold)}),
     ("ForgetsToFree", "0 free blocks in the queue",
@@ -568,24 +508,13 @@ classes(
     ("FreeSetsZero", "lower the reference count by one", {"free_blocks": each(free_sets_zero)}),
     ("WalksTwice", "in the queue", {"free_blocks": twice}),
     ("NewBlocksWithoutReference", "has one reference", {"take": without_references}),
-    ("TakesWhatThereIs", "more blocks than are free",
-     {"get_new_blocks": lambda s, n: s.take(min(n, s.get_num_free_blocks()))}),
     ("DoesNotCount", "raise a ValueError if fewer are free", {"get_new_blocks": Base.take}),
     ("RefusesAnExactFit", "raised ValueError", {"get_new_blocks": lambda s, n:
      Base.get_new_blocks(s, n + (n == s.get_num_free_blocks()))}),
-    ("CachesPartialBlocks", "not computed in full",
-     {"cache_full_blocks": lambda s, b, h, i, n: Base.cache_full_blocks(s, b, h, i, len(h))}),
-    ("HashesOutOfStep", "out of step",
-     {"cache_full_blocks": lambda s, b, h, i, n: Base.cache_full_blocks(s, b[i:n], h, 0, n - i)}),
     ("OnlyMarksTheBlock", "nothing is found", {
         "cache": lambda s, b, h: setattr(b, "block_hash", h), "forget": lambda s, b: None}),
     ("OnlyFillsTheTable", "a `block_hash` is wrong", {"cache": lambda s, b, h:
      s.cached_block_hash_to_block.setdefault(h, {}).update({b.block_id: b})}),
-    ("OneBlockPerHash", "when one of them is evicted", {
-        "get_cached_block": lambda s, h: s.cached_block_hash_to_block.get(h),
-        "cache": lambda s, b, h: (setattr(b, "block_hash", h),
-                                  s.cached_block_hash_to_block.update({h: b})),
-        "forget": lambda s, b: s.cached_block_hash_to_block.pop(b.block_hash, None)}),
     ("LookupRaises", "KeyError", {"get_cached_block": lambda s, h:
      next(iter(s.cached_block_hash_to_block[h].values()))}),
     ("FindsOnlyFreeOnes", "nothing is found", {"get_cached_block": hidden}),
@@ -618,13 +547,7 @@ formulas(
     ("head_first", "head of the prefix", "pool.free_blocks(table)"),
     ("by_halves", "wrong blocks are evicted first",
      "pool.free_blocks(table[len(table) // 2 :] + table[: len(table) // 2])"),
-    ("by_block_id", "that of the block numbers",
-     "pool.free_blocks(sorted(table, key=lambda b: -b.block_id))"),
     ("only_the_tail", OTHERS, "pool.free_blocks(table[-1:])"),
-    ("keeps_shared_ones", "Only the blocks that nobody else holds",
-     "pool.free_blocks([b for b in reversed(table) if b.ref_cnt == 1])"),
-    ("keeps_partial_ones", "Only full blocks are given back",
-     "pool.free_blocks([b for b in reversed(table) if b.block_hash is not None])"),
     ("turned_in_place", "changes `block_table` in place",
      "table.reverse() or pool.free_blocks(table)"),
     ("emptied", "changes `block_table` in place",
@@ -695,29 +618,6 @@ def same_by(part):
     return {"__eq__": lambda one, two: isinstance(two, Key) and part(one) == part(two)}
 
 
-def parents_tokens(one, two):
-    if not isinstance(two, Key) or one.own() != two.own():
-        return False
-    if one.parent is None or two.parent is None:
-        return one.parent is two.parent
-    return one.parent.own() == two.parent.own()
-
-
-def up_to_the_shorter(one, two):
-    pairs = zip(one.path(), two.path(), strict=False) if isinstance(two, Key) else ()
-    return isinstance(two, Key) and all(a.own() == b.own() for a, b in pairs)
-
-
-def where_the_other_begins(one, two):
-    """Asked the other way round, it is right."""
-    here = one
-    while isinstance(two, Key):
-        if here is None or here.own() != two.own():
-            return False
-        here, two = here.parent, two.parent
-    return two is None and here is not one
-
-
 def same_attributes(one, two):
     try:
         return one.own() == (two.digest, two.token_ids, two.extra_keys) and (
@@ -731,20 +631,9 @@ LOST = "nothing would ever be found"
 classes(
     "block_hash", Key,
     ("TrustsTheDigest", "digest alone decides", same_by(lambda k: k.digest)),
-    ("ComparesOwnTokens", "Only the block's own contents", same_by(Key.own)),
-    ("ComparesParentsTokens", "stops at the parent", {"__eq__": parents_tokens}),
-    ("ForgetsTheSalt", "salts are not compared",
-     same_by(lambda k: [(x.digest, x.token_ids) for x in k.path()])),
-    ("StopsAtTheShorterChain", "first block equals a later one", {"__eq__": up_to_the_shorter}),
-    ("StopsWhereTheOtherBegins", "first block equals a later one",
-     {"__eq__": where_the_other_begins}),
     ("SaltOfThisBlockOnly", "a tenant finds another tenant's blocks",
      same_by(lambda k: (k.digest, k.extra_keys, [x.token_ids for x in k.path()]))),
-    ("Recursive", "RecursionError", {"__eq__": lambda one, two: isinstance(two, Key)
-     and one.own() == two.own() and one.parent == two.parent}),
     ("SameObjectOnly", LOST, {"__eq__": lambda one, two: one is two}),
-    ("SameParentObject", "Parents are compared by `is`",
-     same_by(lambda k: (k.own(), id(k.parent)))),
     ("HashOfTheObject", "different `hash(...)`", {"__hash__": lambda k: id(k)}),
     ("HashOfTheParentObject", "different `hash(...)`",
      {"__hash__": lambda k: hash((k.digest, id(k.parent)))}),
@@ -790,56 +679,8 @@ def with_a_tree(prompts, block_size):
     return found
 
 
-def best_of(prompts, i, searched=slice(None)):
-    return max((common(prompts[i], e) for e in prompts[:i][searched]), default=0)
-
-
-@wrong("predict_num_cached_tokens", "without what comes before")
-def blocks_without_prefix(prompts, block_size):
-    seen, found = set(), []
-    for prompt in prompts:
-        ends = range(block_size, len(prompt) + 1, block_size)
-        blocks = [tuple(prompt[end - block_size : end]) for end in ends]
-        usable = blocks[: (len(prompt) - 1) // block_size]
-        found.append(block_size * len(list(takewhile(seen.__contains__, usable))))
-        seen.update(blocks)
-    return found
-
-
-@wrong("predict_num_cached_tokens", "finds itself")
-def finds_itself(prompts, block_size):
-    seen, found = set(), []
-    for prompt in prompts:
-        ends = range(block_size, len(prompt) + 1, block_size)
-        seen.update(tuple(prompt[:end]) for end in ends)
-        known = (e for e in ends if e < len(prompt) and tuple(prompt[:e]) in seen)
-        found.append(max(known, default=0))
-    return found
-
-
-def each_prompt(*wrong_ones):
-    """Predictions for prompt i, `p`, of which `best` tokens are in common with an earlier one."""
-    for name, says, rule in wrong_ones:
-        formulas("predict_num_cached_tokens", "prompts, size", (name, says, (
-            f"[(lambda p, best: {rule})(prompts[i], best_of(prompts, i)) "
-            "for i in range(len(prompts))]")))  # fmt: skip
-
-
-SEARCHED = "min(max((common(p, e) for e in prompts[:i][{}]), default=0), len(p) - 1) // size * size"
-each_prompt(
-    ("everything_found", "leaves no token to compute", "best // size * size"),
-    ("one_token_off", "rounding comes too early", "min(best // size * size, len(p) - 1)"),
-    ("single_tokens", "count single tokens", "min(best, len(p) - 1)"),
-    ("rounds_up", "round up", "min(-(-best // size), (len(p) - 1) // size) * size"),
-    ("blocks_not_tokens", "count blocks", "min(best, len(p) - 1) // size"),
-    ("one_block_less", "always left out", "max(0, best // size * size - size)"),
-)
 formulas(
     "predict_num_cached_tokens", "prompts, size",
-    ("last_prompt_only", "just before", "[min(best_of(prompts, i, slice(-1, None)), len(p) - 1) "
-     "// size * size for i, p in enumerate(prompts)]"),
-    ("first_prompt_only", "very first prompt", "[min(best_of(prompts, i, slice(1)), len(p) - 1) "
-     "// size * size for i, p in enumerate(prompts)]"),
     ("up_to_64", "prediction is wrong",
      "[min(n, 64 // size * size) for n in longest_common_prefix(prompts, size)]"),
     ("sorted_in_place", "changes in place", "[longest_common_prefix(prompts, size), "

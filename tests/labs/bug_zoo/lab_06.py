@@ -61,18 +61,6 @@ def empties_its_lists(prompt_lens, output_lens, batch_size):
 
 wrong_ones(
     "batch_waste",
-    ("one_maximum", "longest of *all*", lambda p, o, b: (spare(p), spare(o))),
-    ("idle_first", "swapped", lambda p, o, b: with_sums(o, p, b)),
-    ("whole_batches_only", "last batch is forgotten",
-     lambda p, o, b: with_sums(p[: len(p) // b * b], o[: len(o) // b * b], b)),
-    ("full_last_batch", "has fewer requests", lambda p, o, b: tuple(
-        per_batch(lambda x: b * max(x) - sum(x), lens, b) for lens in (p, o))),
-    ("ends_together", "longest prompt plus answer",
-     lambda p, o, b: with_sums(p, [x + y for x, y in zip(p, o, strict=True)], b)),
-    ("all_places", "useful ones included", lambda p, o, b: tuple(
-        per_batch(lambda x: len(x) * max(x), lens, b) for lens in (p, o))),
-    ("minimum", "shortest", lambda p, o, b: tuple(
-        per_batch(lambda x: sum(x) - len(x) * min(x), lens, b) for lens in (p, o))),
     ("idle_of_the_first_batch", "padding is right",
      lambda p, o, b: (with_sums(p, o, b)[0], spare(o[:b]) if o else 0)),
     ("one_number", "expected a pair", lambda p, o, b: sum(with_sums(p, o, b))),
@@ -167,22 +155,10 @@ def zeros_for_the_others(running, waiting, *limits):
 
 wrong_ones(
     "choose_tokens",
-    ("running_ones_are_free", "do not lower your budget", lambda *s: choose(*s, spend=0)),
-    ("budget_ignored", "budget is ignored", lambda r, w, n, b: choose(r, w, n, 10**6)),
-    ("max_num_seqs_ignored", "is ignored", lambda r, w, n, b: choose(r, w, 10**6, b)),
-    ("only_newcomers_are_counted", "Only newcomers are counted",
-     lambda r, *rest: choose(r, *rest, counted=len(r))),
-    ("skips_ahead", "overtakes", lambda *s: choose(*s, skip=True)),
-    ("shortest_first", "overtakes: the shortest",
-     lambda *s: choose(*s, order=lambda line: sorted(line, key=lacking))),
     ("last_come_first_served", "overtakes", lambda *s: choose(*s, order=lambda line: line[::-1])),
-    ("decode_as_whole_prompt", "counted with its whole text",
-     lambda *s: choose(*s, amount=lambda request: request.num_tokens)),
     ("prompts_only", "running gets no token",
      lambda r, w, n, b: choose([], w, n - len(r), b - len(r))),
     ("decodes_only", "is left out", lambda r, w, n, b: choose(r, [], n, b)),
-    ("exactly_full_is_too_full", "fills the step exactly",
-     lambda *s: choose(*s, fits=lambda n, budget: n < budget)),
     ("one_at_a_time", "is left out", lambda r, w, *limits: choose(r, w[:1], *limits)),
     ("a_list_of_names", "expected a dict", lambda *s: list(choose(*s))),
 )  # fmt: skip
@@ -209,31 +185,9 @@ def chunk(request, budget, after):
     return as_a_list(request, budget, after)[0]
 
 
-def prompt_left(request):
-    return len(request.prompt_token_ids) - request.num_computed_tokens
-
-
-def and_whether(tokens):
-    return lambda r, b, a: (tokens(r, b, a), tokens(r, b, a) == lacking(r))
-
-
 wrong_ones(
     "next_chunk",
-    ("samples_always", "sampled after every chunk", lambda r, b, a: (chunk(r, b, a), True)),
-    ("samples_after_the_prompt", "as soon as the *prompt* is computed",
-     lambda r, b, a: (chunk(r, b, a), chunk(r, b, a) >= prompt_left(r))),
-    ("samples_a_step_late", "a step too late",
-     lambda r, b, a: (chunk(r, b, a), prompt_left(r) <= 0)),
     ("never_samples", "no new one is sampled", lambda r, b, a: (chunk(r, b, a), False)),
-    ("takes_all", "leaves nothing for the running requests that come after",
-     lambda r, b, a: as_a_list(r, b, 0)),
-    ("whole_prompt", "prompt is not cut", lambda r, b, a: (lacking(r), True)),
-    ("whole_text", "counted again", and_whether(lambda r, b, a: min(r.num_tokens, b - a))),
-    ("forgets_the_answer", "Only the prompt is looked at", and_whether(
-        lambda r, b, a: min(prompt_left(r) if prompt_left(r) > 0 else 1, b - a))),
-    ("others_taken_from_the_request", "belongs to the budget",
-     and_whether(lambda r, b, a: min(lacking(r) - a, b))),
-    ("one_too_few", "stays unused", and_whether(lambda r, b, a: min(lacking(r), b - a - 1))),
     ("no_flag", "expected a pair", chunk),
 )  # fmt: skip
 
@@ -353,14 +307,6 @@ def frees_all_but_itself(request, *rest):
     return room(request, *rest, change=change)
 
 
-@wrong("make_room", "wrong order in `waiting`")
-def victims_reversed(request, n, running, waiting, manager):
-    line = list(waiting)
-    victims = room(request, n, running, waiting, manager)
-    waiting[:] = victims + line
-    return victims
-
-
 @wrong("make_room", "lost or gained tokens of its text")
 def starts_over(*state):
     def forget(victim, waiting, request):
@@ -383,15 +329,6 @@ def one_victim_only(request, n, running, waiting, manager):
     victim = running.pop()
     preempt(victim, waiting, manager)
     return [victim]
-
-
-@wrong("make_room", "before it is asked")
-def preempts_without_asking(request, n, running, waiting, manager):
-    victim = running.pop()
-    preempt(victim, waiting, manager)
-    if victim is request:
-        return [victim]
-    return [victim, *room(request, n, running, waiting, manager)]
 
 
 @wrong("make_room", "wrong numbers of blocks")
@@ -421,10 +358,6 @@ wrong_ones(
     ("keeps_the_prompt", "`num_computed_tokens` is wrong", keeps_the_prompt),
     ("keeps_the_blocks", "keeps its blocks", keeps_the_blocks),
     ("the_oldest", "most important one", the_oldest),
-    ("always_itself", "gives way itself, though",
-     lambda *s: room(*s, choose=lambda running, request: request)),
-    ("never_itself", "has to give way itself", lambda *s: room(*s, choose=lambda running, request: (
-        next((other for other in running[::-1] if other is not request), None)))),
     ("to_the_back", "back of the line", to_the_back),
     ("lost", "neither runs nor waits", lost),
     ("status_stays", "status is wrong", lambda *s: room(
@@ -476,15 +409,7 @@ def sorts(key, **options):
 
 wrong_ones(
     "by_importance",
-    ("higher_first", "Upside down: the *lower*", sorts(lambda r: (-r.priority, arrival(r)))),
-    ("newest_first", "Ties are broken wrongly", sorts(lambda r: (r.priority, -arrival(r)))),
-    ("whatever_order_they_come_in", "Ties are broken wrongly", sorts(lambda r: r.priority)),
     ("ties_by_name", "Ties are broken wrongly", sorts(lambda r: (r.priority, r.request_id))),
-    ("all_reversed", "Upside down: you begin with the least important",
-     sorts(lambda r: (r.priority, arrival(r)), reverse=True)),
-    ("arrival_only", "priority is not what counts first", sorts(arrival)),
-    ("arrival_first", "priority is not what counts first",
-     sorts(lambda r: (arrival(r), r.priority))),
     ("sort_returns_none", "expected a list", lambda requests: list(requests).sort(key=arrival)),
     ("one_per_rank", "missing, come twice",
      lambda requests: [r for _, r in sorted({r.priority: r for r in requests}.items())]),
@@ -523,29 +448,6 @@ def with_a_sum(num_tokens, costs):
 
 wrong_ones(
     "recovery_seconds",
-    ("half_the_square", "Each token looks at itself, too", lambda n, c: (
-        again(n, c, 2 * c.num_weights * n + n**2 / 2 * c.flops_per_pair), copies(n, c))),
-    ("one_flop_per_weight", "*two* FLOPs", lambda n, c: (
-        again(n, c, n * c.num_weights + triangle(n) * c.flops_per_pair), copies(n, c))),
-    ("no_attention", "Attention is missing",
-     lambda n, c: (again(n, c, 2 * n * c.num_weights), copies(n, c))),
-    ("full_square", "Attention is causal", lambda n, c: (
-        again(n, c, 2 * n * c.num_weights + n * n * c.flops_per_pair), copies(n, c))),
-    ("linear_attention", "one pair per token", lambda n, c: (
-        again(n, c, 2 * n * c.num_weights + n * c.flops_per_pair), copies(n, c))),
-    ("one_decode_step", "Only the last token is computed", lambda n, c: (
-        again(n, c, 2 * c.num_weights + n * c.flops_per_pair), copies(n, c))),
-    ("one_way", "travels twice", lambda n, c: (again(n, c), copies(n, c) / 2)),
-    ("bandwidth_only", "has to be started",
-     lambda n, c: (again(n, c), 2 * blocks(n, c) * c.block_bytes / c.bandwidth)),
-    ("started_once", "not once", lambda n, c: (
-        again(n, c), 2 * (c.seconds_per_copy + blocks(n, c) * c.block_bytes / c.bandwidth))),
-    ("part_of_a_block", "moved as a whole",
-     lambda n, c: (again(n, c), 2 * n / c.block_size * per_copy(c))),
-    ("rounded_down", "last block is forgotten",
-     lambda n, c: (again(n, c), 2 * (n // c.block_size) * per_copy(c))),
-    ("tokens_as_blocks", "as if it were a whole block",
-     lambda n, c: (again(n, c), 2 * n * per_copy(c))),
     ("other_way_round", "two numbers are swapped", lambda n, c: (copies(n, c), again(n, c))),
     ("flops_times_time", "seconds to recompute are wrong",
      lambda n, c: (2 * n * c.num_weights * c.flops, copies(n, c))),
@@ -616,12 +518,6 @@ def swaps(**methods):
     return type("Wrong", (Swaps,), methods)
 
 
-def swap_first(self, victim):
-    if not self.manager.swap_out(victim) or not self.wants_to_swap(victim):
-        self.recompute(victim)
-    victim.status = RequestStatus.PREEMPTED
-
-
 def status_of_the_recomputed(self, victim):
     if not (self.wants_to_swap(victim) and self.manager.swap_out(victim)):
         self.recompute(victim)
@@ -672,7 +568,6 @@ class Shared(Swaps):
 
 wrong_ones(
     "swap_or_recompute",
-    ("swaps_before_it_asks", "Everybody is swapped out", swaps(give_way=swap_first)),
     ("only_the_recomputed_are_preempted", "status is wrong",
      swaps(give_way=status_of_the_recomputed)),
     ("waits", "does not come to an end", swaps(give_way=waits_for_host_memory)),
@@ -682,8 +577,6 @@ wrong_ones(
     ("gives_up_what_is_out", "wrong requests are in host memory",
      swaps(come_back=recomputes_if_full)),
     ("one_for_all", "wrong number of blocks is copied", Shared),
-    ("long_texts_only", "", swaps(
-        wants_to_swap=lambda self, victim: victim.num_computed_tokens >= 1000)),
     ("prompt_only", "", swaps(wants_to_swap=lambda self, victim: (
         self.recovery(len(victim.prompt_token_ids))[1]
         < self.recovery(len(victim.prompt_token_ids))[0]))),
@@ -881,17 +774,6 @@ class NewcomersFirst(Base):
                 self.take(request, n)
 
 
-@wrong("scheduler", "stand still")
-class NothingLeftForOthers(Base):
-    def serve_running(self):
-        for request in list(self.running):
-            n = min(lacking(request), self.budget)
-            if n and request in self.running:
-                self.preempted += self.make_room(request, n)
-                if request in self.running:
-                    self.take(request, n)
-
-
 @wrong("scheduler", "get tokens in the same step")
 class AdmitsDuringPreemption(Base):
     def may_join(self, preempted):
@@ -1035,11 +917,6 @@ def jump_to_the_end(self, output, sampled, _):
         )
 
 
-def count_the_new_token(self, output, sampled, _):
-    for request in sampled:
-        request.num_computed_tokens += 1
-
-
 def remove_while_looping(self, output, sampled, running):
     self.running = running
     for request in self.running:  # jumps over the one behind each that it removes
@@ -1145,15 +1022,9 @@ def makes_room_as(function):
 
 but(
     "scheduler",
-    ("BudgetNeverLowered", "budget is not lowered",
-     {"take": lambda self, request, n: self.scheduled.update({request.request_id: n})}),
     ("WholePrompts", "the budget is 1", {"chunk": lambda self, request, *_: lacking(request)}),
-    ("MaxNumSeqsIgnored", "`max_num_seqs` is not kept", {"is_full": lambda self: False}),
-    ("OneTooMany", "`max_num_seqs` is not kept",
-     {"is_full": lambda self: len(self.running) > self.config.max_num_seqs}),
     ("DecodeAsWholePrompt", "computed already would be computed again",
      {"chunk": lambda self, request, budget, after: min(request.num_tokens, budget - after)}),
-    ("VictimComesBackAtOnce", "lost its blocks", {"may_join": lambda self, preempted: True}),
     ("VictimIsTheOldest", "wrong requests are preempted", makes_room_as(the_oldest)),
     ("PreemptedKeepsItsCount", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
     ("VictimKeepsItsBlocks", "wrong requests are", makes_room_as(keeps_the_blocks)),
@@ -1172,16 +1043,12 @@ but(
      {"join": lambda self, request: self.running.append(request)}),
     ("NeverMovesOn", "`num_computed_tokens` is wrong", {"update_from_output": lambda self, o, s: (
         Base.update_from_output(self, scheduler_output({}, [], [], self.kv_cache_manager), s))}),
-    ("CountsTheNewToken", "is counted as computed",
-     {"update_from_output": afterwards(count_the_new_token)}),
     ("SetsTheCount", "`num_computed_tokens` is wrong",
      {"update_from_output": afterwards(set_the_count)}),
     ("JumpsToTheEnd", "`num_computed_tokens` is wrong",
      {"update_from_output": afterwards(jump_to_the_end)}),
     ("FinishedStays", "Who is finished leaves `running`", {"update_from_output": afterwards(
         lambda self, output, sampled, running: setattr(self, "running", running))}),
-    ("FinishedKeepsItsBlocks", "finished keeps its blocks",
-     {"update_from_output": lambda self, o, s: Base.update_from_output(self, o, [])}),
     ("RemovesWhileLooping", "Who is finished leaves `running`",
      {"update_from_output": afterwards(remove_while_looping)}),
     ("AllSampledLeave", "all others stay", {"update_from_output": afterwards(
@@ -1189,11 +1056,8 @@ but(
             self, "running", [r for r in self.running if r not in sampled]))}),
     ("AllSampledAreFreed", "others keep theirs", {"update_from_output": afterwards(
         lambda self, output, sampled, running: list(map(self.kv_cache_manager.free, sampled)))}),
-    ("AbortForgetsBlocks", "aborted keeps its blocks", {"abort_requests": abort(free=False)}),
     ("AbortOnlyMarks", "in the wrong list", {"abort_requests": abort(sift=())}),
-    ("AbortForgetsTheLine", "stays in `waiting`", {"abort_requests": abort(sift=("running",))}),
     ("AbortWithoutStatus", "status is wrong after `abort", {"abort_requests": abort(mark=False)}),
-    ("AbortsTheFinished", "marked as aborted", {"abort_requests": abort(finished=True)}),
     ("NeverDone", "has_unfinished_requests()` is True",
      {"has_unfinished_requests": lambda self: True}),
     ("OnlyLooksAtRunning", "has_unfinished_requests()` is False",

@@ -61,31 +61,10 @@ def down(low, high):
 
 table(
     "propose", "text, low, high, k",
-    ("finds_itself_at_the_end", "suffix finds itself",
-     "lookup(text, down(low, high), k, lambda end, n: range(end - n, -1, -1))"),
-    ("finds_itself_if_nothing_else", "shorter ones are never tried",
-     "lookup(text, down(low, min(high, len(text))), k, lambda end, n: range(end - n + 1))"),
-    ("shortest_first", "shortest suffix is tried first", "lookup(text, range(low, high + 1), k)"),
-    ("longest_only", "shorter ones are never tried", "lookup(text, [high], k)"),
-    ("down_to_one", "shorter than `prompt_lookup_min`", "lookup(text, range(high, 0, -1), k)"),
-    ("up_to_the_whole_text", "longer than `prompt_lookup_max`",
-     "lookup(text, range(len(text) - 1, low - 1, -1), k)"),
-    ("range_ends_too_early", "exactly `prompt_lookup_min` tokens are never tried",
-     "lookup(text, range(high, low, -1), k)"),
-    ("range_begins_too_late", "exactly `prompt_lookup_max` tokens are never tried",
-     "lookup(text, reversed(range(low, high)), k)"),
-    ("last_occurrence", "the last is taken",
-     "lookup(text, down(low, high), k, lambda e, n: range(e - n - 1, -1, -1))"),
     ("all_that_follow", "More than `num_speculative_tokens`",
      "lookup(text, down(low, high), len(text))"),
     ("the_match_too", "not the tokens behind the first place",
      "lookup(text, down(low, high), k, begin=lambda start, n: start)"),
-    ("begins_too_early", "one token too early",
-     "lookup(text, down(low, high), k, begin=lambda start, n: start + n - 1)"),
-    ("begins_too_late", "one token too late",
-     "lookup(text, down(low, high), k, begin=lambda start, n: start + n + 1)"),
-    ("no_overlap", "overlaps the suffix is not found",
-     "lookup(text, down(low, high), k, lambda end, n: range(max(0, end - 2 * n)))"),
     ("padded", "A made-up token is a wrong guess",
      "(lookup(text, down(low, high), k) + [0] * k)[:k]"),
     ("none_if_nothing_is_found", "returned None", "lookup(text, down(low, high), k) or None"),
@@ -94,16 +73,6 @@ table(
     ("within_a_window", "A match is not found",
      "lookup(text[-64:], down(low, high), k)"),
 )  # fmt: skip
-
-
-@wrong("propose", "suffix finds itself")
-def last_index_of_each(token_ids, low, high, k):
-    for n in down(low, high):
-        windows = [token_ids[i : i + n] for i in range(len(token_ids) - n + 1)]
-        if token_ids[-n:] in windows:
-            start = len(windows) - 1 - windows[::-1].index(token_ids[-n:])
-            return token_ids[start + n : start + n + k]
-    return []
 
 
 @wrong("propose", "thrown away")
@@ -133,33 +102,8 @@ def engines_greedy(draft_token_ids, target_token_ids):
     return RejectionSampler().greedy(draft_token_ids, target_token_ids)
 
 
-def agreeing(draft, target):
-    return len(with_takewhile(draft, target)) - 1
-
-
-def shifted(draft, target):
-    pairs = zip(draft, target[1:], strict=True)
-    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
 table(
     "verify_greedy", "draft, target",
-    ("accepted_only", "own token behind them is missing", "draft[: agreeing(draft, target)]"),
-    ("no_bonus", "bonus token is missing", "with_takewhile(draft, target)[: len(draft)]"),
-    ("bonus_in_place_of_the_recovered", "bonus token is taken after a rejection",
-     "draft[: agreeing(draft, target)] + target[-1:]"),
-    ("recovered_and_bonus", "bonus token is taken after a rejection",
-     "with_takewhile(draft, target) + (target[-1:] if agreeing(draft, target) < len(draft) else "
-     "[])"),
-    ("keeps_the_rejected", "rejected guess is returned",
-     "(draft + target[-1:])[: agreeing(draft, target) + 1]"),
-    ("the_whole_target", "All of the target's tokens", "list(target)"),
-    ("each_on_its_own", "accepted behind a wrong one",
-     "[g for g, t in zip(draft, target, strict=False) if g == t] + [target[-1]]"),
-    ("shifted_by_one", "one place too late",
-     "[*draft[: shifted(draft, target)], target[shifted(draft, target)]]"),
-    ("all_or_one", "rejects all of them", "list(target) if draft == target[:-1] else target[:1]"),
-    ("believes_everything", "All guesses are accepted", "[*draft, target[-1]]"),
     ("fails_without_guesses", "IndexError",
      "with_takewhile(draft, target) if draft[0] is not None else []"),
 )  # fmt: skip
@@ -180,17 +124,6 @@ def with_the_minimum(token_id, target_probs, draft_probs, uniform):
 
 table(
     "is_accepted", "i, p, q, uniform",
-    ("above_the_ratio", "wrong way round", "uniform > (p[i] / q[i]).item()"),
-    ("upside_down", "probability q / p", "bool(uniform < q[i] / p[i])"),
-    ("target_alone", "probability p, and ignore", "uniform < p[i].item()"),
-    ("draft_alone", "probability q, and ignore the target", "uniform < q[i].item()"),
-    ("barker", "p / (p + q)", "uniform < (p[i] / (p[i] + q[i])).item()"),
-    ("no_chance", "random number does not matter", "bool(p[i] >= q[i])"),
-    ("no_chance_and_strict", "random number does not matter", "bool(p[i] > q[i])"),
-    ("only_the_best", "greedy verification", "i == int(p.argmax())"),
-    ("of_the_maxima", "two largest probabilities", "uniform < float(p.max() / q.max())"),
-    ("at_most", "would never make can be accepted", "uniform <= float(p[i] / q[i])"),
-    ("always", "Every guess is accepted", "True"),
     ("returns_the_ratio", "expected True or False", "min(1.0, float(p[i] / q[i]))"),
     ("draws_again", "judged wrongly",
      "random.Random(int(uniform * 1000)).random() < float(p[i] / q[i])"),
@@ -219,15 +152,8 @@ def shared(weights):
 
 table(
     "recovered_probs", "p, q",
-    ("from_the_target", "target's own distribution", "p.clone()"),
-    ("not_renormalised", "does not sum to 1", "(p - q).clamp(min=0)"),
-    ("q_minus_p", "wrong way round", "shared((q - p).clamp(min=0))"),
     ("absolute", "absolute difference", "shared((p - q).abs())"),
-    ("not_clamped", "not set to 0", "p - q"),
-    ("divided_too_early", "divide before you clamp", "((p - q) / (p - q).sum()).clamp(min=0)"),
     ("softmax", "softmax gives every token", "(p - q).clamp(min=0).softmax(-1)"),
-    ("masked", "you keep all of p", "shared(torch.where(p > q, p, torch.zeros_like(p)))"),
-    ("from_the_draft", "draft's distribution", "q.clone()"),
     ("writes_into_p", "in place", "shared(p.sub_(q).clamp_(min=0))"),
     ("divides_by_a_little_more", "numbers are wrong",
      "(p - q).clamp(min=0) / ((p - q).clamp(min=0).sum() + 1e-6)"),
@@ -373,19 +299,6 @@ for _name, _says, _switches in (
     wrong("rejection_sample", _says)(_answer)
 
 
-@wrong("rejection_sample", "random number that rejected the guess")
-def recovers_with_the_same_number(d, q, p, g):
-    """The number that rejected the guess picks the recovered token, too."""
-    for i, token in enumerate(d):
-        row = one_hot(token, p[i]) if q is None else q[i]
-        u = uniform_from(g)
-        if not u < p[i][token] / row[token]:
-            cumulative = (p[i] - row).clamp(min=0).double().cumsum(-1)
-            picked = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
-            return [*d[:i], int(picked)]
-    return [*d, draw(p[-1], g)]
-
-
 @wrong("rejection_sample", "guess 0 can only be accepted here")
 def draws_and_compares(d, q, p, g):
     out = []
@@ -419,7 +332,6 @@ table(
      "with_takewhile(list(d), p.argmax(-1).tolist())"),
     ("draft_row_before", "drawn in their place are at fault",
      "sampler(d, None if q is None else q.roll(1, 0), p, g)"),
-    ("ignores_the_draft", "probability p, and ignore", "sampler(d, None, p, g)"),
     ("none_is_forgotten", "TypeError", "sampler(d, q[: len(d)], p, g)"),
     ("returns_tensors", "expected a list of ints",
      "[torch.tensor(token) for token in sampler(d, q, p, g)]"),
@@ -448,12 +360,6 @@ def step_by_step(acceptance_rate, num_speculative_tokens):
 table(
     "expected_tokens",
     "a, k",
-    ("guesses_only", "step's own token is missing", "sum(a**i for i in range(1, k + 1))"),
-    ("one_term_less", "bonus token is missing", "sum(a**i for i in range(k))"),
-    ("one_term_more", "one term too many", "sum(a**i for i in range(k + 2))"),
-    ("linear", "each guess on its own", "1 + k * a"),
-    ("all_accepted", "only the case that all guesses", "(k + 1) * a**k"),
-    ("zero_by_zero", "0 / 0", "(1 - a ** (k + 1)) / (1 - a)"),
     ("a_product", "times what it should be", "(1 + a) ** k"),
 )
 
@@ -485,15 +391,8 @@ def gain(a, cost):
 
 table(
     "choose_num_speculative_tokens", "a, most, cost",
-    ("at_least_one", "never choose 0", "max(1, with_a_loop(a, most, cost))"),
-    ("range_from_one", "never choose 0", "max(range(1, most + 1), key=gain(a, cost), default=0)"),
-    ("most_tokens", "does not matter to your cost",
-     "max(range(most + 1), key=lambda k: step_by_step(a, k))"),
-    ("range_to_most", "itself is never chosen", "max(range(most), key=gain(a, cost), default=0)"),
     ("difference", "take the cost off",
      "max(range(most + 1), key=lambda k: step_by_step(a, k) - k * cost)"),
-    ("guesses_cost_only", "cost of the step itself is missing",
-     "max(range(most + 1), key=lambda k: step_by_step(a, k) / (k * cost or 1))"),
     ("one_guess_costs", "gives more tokens per time",
      "max(range(most + 1), key=lambda k: step_by_step(a, k) / (1 + cost))"),
     ("minimum", "worst number", "min(range(most + 1), key=gain(a, cost))"),
@@ -532,48 +431,12 @@ def by_powers(parents):
     return torch.linalg.matrix_power(parent_and_self(parents).float(), 1 + len(parents)) > 0
 
 
-@wrong("tree_attention_mask", "off by one")
-def parents_not_shifted(parents):
-    mask = torch.eye(1 + len(parents), dtype=torch.bool)
-    mask[:, 0] = True
-    for guess, parent in enumerate(parents):
-        mask[guess + 1] |= mask[max(parent, 0)]
-    return mask
-
-
 def eye(size):
     return torch.eye(size, dtype=torch.bool)
 
 
-def column(size):
-    return torch.arange(size)[None] == 0
-
-
-def below_the_root(size):
-    return torch.arange(size)[:, None] > 0
-
-
-def siblings(parents):
-    same = torch.tensor([[one == other for other in parents] for one in parents], dtype=torch.bool)
-    return F.pad(same.reshape(len(parents), len(parents)), (1, 0, 1, 0))
-
-
 table(
     "tree_attention_mask", "parents, mask=by_walking_up",
-    ("causal", "causal mask of a chain", "torch.ones_like(mask(parents)).tril()"),
-    ("not_itself", "does not see itself", "mask(parents) & ~eye(1 + len(parents))"),
-    ("guesses_not_themselves", "does not see itself",
-     "mask(parents) & ~(eye(1 + len(parents)) & below_the_root(1 + len(parents)))"),
-    ("only_the_parent", "grandparents are missing", "parent_and_self(parents)"),
-    ("root_parent_and_self", "grandparents are missing",
-     "parent_and_self(parents) | column(1 + len(parents))"),
-    ("without_the_root", "do not see the last confirmed token",
-     "mask(parents) & ~(column(1 + len(parents)) & below_the_root(1 + len(parents)))"),
-    ("transposed", "Rows and columns are exchanged", "mask(parents).T.clone()"),
-    ("sees_siblings", "siblings", "mask(parents) | siblings(parents)"),
-    ("everything", "Everybody sees everybody", "torch.ones_like(mask(parents))"),
-    ("inverted", "True and False are exchanged", "~mask(parents)"),
-    ("guesses_only_mask", "has no row", "mask(parents)[1:, 1:]"),
     ("as_numbers", "dtype", "mask(parents).long()"),
     ("of_64_at_most", "should be True",
      "mask(parents) & (torch.arange(1 + len(parents)) < 64)"),
@@ -596,37 +459,10 @@ def recursively(draft_token_ids, parents, target_token_ids, node=-1):
     return []
 
 
-def walk(fits):
-    """One loop over all guesses; `fits` says whether a guess goes on from the path so far."""
-    path, node = [], -1
-    for i in itertools.count():
-        try:
-            if fits(i, node, path):
-                path.append(i)
-                node = i
-        except IndexError:
-            return path
-
-
 table(
     "follow_tree", "d, p, t, good=recursively",
-    ("first_child", "first child, whatever the target says",
-     "walk(lambda i, node, path: p[i] == node)"),
-    ("first_child_if_right", "Only the first child is looked at",
-     "walk(lambda i, node, path: p[i] == node and p.index(node) == i and d[i] == t[node + 1])"),
-    ("any_node_behind", "no child of the current one",
-     "walk(lambda i, node, path: d[i] == t[node + 1])"),
-    ("row_by_depth", "row of the depth",
-     "walk(lambda i, node, path: p[i] == node and d[i] == t[len(path)])"),
-    ("rows_not_shifted", "rows are off by one",
-     "walk(lambda i, node, path: p[i] == node and d[i] == t[max(node, 0)])"),
-    ("one_level", "stop after the first right guess", "good(d, p, t)[:1]"),
-    ("tokens_of_the_path", "return the tokens", "[d[i] for i in good(d, p, t)]"),
-    ("with_the_root", "root is in your path", "[-1, *good(d, p, t)]"),
     ("rows_in_place_of_numbers", "not the numbers of the longest path",
      "[i + 1 for i in good(d, p, t)]"),
-    ("all_that_fit_their_parent", "below a rejected one",
-     "[i for i, token in enumerate(d) if token == t[p[i] + 1]]"),
     ("upwards", "not the numbers of the longest path", "good(d, p, t)[::-1]"),
     ("the_last_one", "not the numbers of the longest path", "good(d, p, t)[-1:]"),
     ("to_a_depth_of_3", "not the numbers of the longest path", "good(d, p, t)[:3]"),

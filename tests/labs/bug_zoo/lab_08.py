@@ -116,8 +116,6 @@ table(
                    checked_but(unless=lambda p: p.top_p == 0)),
     top_k_from_zero=("`top_k=-1` is refused", checked_but(
         first=lambda p: "top_k" if isinstance(p.top_k, int) and p.top_k < 0 else None)),
-    none_compared=("not supported between", checked_but(
-        first=lambda p: "max_tokens" if p.max_tokens < 1 else None)),
     minimum_alone=("`min_tokens=17, max_tokens=16` is let through",
                    checked_but(unless=lambda p: p.min_tokens in (17, 18, 10**7))),
     empty_stop=("`stop=''` is let through", "found in every text", checked_but("stop")),
@@ -207,25 +205,11 @@ samples_from_each_chunk = laid_out(samples=lambda r, s, e, b: True)
 table(
     "prepare_inputs",
     positions_restart=("Positions restart at 0", positions_restart),
-    always_from_the_start=("Every chunk starts at the request's first token", laid_out(
-        lambda r, s, e, b: r.all_token_ids[: e - s], lambda r, s, e, b: range(e - s))),
-    tokens_from_the_start=("Every chunk starts at the request's first token",
-                           laid_out(lambda r, s, e, b: r.all_token_ids[: e - s])),
-    one_long_text=("Positions count the rows of the batch",
-                   laid_out(positions=lambda r, s, e, b: range(b, b + e - s))),
     positions_from_one=("not the positions", laid_out(
         positions=lambda r, s, e, b: range(s + 1, e + 1))),
-    newest_tokens=("the newest tokens", laid_out(lambda r, s, e, b: r.all_token_ids[s - e :])),
     samples_from_each_chunk=("a chunk that is not the end of its prompt", samples_from_each_chunk),
-    row_of_the_next_request=("one row too far", laid_out(row=lambda r, s, e, b: b + e - s)),
-    own_row=("counts from each request's own first row",
-             laid_out(row=lambda r, s, e, b: e - s - 1)),
     first_row=("not the rows to sample from", laid_out(row=lambda r, s, e, b: b)),
     every_row=("You sample from every row", every_row),
-    only_decode=("Only decode steps are sampled", laid_out(
-        samples=lambda r, s, e, b: e - s == 1)),
-    whole_prompts_only=("Prompts in chunks never get a first token", laid_out(
-        samples=lambda r, s, e, b: (s == 0 or e - s == 1) and e == r.num_tokens)),
     list_of_lists=("Not a flat list of ints", list_of_lists),
     counts_at_once=("changes a request", counts_at_once),
     in_the_order_of_the_dict=("not the tokens of the step", in_the_order_of_the_dict),
@@ -282,21 +266,6 @@ def with_returns(request, num_scheduled_tokens, token_id):
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
 
 
-def at_max_tokens(request, token_id, early):
-    full = len(request.output_token_ids) == request.sampling_params.max_tokens
-    if full and request.status == RequestStatus.RUNNING:
-        request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-
-
-def length_counts_first(request, token_id, early):
-    if request.num_tokens >= request.max_num_tokens:
-        request.status, request.stop_reason = RequestStatus.FINISHED_LENGTH_CAPPED, None
-
-
-def goes_on_while_early(request, token_id, early):
-    request.status = RequestStatus.RUNNING if early else request.status
-
-
 def token_or_nothing(request, num_scheduled_tokens, token_id):
     """Token 0 is no token."""
     booked()(request, num_scheduled_tokens, token_id or None)
@@ -307,34 +276,18 @@ newest_is_computed = booked(count=lambda n, t: n + (t is not None))
 table(
     "update_request",
     computed_forgotten=("`num_computed_tokens` is 0", booked(count=lambda n, t: 0)),
-    returns_too_early=("A chunk without a new token is not counted", booked(
-        count=lambda n, t: 0 if t is None else n)),
     newest_is_computed=("newest token is counted as computed", newest_is_computed),
     one_per_step=("`num_computed_tokens` is 1", booked(count=lambda n, t: 1)),
     only_the_answer=("`all_token_ids` is wrong", booked(
         after=lambda r, t, early: r.all_token_ids.pop())),
     only_all_tokens=("`output_token_ids` is wrong", booked(
         after=lambda r, t, early: r.output_token_ids.pop())),
-    eos_always_ends=("`ignore_eos` is ignored", booked(lambda r, t: t in r.eos_token_ids)),
-    ignores_all=("switches off the stop tokens", booked(
-        may_stop=lambda r, t, may: may and not r.sampling_params.ignore_eos)),
-    no_eos=("goes on after EOS", booked(lambda r, t: False)),
     first_eos_only=("The status is RUNNING", booked(
         lambda r, t: t in r.eos_token_ids[:1] and not r.sampling_params.ignore_eos)),
-    no_stop_tokens=("goes on after a stop token", booked(stops=lambda r, t: False)),
     no_reason=("`stop_reason` is None", booked(reason=lambda eos, t: None)),
-    reason_for_eos=("`stop_reason` is set for EOS", booked(reason=lambda eos, t: t)),
     one_token_early=("The status is FINISHED_LENGTH_CAPPED", one_token_early),
-    one_token_late=("length limit never ends", booked(limit=1)),
-    only_max_tokens=("Only `max_tokens` ends the answer", booked(
-        limit=10**6, after=at_max_tokens)),
-    length_first=("it was stopped, not cut off", booked(after=length_counts_first)),
-    no_minimum=("`min_tokens` is ignored: ", booked(may_stop=lambda r, t, may: True)),
     minimum_for_eos_only=("The status is FINISHED_STOPPED", booked(
         may_stop=lambda r, t, may: may or t not in r.eos_token_ids)),
-    minimum_one_less=("the last of the first `min_tokens` tokens", booked(
-        may_stop=lambda r, t, may: len(r.output_token_ids) + 1 >= r.sampling_params.min_tokens)),
-    minimum_over_length=("lifts the length limit", booked(after=goes_on_while_early)),
     token_or_nothing=("`output_token_ids` is wrong", token_or_nothing),
 )  # fmt: skip
 
@@ -551,16 +504,10 @@ table(
     "text_to_show",
     only_new_text=("A stop string is missed", text_shown(
         lambda t, n, s: t.find(s, max(0, len(t) - n)))),
-    only_at_the_end=("A stop string is missed", text_shown(
-        lambda t, n, s: len(t) - len(s) if t.endswith(s) else -1, None)),
     counts_from_the_end=("A stop string is missed", text_shown(
         lambda t, n, s: t.find(s, len(t) - n - len(s) + 1))),
-    everywhere=("among the first `min_tokens` tokens", text_shown(lambda t, n, s: t.find(s))),
     shows_the_stop_string=("The stop string is shown", text_shown(
         change=lambda text, first: (first[0] + len(first[1]), first[1]))),
-    first_in_the_list=("the first in the list, not the one that is complete first",
-                       text_shown(key=None)),
-    begins_first=("the one that *begins* first", text_shown(key=lambda f: f[0])),
     longest_of_a_tie=("complete at the same character", text_shown(
         key=lambda f: (f[0] + len(f[1]), -len(f[1])))),
     shows_everything=("has to be taken back", text_shown(longest=lambda *a, **k: 1)),
@@ -610,23 +557,8 @@ def with_numpy(arrival_time, scheduled_ts, token_ts):
 
 table(
     "latencies",
-    ttft_without_queue=("leaves out the time in the queue", felt(ttft=lambda a, s, ts: ts[0] - s)),
-    tpot_over_n=("divides by the number of tokens", felt(
-        tpot=lambda a, s, ts: (ts[-1] - ts[0]) / len(ts))),
-    tpot_with_prompt=("TPOT holds the prompt's time", felt(
-        tpot=lambda a, s, ts: (ts[-1] - a) / len(ts))),
     one_token=("division by zero", felt(
         tpot=lambda a, s, ts: (ts[-1] - ts[0]) / (len(ts) - 1))),
-    tpot_of_zero=("TPOT is None, not 0", felt(
-        tpot=lambda a, s, ts: (ts[-1] - ts[0]) / max(1, len(ts) - 1))),
-    ttft_is_a_gap=("The first gap is TTFT", felt(
-        itl=lambda a, s, ts: [y - x for x, y in itertools.pairwise([a, *ts])])),
-    unique_times=("Gaps of 0 are left out", felt(
-        itl=lambda a, s, ts: [y - x for x, y in itertools.pairwise(ts) if y > x])),
-    queue_until_the_first_token=("queue time ends when", felt(
-        queue_time=lambda a, s, ts: ts[0] - a)),
-    e2e_from_the_first_token=("starts with the arrival", felt(
-        e2e_latency=lambda a, s, ts: ts[-1] - ts[0])),
     milliseconds=("inter-token latencies are wrong", felt(
         itl=lambda a, s, ts: [round(y - x, 3) for x, y in itertools.pairwise(ts)])),
 )  # fmt: skip
@@ -663,10 +595,6 @@ def percentile_between(values, q):
     return values[low] + (place - low) * (values[high] - values[low])
 
 
-def nearest(values, q):
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
-
-
 def by(percentile):
     return report(
         median_ttft=lambda rs, d, n: percentile([r.ttft for r in rs], 0.5),
@@ -692,31 +620,6 @@ def sorts_in_place(requests, *arguments):
 
 table(
     "serving_report",
-    mean_for_median=("`median_ttft` is the mean", report(
-        median_ttft=lambda rs, d, n: sum(r.ttft for r in rs) / len(rs))),
-    nearest_rank=("pick one of the values", by(nearest)),
-    worst=("`p99_ttft` is the maximum", report(p99_ttft=lambda rs, d, n: max(r.ttft for r in rs))),
-    itl_from_tpot=("requests' means (TPOT)", report(p99_itl=lambda rs, d, n: np.percentile(
-        [r.tpot for r in rs if r.tpot is not None], 99))),
-    mean_of_percentiles=("a mean of percentiles", report(p99_itl=lambda rs, d, n: np.mean(
-        [np.percentile(r.itl, 99) for r in rs if r.itl]))),
-    gaps_for_tokens=("first token is missing", report(
-        output_throughput=lambda rs, d, n: sum(len(r.itl) for r in rs) / d)),
-    sum_of_latencies=("divides by the requests' own times", report(
-        output_throughput=lambda rs, d, n: sum(len(r.itl) + 1 for r in rs)
-        / sum(r.e2e_latency for r in rs))),
-    good_count=("is a count", report(request_goodput=lambda rs, d, n: n)),
-    good_part=("is the part of the requests", report(
-        request_goodput=lambda rs, d, n: n / len(rs))),
-    only_ttft=("looks at TTFT only", report(lambda r, ttft, tpot: r.ttft <= ttft)),
-    one_of_two=("keeps only one of the two limits", report(
-        lambda r, ttft, tpot: r.ttft <= ttft or r.tpot is None or r.tpot <= tpot)),
-    none_is_bad=("Answers of one token are never good", report(
-        lambda r, ttft, tpot: r.ttft <= ttft and r.tpot is not None and r.tpot <= tpot)),
-    strictly_below=("just meets its limit", report(
-        lambda r, ttft, tpot: r.ttft < ttft and (r.tpot is None or r.tpot < tpot))),
-    every_gap=("One long gap makes a request bad", report(
-        lambda r, ttft, tpot: r.ttft <= ttft and all(g <= tpot for g in r.itl))),
     other_names=("dict with the keys", other_names),
     sorts_in_place=("changes in place", sorts_in_place),
 )  # fmt: skip
@@ -776,17 +679,6 @@ table(
     zip_only=("Answers of different length count as equal", zip_only),
     top_two=("between the two best tokens", judged(top_two)),
     last_difference=("the last difference", last_difference),
-    noise_once=("noise of one logit", judged(
-        lambda row, a, b, n: (float(row[a] - row[b]), row[a] - row[b] <= n))),
-    turned_around=("wrong sign", judged(
-        lambda row, a, b, n: (float(row[b] - row[a]), row[b] - row[a] <= 2 * n))),
-    must_be_equal=("Nothing counts as explained", judged(
-        lambda row, a, b, n: (float(row[a] - row[b]), False))),
-    all_is_noise=("Everything counts as explained", judged(
-        lambda row, a, b, n: (float(row[a] - row[b]), True))),
-    an_end_is_explained=("One answer simply ends", judged(ended=True)),
-    strictly_less=("exactly twice the noise", judged(
-        lambda row, a, b, n: (float(row[a] - row[b]), row[a] - row[b] < 2 * n))),
     counts_from_one=("The first place where the answers differ is another one", judged(one=1)),
 )  # fmt: skip
 

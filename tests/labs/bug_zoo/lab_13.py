@@ -85,20 +85,6 @@ def in_numpys_numbers(requests, block_size):
     return list(np.array(pairwise(requests, block_size), dtype=np.int64))
 
 
-@wrong("predict_cached_tokens", "without what comes before them")
-def no_chain(requests, block_size):
-    seen, found = set(), []
-    for salt, prompt in requests:
-        starts = range(0, len(prompt) - block_size + 1, block_size)
-        blocks = [(salt, tuple(prompt[s : s + block_size])) for s in starts]
-        hit = 0
-        while hit < min(len(blocks), (len(prompt) - 1) // block_size) and blocks[hit] in seen:
-            hit += 1
-        found.append(hit * block_size)
-        seen.update(blocks)
-    return found
-
-
 @wrong("predict_cached_tokens", "prediction is wrong")
 def only_the_last_request(requests, block_size):
     pairs = itertools.pairwise(requests)
@@ -115,24 +101,12 @@ def empties_the_list(requests, block_size):
 table(
     "predict_cached_tokens",
     no_salt=("salt is ignored", each(rounded, shares=lambda own, earlier: True)),
-    falsy_salt=("Requests without a salt find nothing",
-                each(rounded, shares=lambda own, earlier: own and own == earlier)),
-    public_blocks_for_all=("finds blocks of requests without one",
-                           each(rounded, shares=lambda own, earlier: earlier in (own, None))),
-    salts_as_text=("taken for the word",
-                   each(rounded, shares=lambda own, earlier: f"{own}" == f"{earlier}")),
-    the_whole_prompt=("leaves no token to compute", each(lambda n, length, size: n // size * size)),
-    rounds_first=("rounding comes too early",
-                  each(lambda n, length, size: min(n // size * size, length - 1))),
-    by_token=("single tokens", each(lambda n, length, size: min(n, length - 1))),
     rounds_up=("of its tokens, not",
                each(lambda n, length, size: min(-(-n // size), (length - 1) // size) * size)),
-    blocks_not_tokens=("count blocks", each(lambda n, length, size: min(n, length - 1) // size)),
     only_the_first_request=("prediction is wrong", lambda requests, size: [
         0, *(pairwise([requests[0], r], size)[1] for r in requests[1:])]),
     always_one_block_less=("finds 1 of its tokens, not 0",
                            each(lambda n, length, size: max(0, n // size * size - size))),
-    remembers_first=("finds itself", each(lambda n, length, size: (length - 1) // size * size)),
     forgot_to_return=("returned None", lambda requests, size: None),
     only_the_sum=("Expected a list", lambda requests, size: sum(pairwise(requests, size))),
     as_floats=("Expected whole numbers", lambda requests, size: [
@@ -169,20 +143,10 @@ def by(key):
 
 table(
     "order_parts",
-    as_it_is=("left as it was", lambda parts: list(parts)),
-    most_values_first=("changes most comes first", by(lambda texts: -len(set(texts)))),
-    shortest_first=("shortest part", by(lambda texts: max(map(len, texts)))),
-    longest_first=("longest part", by(lambda texts: -max(map(len, texts)))),
-    alphabetical=("by their names", lambda parts: sorted(parts)),
-    constant_or_not=("change a little", by(lambda texts: len(set(texts)) > 1)),
     drops_what_changes=("each name once", lambda parts: [
         name for name in parts if len(set(parts[name])) == 1]),
     pairs_instead_of_names=("expected a list of names", lambda parts: sorted(
         parts.items(), key=lambda item: len(set(item[1])))),
-    by_changes=("from one request to the next", by(
-        lambda texts: sum(a != b for a, b in itertools.pairwise(texts)))),
-    by_the_most_frequent_text=("most frequent text only", by(
-        lambda texts: -max(map(texts.count, texts)))),
     by_first_and_last=("more different values", by(lambda texts: texts[0] != texts[-1])),
     by_their_lengths=("more different values", by(lambda texts: len(set(map(len, texts))))),
 )  # fmt: skip
@@ -276,19 +240,9 @@ def room_for_all(prompts, block_size, num_blocks):
 
 table(
     "predict_with_eviction",
-    nothing_is_evicted=("Nothing is ever evicted", lambda *given: room_for_all(*given)),
     head_first=("head of a prompt is evicted before its tail", changed(head_first=True)),
-    the_partial_block_is_kept=("goes to the back", changed(partial_at_the_back=True)),
-    hits_are_not_held=("Hits stay in the queue", changed(hits_stay=True)),
-    most_recently_used=("used last is evicted first", changed(newest=True)),
     never_looks=("finds 2 of its tokens, not 0", lambda prompts, size, n: [0] * len(prompts)),
-    one_block_too_many=("one too many in the cache",
-                        lambda prompts, size, n: with_an_ordered_dict(prompts, size, n + 1)),
     forgets_to_give_back=("raised IndexError: pop from an empty deque", changed(given_back=0)),
-    blocks_in_a_small_cache=("You count blocks", lambda prompts, size, n: [
-        found // size for found in with_a_queue(prompts, size, n)]),
-    no_block_for_the_rest=("needs a block, too", changed(taken=0, given_back=0)),
-    single_blocks_in_a_queue=("without what comes before", changed(single=True)),
 )  # fmt: skip
 
 # 4 order_requests
@@ -339,12 +293,8 @@ table(
     "order_requests",
     first_come=("left as it was", lambda prompts: list(range(len(prompts)))),
     by_length=("not next to each other", places_by(lambda prompt: (len(prompt), prompt[-1]))),
-    by_the_first_token=("Only the first token decides", places_by(lambda prompt: prompt[0])),
-    by_the_last_token=("from their ends", places_by(lambda prompt: prompt[-1])),
     by_sixteen_tokens=("not next to each other", places_by(lambda prompt: prompt[:16])),
     the_prompts_themselves=("You return the prompts", lambda prompts: sorted(prompts)),
-    places_of_the_sorted_prompts=("Each place must occur once", lambda prompts: [
-        prompts.index(prompt) for prompt in sorted(prompts)]),
 )  # fmt: skip
 
 # 5 smallest_cache
@@ -379,16 +329,6 @@ def recursive(hits_with, target, most):
     return search(1, most) if hits_with(most) >= target else None
 
 
-@wrong("smallest_cache", "a smaller one is, too")
-def doubling_only(hits_with, target, most):
-    n = 1
-    while hits_with(n) < target:
-        if n == most:
-            return None
-        n = min(2 * n, most)
-    return n
-
-
 @wrong("smallest_cache", "`hits_with(0)` was called")
 def asks_zero(hits_with, target, most):
     low, high = 0, most
@@ -415,15 +355,6 @@ def remembers_other_days(hits_with, target, most, known={}):  # noqa: B006
         return known.setdefault(n, hits_with(n))
 
     return halving(ask, target, most)
-
-
-@wrong("smallest_cache", "answer is None")
-def never_none(hits_with, target, most):
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if hits_with(middle) >= target else (middle + 1, high)
-    return low
 
 
 table(
@@ -468,30 +399,8 @@ def interpolated(measurements, num_tokens, num_cached_tokens):
 
 table(
     "predict_ttft",
-    ignores_the_cache=("paid for again", lambda m, n, c: seconds(m, n)),
-    pays_for_the_hits=("tokens that were found", lambda m, n, c: seconds(m, c)),
-    no_fixed_cost=("fixed cost of a step is missing", lambda m, n, c: line(m)[1] * (n - c)),
-    tokens_per_second_of_the_second=("divide one measurement by its tokens",
-                                     lambda m, n, c: m[1][1] / m[1][0] * (n - c)),
-    tokens_per_second_of_the_first=("divide one measurement by its tokens",
-                                    lambda m, n, c: m[0][1] / m[0][0] * (n - c)),
-    first_as_fixed_cost=("taken for the fixed cost",
-                         lambda m, n, c: m[0][1] + line(m)[1] * (n - c)),
-    first_as_one_token=("taken for the fixed cost",
-                        lambda m, n, c: m[0][1] + line(m)[1] * (n - c - 1)),
-    share_of_the_whole=("share of the hits", lambda m, n, c: seconds(m, n) * (1 - c / n)),
     one_token_less=("time is wrong", lambda m, n, c: seconds(m, n - c - 1)),
-    in_milliseconds=("milliseconds", lambda m, n, c: 1e3 * seconds(m, n - c)),
-    upside_down=("tokens per second", lambda m, n, c: line(m)[0] + (n - c) / line(m)[1]),
-    slope_upside_down=("tokens per second",
-                       lambda m, n, c: m[0][1] + (n - c - m[0][0]) / line(m)[1]),
     returns_the_line=("Expected a number", lambda m, n, c: line(m)),
-    two_starting_points=("count the tokens from the other one",
-                         lambda m, n, c: m[1][1] + (n - c - m[0][0]) * line(m)[1]),
-    no_faster_than_measured=("never predict less than the faster measurement",
-                             lambda m, n, c: max(seconds(m, n - c), m[0][1], m[1][1])
-                             if n - c > max(m[0][0], m[1][0])
-                             else max(seconds(m, n - c), min(m[0][1], m[1][1]))),
     to_the_millisecond=("time is wrong", lambda m, n, c: round(seconds(m, n - c), 3)),
 )  # fmt: skip
 
@@ -574,13 +483,6 @@ def wider(fits, rename=lambda text: text):
     return rate
 
 
-@wrong("hit_rate", "not there before is left out")
-def only_known_engines(before, after):
-    known = read(before, "vllm:prefix_cache_hits_total")
-    rows = [row for row in after.splitlines() if any(labels in row for labels in known)]
-    return by_labels(before, "\n".join(rows))
-
-
 @wrong("hit_rate", "could not convert string to float")
 def reads_comments(before, after):
     for row in after.splitlines():
@@ -593,27 +495,14 @@ table(
     "hit_rate",
     since_the_start=("since the server was started",
                      by_counter(lambda old, new: sum(new.values()), idle="never")),
-    zero_when_idle=("you return 0", lambda before, after: by_labels(before, after) or 0.0),
     divides_by_zero=("raised ZeroDivisionError", by_counter(sums(since), idle="never")),
-    no_restart=("Your increase is negative", by_counter(sums(lambda old, new: new - old))),
-    restart_counts_nothing=("thrown away",
-                            by_counter(sums(lambda old, new: max(0.0, new - old)))),
-    absolute_difference=("without its sign", by_counter(sums(lambda old, new: abs(new - old)))),
-    sums_first=("summed before the restart",
-                by_counter(lambda old, new: since(sum(old.values()), sum(new.values())))),
     one_number_per_name=("rate is wrong", by_counter(
         lambda old, new: since(list(old.values())[-1], list(new.values())[-1]))),
     the_first_match=("rate is wrong", by_counter(
         lambda *pages: since(*(list(page.values())[:1][0] for page in pages)))),
-    name_anywhere_in_the_line=("external", wider(
-        lambda series: "prefix_cache_" in series and "_total{" in series)),
-    beginning_without_the_brace=("`_created`", wider(
-        lambda series: series.startswith(("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")))),
     contains_the_words=("rate is wrong", wider(
         lambda series: re.match("vllm:prefix_cache_(queries|hits)_total{", series),
         lambda text: text.replace("vllm:external_prefix", "vllm:prefix"))),
-    in_percent=("percent", lambda before, after: (
-        None if (rate := by_labels(before, after)) is None else 100 * rate)),
     as_text=("rate is wrong", lambda before, after: f"{by_labels(before, after) or 0:.0%}"),
     by_engine_alone=("rate is wrong", lambda before, after: by_labels(*(
         re.sub(',model_name="[^"]*"', "", text) for text in (before, after)))),
