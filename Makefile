@@ -51,7 +51,7 @@ labs: setup ## generate labs/ from solutions/
 	@$(COURSE) tools/make_labs.py
 
 grade: setup ## grade what came back of a lab, student by student: make grade LAB=02_kv_cache
-	@$(COURSE) -m tools.grade $(LAB)
+	@$(COURSE) -m tools.grading.grade $(LAB) $(if $(ACCEPT),--accept=$(ACCEPT)) $(if $(TRUST),--trust)
 
 bench: setup ## run the benchmarks, and save their JSON
 	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done

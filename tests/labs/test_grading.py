@@ -1,0 +1,231 @@
+"""A class that cheats and breaks things: nobody stops another, or gets points that are not earned.
+
+The lab is the first two exercises of lab 01. Those that are held back to be read are graded all the
+same, as if they had been accepted: then it is the isolation that must hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT
+from tools import make_labs
+from tools.grading import isolation
+from tools.grading.autograde import _only_points
+from tools.grading.grade import EVERYBODY as ALL
+from tools.grading.grade import grade
+from tools.grading.screen import suspicious
+
+LAB = "01_prefill_and_decode"
+POINTS = 2.0  # of each of the two exercises
+# Nothing protects a check from code that runs beside it: reading is what stops it, so these are not
+# run. (Accepted all the same, two had the points: `patches_feedback` and `reads_frames`.)
+NOT_ISOLATED = {"patches_the_check", "patches_a_module", "patches_feedback", "patches_torch",
+                "patches_a_module_that_the_lab_imported", "patches_torch_by_another_name",
+                "hides_in_awaiting", "uses_the_engine", "speaks_for_the_check", "says_yes",
+                "reads_frames", "searches_memory"}  # fmt: skip
+GRADED = [name for name in EVERYBODY if name not in NOT_ISOLATED]
+
+
+def small(folder: str) -> nbformat.NotebookNode:
+    notebook = nbformat.read(make_labs.ROOT / folder / LAB / f"{LAB}.ipynb", as_version=4)
+    notebook.cells = notebook.cells[:12]
+    return notebook
+
+
+def cells_of(notebook: nbformat.NotebookNode, name: str) -> list[nbformat.NotebookNode]:
+    return [c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name]
+
+
+def cell_of(notebook: nbformat.NotebookNode, name: str) -> nbformat.NotebookNode:
+    return cells_of(notebook, name)[0]
+
+
+def answered(source: str) -> nbformat.NotebookNode:
+    notebook = small("solutions")
+    cell_of(notebook, "rms_norm").source = source
+    return notebook
+
+
+def submit(course: Path, student: str, notebook: nbformat.NotebookNode) -> Path:
+    path = course / "submitted" / student / LAB / f"{LAB}.ipynb"
+    path.parent.mkdir(parents=True)
+    nbformat.write(notebook, path)
+    return path
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server.getsockname()[1], server
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("class")
+    shutil.copy(make_labs.ROOT / "nbgrader_config.py", root)
+    with open(root / "nbgrader_config.py", "a") as file:
+        file.write("c.Execute.timeout = 30\n")  # for those that loop
+    (root / "solutions" / LAB).mkdir(parents=True)
+    nbformat.write(small("solutions"), root / "solutions" / LAB / f"{LAB}.ipynb")
+    make_labs.nbgrader(root, "generate_assignment", LAB)
+    return root
+
+
+@pytest.fixture(scope="module")
+def graded(course: Path) -> dict[str, tuple[float, float]]:
+    """Everybody's points for the two exercises, with what the isolation let through."""
+    outside = course / "outside"
+    with listening() as (port, server):
+        for name in GRADED:
+            values = {"{outside}": outside, "{port}": port, "{course}": course}
+            source = EVERYBODY[name].source
+            for place, value in values.items():
+                source = source.replace(place, str(value))
+            submit(course, name, answered(source))
+        own = submit(course, "brings_its_own_checks", answered("def rms_norm(*a):\n    return 0\n"))
+        for file, text in {"hub.py": "", "bootstrap.py": "def ready(): pass\n",
+                           "engine.py": "LLM = LlamaOps = ModelConfig = SamplingParams = 1\n",
+                           "checks/lab_01.py": "def rms_norm(f):\n    return 2.0\n"
+                                               "apply_rotary = rms_norm\n"}.items():  # fmt: skip
+            (own.parent / "utils" / file).parent.mkdir(parents=True, exist_ok=True)
+            (own.parent / "utils" / file).write_text(text)
+        richer = answered("def rms_norm(x, weight, eps):\n    return x\n")
+        cell_of(richer, "check_rms_norm").metadata.nbgrader.points = 1000
+        cell_of(richer, "check_apply_rotary").source = "1000.0"
+        submit(course, "writes_its_own_points", richer)
+        silent = answered("raise KeyError\n")
+        silent.cells.remove(cell_of(silent, "check_rms_norm"))
+        submit(course, "has_no_check", silent)
+        double = answered(RIGHT)
+        double.cells.append(copy.deepcopy(cell_of(double, "check_rms_norm")))
+        submit(course, "a_double", double)
+        submit(course, "b_text", answered(RIGHT)).write_text("my answers")
+        problems = grade(LAB, course, accepted=[ALL])
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert {name for name, problem in problems.items() if problem} == {"a_double", "b_text"}
+    assert "more than once: check_rms_norm" in problems["a_double"]
+    assert "is no notebook" in problems["b_text"]
+    assert not outside.exists()
+    make_labs.nbgrader(course, "export")
+    with open(course / "grades.csv", newline="") as file:
+        scores = {row["student_id"]: float(row["score"]) for row in csv.DictReader(file)}
+    return {name: _points(course, name, score) for name, score in scores.items()
+            if problems.get(name) == ""}  # fmt: skip
+
+
+def _points(course: Path, student: str, score: float) -> tuple[float, float]:
+    """Of each exercise, from the graded notebook; their sum is in the grade book."""
+    path = course / "autograded" / student / LAB / f"{LAB}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    found = []
+    for name in ("check_rms_norm", "check_apply_rotary"):
+        outputs = [output for cell in cells_of(notebook, name) for output in cell.outputs]
+        found.append(sum(float(o.data["text/plain"]) for o in outputs if o.output_type != "error"))
+    assert sum(found) == score
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", [*BREAKS_THINGS, *CHEATS, *HONEST])
+def test_what_needs_a_look_is_held_back(name: str) -> None:
+    found = suspicious(answered(EVERYBODY[name].source), small("labs"))
+    assert bool(found) == EVERYBODY[name].held, found
+    assert all(place.startswith("cell 5, line ") for place in found)
+
+
+@pytest.mark.parametrize("lab", make_labs.lab_names())
+def test_no_solution_is_held_back(lab: str) -> None:
+    folders = [make_labs.ROOT / folder / lab / f"{lab}.ipynb" for folder in ("solutions", "labs")]
+    assert suspicious(*(nbformat.read(path, as_version=4) for path in folders)) == []
+
+
+def test_the_one_who_is_held_back_is_named_and_not_graded(course: Path) -> None:
+    path = submit(course, "z_held", answered("import sys\n" + RIGHT))
+    others = course / "elsewhere"
+    (course / "submitted").rename(others)
+    submitted = course / "submitted" / "z_held" / LAB
+    submitted.mkdir(parents=True)
+    shutil.copy(others / path.relative_to(course / "submitted"), submitted)
+    try:
+        problem = grade(LAB, course)["z_held"]
+        assert "cell 5, line 1: import sys" in problem
+        assert f"make grade LAB={LAB} ACCEPT=z_held" in problem
+        assert not (course / "autograded" / "z_held").exists()
+        assert grade(LAB, course, accepted=["z_held"]) == {"z_held": ""}
+    finally:
+        shutil.rmtree(course / "submitted")
+        shutil.rmtree(others / "z_held")
+        others.rename(course / "submitted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_work_has_all_its_points(graded: dict[str, tuple[float, float]], name: str) -> None:
+    assert graded[name] == (POINTS, POINTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in GRADED if name not in HONEST])
+def test_nobody_gets_points_that_are_not_earned_nor_loses_those_that_are(
+    graded: dict[str, tuple[float, float]], name: str
+) -> None:
+    assert graded[name] == (POINTS * EVERYBODY[name].first, POINTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [("brings_its_own_checks", (0, POINTS)), ("writes_its_own_points", (0, POINTS)),
+     ("has_no_check", (0, POINTS))],
+)  # fmt: skip
+def test_a_submission_does_not_bring_its_own_points(
+    graded: dict[str, tuple[float, float]], name: str, points: tuple[float, float]
+) -> None:
+    assert graded[name] == points
+
+
+@pytest.mark.slow
+def test_nothing_of_the_class_is_left(course: Path, graded: object) -> None:
+    running = [p for p in psutil.process_iter(["cmdline"])
+               if str(isolation.ENTER) in (p.info["cmdline"] or [])]  # fmt: skip
+    assert running == []
+    big = [path for path in course.rglob("*") if path.is_file() and path.stat().st_size > 5 * 2**20]
+    assert big == []  # 50 MB were printed
+
+
+def test_a_check_that_says_no_points_or_several_gives_none() -> None:
+    def result(text: str) -> nbformat.NotebookNode:
+        return nbformat.v4.new_output("execute_result", data={"text/plain": text})
+
+    noise = nbformat.v4.new_output("stream", name="stderr", text="a warning")
+    assert _only_points([noise, result("2.0")]) == [result("2.0")]
+    for outputs in ([], [noise], [result("2.0"), result("2.0")], [result("many")]):
+        (output,) = _only_points(outputs)
+        assert output.output_type == "error"
+
+
+def test_without_namespaces_it_says_what_to_do(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    submit(course, "y_only", answered(RIGHT))
+    try:
+        with pytest.raises(RuntimeError, match="container or a virtual machine") as caught:
+            grade(LAB, course)
+        assert "TRUST=1" in str(caught.value)
+        with pytest.raises(ValueError, match="There is no"):
+            grade("99_none", course)
+    finally:
+        shutil.rmtree(course / "submitted" / "y_only")
