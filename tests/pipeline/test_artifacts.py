@@ -30,6 +30,8 @@ def test_missing_stages_are_made_with_what_they_need(runner: Runner, capsys: Any
     assert "made now, once: one (unknown), two (unknown)" in capsys.readouterr().out
     manifest = measures_of("two")
     assert manifest is not None and manifest["measures"] == {"length": 1}
+    (folders["two"] / "text").write_text("another")
+    assert measures_of("two") is None  # it is no longer what was measured
 
 
 def test_what_is_there_is_taken_silently(runner: Runner, capsys: Any) -> None:

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if "report" not in manifests:
         return 0
-    from utils.pipeline.report import print_report
+    from utils.pipeline.stages.report import print_report
 
     return 0 if print_report(options.out / "report") else 2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from utils.pipeline.runner import Runner, StageError
+from utils.pipeline.runner import Runner
 from utils.pipeline.stages.chain import BASE, build_stages
 from utils.profiles import Profile, get_profile
 
@@ -59,11 +59,9 @@ def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
 
 
 def measures_of(name: str, profile: Profile | None = None) -> dict[str, Any] | None:
-    """The manifest of a stage that is complete, or None. Nothing is run."""
-    try:
-        return pipeline_runner(profile).manifest(name)
-    except StageError:
-        return None
+    """The manifest of a stage that was made from what is here now, or None. Nothing is run."""
+    runner = pipeline_runner(profile)
+    return runner.manifest(name) if runner.is_current(runner.stages[name]) else None
 
 
 def _with_needs(runner: Runner, names: tuple[str, ...]) -> list[str]:

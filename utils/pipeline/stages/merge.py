@@ -44,7 +44,7 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
         model = PeftModel.from_pretrained(base, adapter_dir)
     except (RuntimeError, ValueError) as error:  # shapes or layer names do not fit
         raise AdapterError(mismatch) from error
-    # peft itself passes over layers that only one of the two has.
+    # peft itself goes on: it only warns of layers without matrices, and not of the opposite.
     with safe_open(adapter_dir / ADAPTER_FILES[1], "pt") as file:
         strangers = set(file.keys()) ^ set(get_peft_model_state_dict(model))
     if strangers:

@@ -111,6 +111,7 @@ def quantize(
     *,
     group_size: int = 64,
     seed: int = 0,
+    check_tokens: int = CHECK_TOKENS,
 ) -> dict[str, Any]:
     """Quantize the linear layers of a model to 4 bits, check the result, and keep it if sound.
 
@@ -123,6 +124,7 @@ def quantize(
         group_size: input channels that share one scale. It must divide the width of every linear
             layer, and be a multiple of 32, which is what the kernels handle.
         seed: picks the calibration windows.
+        check_tokens: how many tokens the check of the result reads.
 
     Returns:
         `method`, `tool`, `version`, `group_size`, `calibration_tokens`, `seconds` (of the tool),
@@ -169,7 +171,7 @@ def quantize(
         tool_version = route.tool_version()
         entry = quantization_config(method, group_size, tool, tool_version)
         write_checkpoint(model_dir, weights, result, entry)
-        before, after = _check_perplexities(model_dir, result)
+        before, after = _check_perplexities(check_tokens, model_dir, result)
         check_perplexity(f"{method} by {tool}", before, after, MAX_PERPLEXITY_RATIO)
         os.replace(result, out_dir)
         report = json.loads((work / "report.json").read_text())
@@ -242,12 +244,11 @@ def _check_out_dir(out_dir: Path) -> None:
         raise ValueError(f"{out_dir} exists and is not empty. Remove it, or name another folder.")
 
 
-def _check_perplexities(*folders: Path) -> tuple[float, ...]:
+def _check_perplexities(max_tokens: int, *folders: Path) -> tuple[float, ...]:
     # On a GPU in 16 bits: in 32, the larger models would not fit.
     dtype = getattr(torch, half_dtype()) if torch.cuda.is_available() else torch.float32
     return tuple(
-        perplexity(folder, max_tokens=CHECK_TOKENS, dtype=dtype, use_tqdm=False)
-        for folder in folders
+        perplexity(folder, max_tokens=max_tokens, dtype=dtype, use_tqdm=False) for folder in folders
     )
 
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from utils.pipeline.promises import (
+from utils.pipeline.stages.chain import BASE_MESSAGES
+from utils.pipeline.stages.promises import (
     MAX_BASE_EXACT_MATCH,
     MAX_LOSS_BY_4_BITS,
     MIN_EXACT_MATCH,
     check_promises,
 )
-from utils.pipeline.stages.chain import BASE_MESSAGES
 
 MESSAGES, RUNS = 120, 500
 SERVER = {"is_valid_answer": True, "has_metrics": True}
