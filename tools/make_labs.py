@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = "--assignment=*"  # of the course folder: nbgrader starts once, not once for each lab
@@ -43,26 +45,39 @@ def generate(names: list[str], target: Path) -> None:
                             target / name / f"{name}.ipynb")  # fmt: skip
 
 
-def nbgrader(course: Path, *arguments: str, timeout: float | None = None) -> None:
-    """Run one nbgrader command in the course folder.
+def nbgrader(course: Path, *arguments: str) -> None:
+    """Run one nbgrader command in the course folder: see `run_in_course`."""
+    run_in_course(course, "nbgrader", *arguments)
+
+
+def run_in_course(
+    course: Path,
+    module: str,
+    *arguments: str,
+    timeout: float | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Run a Python module in the course folder, whose settings nbgrader reads.
 
     Raises:
         RuntimeError: it failed; its log is in the message.
         subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was ended.
     """
-    command = [sys.executable, "-m", "nbgrader", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     environment = os.environ | {
         # nbgrader starts `alembic`, which lies beside this Python.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         # The user's own Jupyter settings and kernels must not change the result.
         "JUPYTER_CONFIG_DIR": str(course),
         "JUPYTER_PREFER_ENV_PATH": "1",
+        **variables,
     }
     done = subprocess.run(
         command, cwd=course, env=environment, capture_output=True, text=True, timeout=timeout
     )
     if done.returncode:
-        raise RuntimeError(f"nbgrader {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        said = f"{done.stdout}{done.stderr}"
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{said}")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import nbformat
 import pytest
 
 from tools import make_labs
-from tools.grade import grade
+from tools.grading.grade import grade
 
 LABS = make_labs.lab_names()
 CHECKS = {lab: importlib.import_module(f"utils.checks.lab_{lab[:2]}") for lab in LABS}
@@ -78,13 +78,14 @@ def test_no_file_beside_the_checks_has_the_name_of_one(lab):
 
 @pytest.mark.parametrize("lab", LABS)
 def test_each_exercise_has_the_same_form(lab):
-    """What to write, the stub, the check, folded hints; always in that order."""
+    """What to write, given code (if any), the stub, the check, folded hints; in that order."""
     cells = notebook("labs", lab).cells
     for place, cell in enumerate(cells):
         if cell not in grade_cells(cells):
             continue
         has_stub = cells[place - 1].metadata.nbgrader.get("solution")
-        about = cells[place - 2 if has_stub else place - 1].source
+        before = cells[: place - 1 if has_stub else place]
+        about = next(c.source for c in reversed(before) if c.cell_type == "markdown")
         assert about.startswith("## Exercise ")
         assert "Difficulty ●" in about and "Importance ●" in about and " minutes" in about
         if has_stub:

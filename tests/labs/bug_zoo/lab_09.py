@@ -43,21 +43,6 @@ def params_with_min_and_max(groups, bits, sym):
     return scales, torch.clamp((0 - low) / scales, 0, top).round()
 
 
-def limits(groups, sym):
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    size = groups.abs().amax(-1)
-    return (-size, size) if sym else (low, high)
-
-
-def params(groups, bits, sym, low_high=None, steps=-1, least=0.0, zero=None, guard=1.0):
-    low, high = low_high or limits(groups, sym)
-    scales = ((high - low) / (2**bits + steps)).clamp(min=least)
-    scales = torch.where(scales > 0, scales, guard)
-    if zero is not None:
-        return scales, zero(low, scales, sym)
-    return scales, torch.full_like(scales, 2 ** (bits - 1)) if sym else torch.round(-low / scales)
-
-
 def zeros_of(asymmetric=None, symmetric=None):
     """Other zeros than the right ones."""
 
@@ -70,40 +55,10 @@ def zeros_of(asymmetric=None, symmetric=None):
     return find
 
 
-def of_all(groups, bits, sym):
-    scales, zeros = quant.find_params(groups.flatten(), bits, sym)
-    return scales.expand(groups.shape[:-1]).clone(), zeros.expand(groups.shape[:-1]).clone()
-
-
-def only_sym(function):
-    return lambda g, b, sym: function(g, b) if sym else quant.find_params(g, b, sym)
-
-
 table(
     "find_params",
-    sixteen_steps=("divided by 2^bits.", lambda *a: params(*a, steps=0)),
-    signed_sevens=(
-        "max|w| / (2^(bits-1) - 1)", only_sym(lambda g, b: params(g, b, True, steps=-2))
-    ),
-    signed_eights=("max|w| / 2^(bits-1)", only_sym(lambda g, b: params(g, b, True, steps=0))),
-    range_without_zero=(
-        "does not include 0",
-        lambda g, b, s: params(g, b, s, None if s else (g.amin(-1), g.amax(-1))),
-    ),
-    zero_not_rounded=("not rounded", zeros_of(lambda z, low, b: -low)),
-    zero_cut_off=("cut off", zeros_of(lambda z, low, b: (-low).int().float())),
-    nothing_for_zeros=("scale 0", lambda *a: params(*a, guard=0.0)),
-    forgets_the_magnitude=(
-        "largest weight only",
-        only_sym(lambda g, b: (
-            torch.where(g.amax(-1) == 0, 1.0, 2 * g.amax(-1) / (2**b - 1)),
-            torch.full(g.shape[:-1], 2.0 ** (b - 1)),
-        )),
-    ),
-    middle_by_integer_division=("7 of 0..15", zeros_of(None, lambda z, low, b: z - 1)),
     signed_zero=("the middle code if", zeros_of(None, lambda z, low, b: 0 * z)),
     sign_of_the_zero=("read back as 0.0", zeros_of(lambda z, low, b: -z)),
-    one_range_for_all=("whole tensor", of_all),
     always_four=("number of steps", lambda g, b, s: quant.find_params(g, 4, s)),
     never_symmetric=("range that its codes cover", lambda g, b, s: quant.find_params(g, b, False)),
     scales_only=("must return the tensors `scales`, `zeros`", lambda *a: quant.find_params(*a)[0]),
@@ -111,7 +66,6 @@ table(
         "`scales` has the shape ()",
         lambda g, b, s: quant.find_params(g.flatten(), b, s),
     ),
-    a_tiny_scale_for_zeros=("smallest scale is set", lambda *a: params(*a, least=1e-5)),
 )  # fmt: skip
 
 
@@ -149,22 +103,6 @@ def codes(steps=lambda w, s, z: (w / s).round() + z, most=lambda b: 2**b - 1, sp
 
 table(
     "quantize",
-    clamped_early=(
-        "before the zero is added",
-        lambda w, s, z, b: ((w / wide(s, w)).round().clamp(0, 2**b - 1) + wide(z, w)).byte(),
-    ),
-    converted_without_rounding=("cut off", codes(lambda w, s, z: w / s + z)),
-    unclamped=(
-        "not clamped",
-        lambda w, s, z, b: ((w / wide(s, w)).round() + wide(z, w)).long().to(torch.uint8),
-    ),
-    one_code_too_many=("clamped to 2^bits.", codes(most=lambda b: 2**b)),
-    one_code_too_few=("never used: you clamp to 2^bits - 2", codes(most=lambda b: 2**b - 2)),
-    tiled_scales=("tiled", codes(spread=tiled)),
-    zero_subtracted=("The zero is subtracted", codes(lambda w, s, z: (w / s).round() - z)),
-    zero_left_out=("The zero is left out", codes(lambda w, s, z: (w / s).round())),
-    multiplied=("multiply by the scale", codes(lambda w, s, z: (w * s).round() + z)),
-    always_fifteen=("always clamp to 15", lambda w, s, z, b: by_unflatten(w, s, z, 4)),
     codes_as_floats=("expected uint8", lambda *args: by_unflatten(*args).float()),
 )  # fmt: skip
 
@@ -190,15 +128,6 @@ def weights(rule, spread=wide):
 table(
     "dequantize",
     wraps_around=("subtract in uint8", weights(lambda q, s, z: (q - z) * s)),
-    scaled_first=("after the scaling", weights(lambda q, s, z: q * s - z)),
-    zero_added=("The zero is added", weights(lambda q, s, z: (q.float() + z) * s)),
-    without_zero=("The zero is left out", weights(lambda q, s, z: q * s)),
-    tiled_back=("tiled", weights(lambda q, s, z: (q.float() - z) * s, tiled)),
-    divided_back=("divide by the scale", weights(lambda q, s, z: (q.float() - z) / s)),
-    signed_bytes=(
-        "int8 ends at 127",
-        weights(lambda q, s, z: (q.to(torch.int8) - z.to(torch.int8)) * s),
-    ),
 )  # fmt: skip
 
 
@@ -222,27 +151,6 @@ def size(shapes, other, bits, group, per_group=None, other_bits=16, code=None, g
     groups = weights / group if groups is None else groups
     per_group = 16 + bits if per_group is None else per_group
     return (weights * (code or bits) + groups * per_group + other * other_bits) / 8
-
-
-table(
-    "checkpoint_bytes",
-    codes_only=("Scales and zeros are left out", lambda *a: size(*a, 0)),
-    no_zeros=("The zeros are left out", lambda *a: size(*a, 16)),
-    no_scales=("The scales are left out", lambda s, o, b, g: size(s, o, b, g, b)),
-    scales_in_32_bits=("4 bytes each", lambda s, o, b, g: size(s, o, b, g, 32 + b)),
-    no_embedding=("other parameters are left out", lambda s, o, b, g: size(s, 0, b, g)),
-    embedding_in_four_bits=(
-        "other parameters are quantized, too",
-        lambda s, o, b, g: size(s, o, b, g, other_bits=b),
-    ),
-    size_in_bits=("in bits", lambda *a: 8 * size(*a)),
-    a_byte_per_code=("whole byte", lambda *a: size(*a, code=8)),
-    a_scale_per_layer=("one scale per layer", lambda s, *a: size(s, *a, groups=len(s))),
-    groups_of_one_row=(
-        "groups of one output only",
-        lambda s, o, b, g: size(s, o, b, g, groups=sum(width // g for _, width in s)),
-    ),
-)  # fmt: skip
 
 
 @wrong("checkpoint_bytes", "part of a byte")
@@ -339,22 +247,7 @@ def as_in_memory(values, levels, blocksize):
 
 table(
     "quantize_blockwise",
-    largest_value=("not the largest magnitude", blockwise(lambda b: b.amax(1))),
-    one_absmax=("One absmax serves all blocks", blockwise(lambda b: b.abs().max().repeat(len(b)))),
-    mean_magnitude=("mean magnitude", blockwise(lambda b: b.abs().mean(1))),
     zeros_over_zero=("divided by 0", zeros_over_zero),
-    bucketized_levels=(
-        "level above",
-        blockwise(find=lambda x, lv: torch.bucketize(x, lv).clamp(max=len(lv) - 1)),
-    ),
-    searched_from_the_right=(
-        "level below",
-        blockwise(find=lambda x, lv: (torch.searchsorted(lv, x, right=True) - 1).clamp(min=0)),
-    ),
-    equal_steps=(
-        "evenly spaced",
-        blockwise(find=lambda x, lv: ((x + 1) / 2 * (len(lv) - 1)).round()),
-    ),
     signed_distance=(
         "level that is nearest",
         blockwise(find=lambda x, lv: (x[..., None] - lv).argmin(-1)),
@@ -363,10 +256,6 @@ table(
     blocks_per_row=("begin anew in each row", blocks_per_row),
     as_in_memory=("memory of a transposed tensor", as_in_memory),
     padding_kept=("`codes` has the shape", padding_kept),
-    absmax_of_zeros_is_one=(
-        "returned with the absmax 1",
-        changed(lambda v, codes, absmax: (codes, torch.where(absmax == 0, 1.0, absmax))),
-    ),
     places_as_argmin_gives_them=(
         "`codes` is int64",
         changed(lambda v, codes, absmax: (codes.long(), absmax)),
@@ -419,11 +308,6 @@ def an_offset_per_block(absmax):
 table(
     "double_quantize",
     nothing_subtracted=("mean is not subtracted", double(lambda a: torch.zeros(()))),
-    smallest_subtracted=("smallest value", double(torch.min)),
-    median_subtracted=("median", double(torch.median)),
-    blocks_of_64=("blocks have 64 values", double(size_of=lambda a: 64)),
-    one_block=("share one block", double(size_of=len)),
-    four_bits_again=("NF4's 16 levels", double(levels=quant.create_normal_map())),
     absmax_of_absmax=("before the mean was subtracted", absmax_of_absmax),
     an_offset_per_block=("offset of its own", an_offset_per_block),
 )  # fmt: skip
@@ -486,16 +370,7 @@ def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
 
 table(
     "dequantize_nf4",
-    offset_forgotten=("offset is left out", back(lambda level, n, o: level * n)),
-    offset_subtracted=("subtracted once more", back(lambda level, n, o: level * n - o)),
-    offset_first=("before the scaling", back(lambda level, n, o: (level + o) * n)),
-    nested_forgotten=("`nested_absmax` is left out", back(lambda level, n, o: level + o)),
     absmax_tiled=("absmax values are tiled", absmax_tiled),
-    nested_tiled=(
-        "nested absmax values are tiled",
-        back(by_the_rule, lambda n, a: n.repeat(256)[: len(a)]),
-    ),
-    first_nested_only=("Only the first nested absmax", back(by_the_rule, lambda n, a: n[0])),
     codes_as_numbers=("evenly spaced numbers", codes_as_numbers),
     blocks_within_a_row=("is invalid for input of size", blocks_within_a_row),
 )  # fmt: skip
@@ -554,34 +429,10 @@ def clears_the_callers_weight(weight, inputs, damp_percent):
 
 table(
     "prepare",
-    without_two=("factor 2 is missing", ready(lambda x: x.T @ x / len(x))),
-    a_sum_over_tokens=("not divided by their number", ready(lambda x: 2 * x.T @ x)),
-    covariance=("covariance", ready(lambda x: hessian_of(x - x.mean(0)))),
-    not_damped=("not damped", ready(damp=lambda h, before: 0.0)),
-    damped_everywhere=("added to every entry", ready(damp=lambda h, before: h.diagonal().mean())),
-    damped_by_a_constant=(
-        "does not depend on how large",
-        ready(damp=lambda h, before: torch.eye(len(h))),
-    ),
-    mean_of_the_matrix=(
-        "mean of the whole matrix",
-        ready(damp=lambda h, before: h.mean() * torch.eye(len(h))),
-    ),
-    dead_weights_kept=("weights of a dead channel are kept", ready(clear=False)),
-    dead_channels_forgotten=("not treated at all", ready(clear=False, lift=0)),
-    dead_channels_last=("after the damping", ready(lift=2)),
     clears_the_callers_weight=("in place", clears_the_callers_weight),
     tokens_by_tokens=(
         "`hessian`",
         lambda w, x, damp: (w, 2 * x @ x.T / len(x)),
-    ),
-    mean_taken_early=(
-        "before the dead channels are set to 1",
-        ready(damp=lambda h, before: usual(before, h)),
-    ),
-    dead_by_the_sum=(
-        "whose inputs cancel is taken for dead",
-        ready(dead=lambda x, h: x.sum(0) == 0),
     ),
     weak_is_dead=("0 in *every* token", ready(dead=lambda x, h: h.diagonal() < 1e-8)),
 )  # fmt: skip
@@ -666,40 +517,11 @@ def moves_the_callers_weight(weight, upper, bits, group_size):
 table(
     "gptq",
     plain_rounding=("codes of plain rounding", plain_rounding),
-    column_of_the_factor=("codes of plain rounding", columns(lambda u, i: u[:, i])),
-    scales_before_the_loop=(
-        "as they were at first",
-        columns(source=lambda w, first, i, n: first[:, i : i + n] if i % n == 0 else None),
-    ),
-    a_scale_per_column=(
-        "anew at each column",
-        columns(source=lambda w, first, i, n: w[:, i : (i // n + 1) * n]),
-    ),
-    the_first_groups_scale=(
-        "scale of the first",
-        columns(source=lambda w, first, i, n: w[:, :n] if i == 0 else None),
-    ),
-    error_not_divided=(
-        "not divided by `upper[i, i]`", columns(error=lambda w, first, q, read, d: w - read)
-    ),
     error_over_the_square=(
         "first column is reached",
         columns(error=lambda w, first, q, read, d: (w - read) / d**2),
     ),
-    error_added=(
-        "The sign is wrong", columns(error=lambda w, first, q, read, d: (read - w) / d)
-    ),
-    one_inverse_for_all=("inverse of the whole Hessian", columns(lambda u, i: (u.T @ u)[i])),
-    within_the_group=(
-        "stays within its group", columns(later=lambda i, n, width: (i // n + 1) * n)
-    ),
     the_next_column_only=("first column is reached", columns(later=lambda i, n, width: i + 2)),
-    distance_to_the_code=(
-        "distance to the *code*", columns(error=lambda w, first, q, read, d: (w - q) / d)
-    ),
-    distance_from_the_first_weights=(
-        "from the first weights", columns(error=lambda w, first, q, read, d: (first - read) / d)
-    ),
     moves_the_callers_weight=("in place", moves_the_callers_weight),
     a_scale_for_the_next_columns=(
         "nearest on its group's grid",
@@ -709,107 +531,168 @@ table(
         "first column is reached",
         columns(source=lambda w, first, i, n: w[:, i:] if i % n == 0 else None),
     ),
-    rounds_the_first_weights=(
-        "what the columns before have moved is lost", columns(rounds="weight")
-    ),
-    asymmetric_grids=("grids are asymmetric", columns(sym=False)),
 )  # fmt: skip
 
 
 # 10 search_scales
 
 
-def read_back(weight, bits, group_size, sym=False):
-    return quant.rtn(weight, bits=bits, group_size=group_size, sym=sym).dequantize()
+def cost(weight, inputs, s, bits, group_size, sym=False, divide=True):
+    scaled = weight * s
+    back = quant.rtn(scaled, bits=bits, group_size=group_size, sym=sym).dequantize()
+    return float((inputs @ ((back / s if divide else back) - weight).T).square().sum())
 
 
-def centred(scales):
-    return scales / (scales.max() * scales.min()).sqrt()
+def loudness(inputs):
+    mean = inputs.abs().mean(0)
+    return (mean / mean.max().clamp(min=1e-30)).clamp(min=1e-4)
 
 
-@right("search_scales")
-def librarys_search(weight, inputs, bits, group_size, n_grid):
-    stats = quant.InputStats.of(inputs)
-    found = quant.search_scales(
-        weight, stats, bits=bits, group_size=group_size, duo_scaling=False, n_grid=n_grid
-    )
-    return found.scales
-
-
-@right("search_scales")
-def all_at_once(weight, inputs, bits, group_size, n_grid):
-    ratios = torch.arange(n_grid) / n_grid
-    tried = [centred(inputs.abs().mean(0) ** ratio) for ratio in ratios]
-    moment = inputs.T @ inputs
-    deltas = [read_back(weight * s, bits, group_size) / s - weight for s in tried]
-    errors = torch.stack([(delta @ moment * delta).sum() for delta in deltas])
-    return tried[int(errors.argmin())]
-
-
-def searched(
-    magnitude=lambda w, x: x.abs().mean(0), error=lambda w, x, back, s: lost(x, back / s - w),
-    ratios=range, exponent=1, sym=False, centre=centred,
+def climb(
+    start=lambda w, x: torch.ones(w.shape[1]), factors=(0.7, 0.85, 1.2, 1.4), rounds=1,
+    error=cost, keep=lambda new, old: new < old, channels=range,
 ):  # fmt: skip
-    def search(weight, inputs, bits, group_size, n_grid):
-        best, least = None, float("inf")
-        for step in ratios(n_grid):
-            power = magnitude(weight, inputs) ** (exponent * step / n_grid)
-            scales = centred(power)
-            e = error(weight, inputs, read_back(weight * scales, bits, group_size, sym), scales)
-            if e < least:
-                best, least = centre(power), e
+    """From a beginning, channel by channel: a change is kept where the error gets smaller."""
+
+    def search(weight, inputs, bits, group_size):
+        best = start(weight, inputs).clone()
+        least = error(weight, inputs, best, bits, group_size)
+        for channel in [*channels(len(best))] * rounds:
+            for factor in factors:
+                s = best.clone()
+                s[channel] *= factor
+                found = error(weight, inputs, s, bits, group_size)
+                if keep(found, least):
+                    best, least = s, found
         return best
 
     return search
 
 
-def lost(inputs, delta):
-    return (inputs @ delta.T).square().sum()
+def by_one_ratio(
+    magnitude=loudness, ratios=tuple(step / 20 for step in range(20)), error=cost, pick=min
+):
+    def search(weight, inputs, bits, group_size):
+        tried = [magnitude(inputs) ** ratio for ratio in ratios]
+        errors = [error(weight, inputs, s, bits, group_size) for s in tried]
+        return tried[errors.index(pick(errors))]
+
+    return search
 
 
+def then_climb(rule, **settings):
+    """The rule first, plain rounding if that is better, then channel by channel."""
+
+    def search(weight, inputs, bits, group_size):
+        def better(w, x):
+            s, ones = rule(w, x, bits, group_size), torch.ones(w.shape[1])
+            return min((ones, s), key=lambda s: cost(w, x, s, bits, group_size))
+
+        return climb(better, **settings)(weight, inputs, bits, group_size)
+
+    return search
+
+
+right("search_scales")(then_climb(by_one_ratio()))
+
+
+@right("search_scales")
+def from_the_loudest_channel(weight, inputs, bits, group_size):
+    order = inputs.abs().mean(0).argsort(descending=True).tolist()
+    search = then_climb(by_one_ratio(ratios=(0, 0.3, 0.6)), channels=lambda n: order)
+    return search(weight, inputs, bits, group_size)
+
+
+@right("search_scales")
+def librarys_scales_then_by_chance(weight, inputs, bits, group_size):
+    """One random channel at a time, by a random factor; the error from S, not from the tokens."""
+    moment = inputs.T @ inputs
+
+    def error(s):
+        back = quant.rtn(weight * s, bits=bits, group_size=group_size, sym=False).dequantize()
+        delta = back / s - weight
+        return float((delta @ moment * delta).sum())
+
+    ratios = torch.arange(10) / 10
+    tried = [torch.ones(weight.shape[1]), *(loudness(inputs) ** ratio for ratio in ratios)]
+    best = min(tried, key=error)
+    least = error(best)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8 * len(best)):
+        s = best.clone()
+        channel = int(torch.randint(0, len(s), (1,), generator=generator))
+        s[channel] *= float((0.4 * torch.randn((), generator=generator)).exp())
+        if (found := error(s)) < least:
+            best, least = s, found
+    return best
+
+
+@right("search_scales")
+def several_channels_of_a_list(weight, inputs, bits, group_size):
+    """As plain Python numbers, three factors, two rounds."""
+    search = then_climb(by_one_ratio(ratios=(0.0, 0.25, 0.5, 0.75)), factors=(0.8, 1.25), rounds=2)
+    return torch.tensor(search(weight, inputs, bits, group_size).tolist())
+
+
+def writes_into_the_weight(weight, inputs, bits, group_size):
+    s = then_climb(by_one_ratio())(weight, inputs, bits, group_size)
+    weight.mul_(s)
+    return s
+
+
+def only_the_loudest(weight, inputs, bits, group_size):
+    """One percent of the channels, at least one, is scaled: the best of a few s."""
+    loudest = inputs.abs().mean(0).topk(max(1, weight.shape[1] // 100)).indices
+    tried = [torch.ones(weight.shape[1]) for _ in range(5)]
+    for s, factor in zip(tried, (1, 1.5, 2, 3, 4), strict=True):
+        s[loudest] = factor
+    return min(tried, key=lambda s: cost(weight, inputs, s, bits, group_size))
+
+
+def of_weights(weight, inputs, s, bits, group_size):
+    return cost(weight, torch.eye(weight.shape[1]), s, bits, group_size)
+
+
+RULE = by_one_ratio()
 table(
     "search_scales",
-    error_of_the_weights=(
-        "measured on the weights",
-        searched(error=lambda w, x, back, s: (back / s - w).square().sum()),
+    more_ratios=("is not small enough", by_one_ratio(ratios=tuple(i / 100 for i in range(100)))),
+    plain=("that is plain rounding", lambda w, x, b, g: torch.ones(w.shape[1])),
+    square_root=("further off than without", lambda w, x, b, g: loudness(x).sqrt()),
+    loudness_itself=("further off than without", lambda w, x, b, g: loudness(x)),
+    scaled_down=("further off than without", lambda w, x, b, g: 1 / loudness(x).sqrt()),
+    for_the_weights=("further off than without", climb(error=of_weights)),
+    not_divided=(
+        "further off than without", climb(error=lambda *a: cost(*a, divide=False), rounds=2)
     ),
-    scales_left_in=(
-        "not taken out again", searched(error=lambda w, x, back, s: lost(x, back - w))
+    symmetric_grids=("further off than without", climb(error=lambda *a: cost(*a, sym=True))),
+    keeps_the_worse=("further off than without", climb(keep=lambda new, old: new > old)),
+    every_change_is_kept=(
+        "further off than without",
+        climb(keep=lambda new, old: True, factors=(0.5,), channels=lambda n: range(0, n, 2)),
     ),
-    scaled_down=("exponent has the wrong sign", searched(exponent=-1)),
-    signed_mean=("cancel in your mean", searched(lambda w, x: x.mean(0).abs())),
-    largest_input=("largest input of each channel", searched(lambda w, x: x.abs().amax(0))),
-    importance_of_weights=("comes from the weights", searched(lambda w, x: w.abs().mean(0))),
-    mean_squares=("mean square", searched(lambda w, x: x.square().mean(0))),
-    not_centred=("not centred", searched(centre=lambda scales: scales)),
-    the_last_one_tried=("have the least error", searched(ratios=lambda n: [n - 1])),
-    square_root=(
-        "have the least error", lambda w, x, bits, size, n: centred(x.abs().mean(0).sqrt())
+    from_half_a_power=(
+        "further off than without", climb(lambda w, x: loudness(x) ** 0.9, factors=(0.99, 1.01))
     ),
-    worst_of_all=(
-        "*largest* error", searched(error=lambda w, x, back, s: -lost(x, back / s - w))
+    only_the_loudest=("is not small enough", only_the_loudest),
+    tiny_steps=("is not small enough", then_climb(RULE, factors=(0.999, 1.001))),
+    only_the_first_channels=(
+        "is not small enough", then_climb(RULE, channels=lambda n: range(min(n, 4)))
     ),
-    one_ratio_too_many=("ratio 1 is tried, too", searched(ratios=lambda n: range(n + 1))),
-    never_plain_rounding=("Ratio 0 is not tried", searched(ratios=lambda n: range(1, n))),
-    symmetric_search=("symmetric grid", searched(sym=True)),
-    errors_cancel=(
-        "have the least error",
-        searched(error=lambda w, x, back, s: (x @ (back / s - w).T).double().sum() ** 2),
+    first_token_only=(
+        "further off than without", lambda w, x, b, g: then_climb(RULE)(w, x[:1], b, g)
     ),
-    root_mean_square=("those of no ratio", searched(lambda w, x: x.square().mean(0).sqrt())),
-    scaled_inputs=(
-        "have the least error", searched(error=lambda w, x, back, s: lost(x / s, back / s - w))
+    sixty_four_bits=(
+        "is float64", lambda *a: then_climb(RULE, rounds=0)(*a).double()
     ),
-    always_twenty=(
-        "those of no ratio", lambda w, x, bits, size, n: librarys_search(w, x, bits, size, 20)
-    ),
+    a_row_of_scales=("has the shape", lambda *a: RULE(*a)[None]),
+    writes_into_the_weight=("changes in place", writes_into_the_weight),
 )  # fmt: skip
 
 
 # 11 pack_layer
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-AWQ_INVERSE = [0, 4, 1, 5, 2, 6, 3, 7]
 IN_ORDER = list(range(8))
 
 
@@ -878,21 +761,7 @@ def unsigned(change):
 
 table(
     "pack_layer",
-    zeros_as_they_are=("stores zero - 1, a slip", both(minus=(0, 0))),
-    minus_one_everywhere=("zero - 1 in both layouts", both(minus=(1, 1))),
     plus_one=('"gptq" stores zero - 1', both(minus=(-1, 0))),
-    awq_in_order=("Yours holds channel i", both(awq=IN_ORDER)),
-    awq_scattered=("wrong way round", both(awq=AWQ_INVERSE)),
-    gptq_interleaved=("interleave in both", both(gptq=AWQ_ORDER)),
-    highest_first=("in the highest nibble", both(IN_ORDER[::-1], AWQ_ORDER[::-1])),
-    awqs_zeros_in_order=(
-        "AWQ's zeros are not interleaved",
-        if_layout("awq", lambda q, z, qweight, qzeros: (qweight, packed(z.T))),
-    ),
-    gptq_along_the_outputs=(
-        "You pack along the outputs",
-        if_layout("gptq", lambda q, z, qweight, qzeros: (packed(q.T), qzeros)),
-    ),
     awq_along_the_inputs=(
         "`qweight` has the shape",
         if_layout("awq", lambda q, z, qweight, qzeros: (packed(q, AWQ_ORDER).T, qzeros)),
@@ -902,7 +771,6 @@ table(
         if_layout("gptq", lambda q, z, qweight, qzeros: (qweight.T, qzeros)),
     ),
     sixty_four_bits=("is int64", unsigned(lambda part: part)),
-    sign_bit_lost=("Large int32 are cut off", unsigned(lambda p: p.clamp(max=2**31 - 1).int())),
     a_byte_each=("which nibble does each get", both(shift=8)),
     shifted_in_bytes=("shift in uint8", shifted_in_bytes),
 )  # fmt: skip
@@ -995,8 +863,6 @@ def without_the_full_range(groups, bits):
 
 table(
     "fit_params",
-    full_range=("grids of the full range", lambda g, b: quant.find_params(g, b, False)),
-    one_share_for_all=("lose the same share", lambda g, b: shrunk_range(g, b, 0.7)),
     one_best_share_for_all=("worse off", lambda g, b: best_share(g, b, SHARES, together=True)),
     not_clamped_in_the_search=("worse off", lambda g, b: best_share(g, b, SHARES, clamp=False)),
     two_deviations=("worse off", two_deviations),

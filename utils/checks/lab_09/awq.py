@@ -1,9 +1,8 @@
-"""What lab 09 says of AWQ's search for scales: exercise 10."""
+"""What lab 09 says of scales for input channels: exercise 10, a design of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,186 +13,170 @@ from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_09 import pictures
 from utils.checks.lab_09.grid import params
-from utils.checks.lab_09.parts import far, form, where
+from utils.checks.lab_09.parts import form, where
+
+GAIN = 0.95  # of the error that the lesson's rule leaves, at most, on loud layers
+RATIOS = [step / 20 for step in range(20)]  # of the lesson's rule
+
+
+class Loud(Given):
+    """A layer whose channels differ in loudness: here the text promises a gain."""
+
+
+def loud_layer(seed: int, tokens: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight [8, 32], inputs of the calibration, and inputs that nobody has seen."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(8, 32, generator=generator)
+    strength = torch.randn(32, generator=generator).exp()
+    one, other = (torch.randn(tokens, 32, generator=generator) * strength for _ in range(2))
+    return weight, one, other
 
 
 def draw_layer(c: Choices) -> Given:
-    """Channels that differ a little or much; one token or many; a search of 1 ratio or of 25."""
-    group_size, groups = 1 + c.size(1, 20), c.size(1, 4)
-    width, tokens = group_size * groups, c.size(1, 40)
+    """Often a loud layer. Else: few channels or tokens, loud or all alike, some silent."""
+    layouts = c.pick(LAYOUTS), c.pick(LAYOUTS)
+    if c.rarely(5):
+        weight, inputs, _ = loud_layer(c.integer(0, 9999))
+        inputs *= c.pick((1.0, 1e-3, 1e4))
+        tensors = map(laid_out, (weight, inputs), layouts)
+        return Loud(*tensors, c.pick((4, 3)), 16)
+    group_size, groups, tokens = c.size(1, 8), c.size(1, 3), c.size(1, 40)
+    width = group_size * groups
     generator = torch.Generator().manual_seed(c.integer(0, 9999))
-    weight = torch.randn(c.size(1, 6), width, generator=generator)
-    spread = c.pick((1.0, 1.0, 0.3, 3.0))
-    strength = (spread * torch.randn(width, generator=generator)).exp()
+    weight = torch.randn(c.size(1, 6), width, generator=generator) * c.pick((1.0, 1.0, 0.02))
+    strength = (c.pick((1.0, 0.0, 3.0)) * torch.randn(width, generator=generator)).exp()
     shift = torch.randn(width, generator=generator)
     inputs = (torch.randn(tokens, width, generator=generator) + shift) * strength
-    if c.rarely(4) and tokens > 1:
-        inputs[c.integer(0, tokens - 1)] = 0.0
+    if c.rarely(3):
+        inputs[:, c.integer(0, width - 1)] = 0.0  # a channel that is silent
+    if c.rarely(9):
+        inputs.zero_()
     inputs *= c.pick((1.0, 1.0, 1e-3, 1e4))
-    inputs *= max(1.0, 2e-4 / float(inputs.abs().mean(0).min()))  # below 1e-4, AWQ has other rules
-    weight *= c.pick((1.0, 1.0, 0.02))
-    tensors = (laid_out(t, c.pick(LAYOUTS)) for t in (weight, inputs))
-    return Given(*tensors, c.pick((4, 3, 2, 5)), group_size, c.pick((20, 5, 10, 1, 2, 3, 7, 4)))
+    tensors = map(laid_out, (weight, inputs), layouts)
+    return Given(*tensors, c.pick((4, 3, 2, 5)), group_size)
 
 
 def output_errors(
-    weight: Tensor, inputs: Tensor, bits: int, group_size: int, tried: Tensor, how: str = ""
+    weight: Tensor, inputs: Tensor, bits: int, group_size: int, tried: Tensor
 ) -> Tensor:
-    """The error with each row of `tried` [n, in], all at once."""
+    """The output's error with each row of `tried` [n, in], all at once."""
     scaled = weight * tried[:, None]  # [n, out, in]
     groups = scaled.unflatten(-1, (-1, group_size))
-    scales, zeros = (p[..., None] for p in params(groups, bits, how == "symmetric"))
+    scales, zeros = (p[..., None] for p in params(groups, bits, False))
     codes = (torch.round(groups / scales) + zeros).clamp(0, 2**bits - 1)
-    back = ((codes - zeros) * scales).flatten(-2)
-    delta = (back if how == "kept" else back / tried[:, None]) - weight
-    lost = delta if how == "of weights" else delta @ inputs.T
-    if how == "square of sum":
-        return lost.double().sum((1, 2)).square()
-    return lost.double().square().sum((1, 2))
+    delta = ((codes - zeros) * scales).flatten(-2) / tried[:, None] - weight
+    return (delta @ inputs.T).double().square().sum((1, 2))
 
 
-def ratios_scales(magnitude: Tensor, ratios: list[float], centred: bool = True) -> Tensor:
-    tried = torch.stack([magnitude**ratio for ratio in ratios])
-    return tried / (tried.amax(1) * tried.amin(1)).sqrt()[:, None] if centred else tried
+def both_errors(given: Given, tried: Tensor) -> Tensor:
+    """[2, n]: in float64 and in float32, which round a weight between two codes as they like."""
+    weight, inputs, bits, group_size = given.args
+    exact = output_errors(weight.double(), inputs.double(), bits, group_size, tried.double())
+    return torch.stack([exact, output_errors(weight, inputs, bits, group_size, tried.float())])
 
 
-def search(
-    weight: Tensor, inputs: Tensor, bits: int, group_size: int, n_grid: int, how: str = ""
-) -> Tensor:
-    """`search_scales` with one switch per known mistake. It is never the oracle."""
-    magnitude = {
-        "signed": inputs.mean(0).abs(), "max": inputs.abs().amax(0),
-        "squares": inputs.square().mean(0), "weights": weight.abs().mean(0),
-    }.get(how, inputs.abs().mean(0))  # fmt: skip
-    steps = list(range(n_grid))
-    steps = {"with one": [*steps, n_grid], "no zero": steps[1:]}.get(how, steps)
-    if not steps:
-        return torch.ones_like(magnitude)
-    sign = -1 if how == "inverse" else 1
-    tried = ratios_scales(magnitude, [sign * step / n_grid for step in steps])
-    errors = output_errors(weight, inputs, bits, group_size, tried, how)
-    best = int(errors.argmax() if how == "worst" else errors.argmin())
-    if how == "raw":
-        return magnitude ** (steps[best] / n_grid)
-    return tried[best]
+def powers(magnitude: Tensor) -> Tensor:
+    """The scales of the lesson's rule, [ratios, in]; a silent channel has those of a quiet one."""
+    loudest = float(magnitude.max()) or 1.0
+    return torch.stack([(magnitude / loudest).clamp(min=1e-4) ** ratio for ratio in RATIOS])
 
 
-@dataclass(frozen=True)
-class Search:
-    """What was tried: scales [n, in] in float64, and which of them have the least error.
-
-    Several, if float32 cannot tell them apart.
-    """
-
-    scales: Tensor
-    least: Tensor
-    errors: Tensor
-
-    @property
-    def best(self) -> Tensor:
-        return self.scales[int(self.errors.argmin())].float()
+def the_lessons(weight: Tensor, inputs: Tensor, bits: int, group_size: int) -> Tensor:
+    """One ratio for the whole layer: the best of 20."""
+    tried = powers(inputs.abs().mean(0))
+    return tried[int(output_errors(weight, inputs, bits, group_size, tried).argmin())]
 
 
-def searched(
-    weight: Tensor, inputs: Tensor, bits: int, group_size: int, n_grid: int
-) -> Search:  # fmt: skip
-    w, x = weight.double(), inputs.double()
-    tried = ratios_scales(x.abs().sum(0) / len(x), [step / n_grid for step in range(n_grid)])
-    errors = output_errors(w, x, bits, group_size, tried)
-    rough = output_errors(weight, inputs, bits, group_size, tried.float())
-    nothing = 1e-9 * float((x @ w.T).square().sum())
-    least = torch.stack([e <= 1.001 * e.min() + nothing for e in (errors, rough)]).any(0)
-    return Search(tried, least, errors)
-
-
-def _wrong(expected: Search, got: Any, given: Given) -> Fault | None:
-    fault = form(("scales",), expected.best, got)
+def _broken_promise(expected: Tensor, got: Any, given: Given) -> Fault | None:
+    """Any scales will do that can be divided by, are never worse, and gain where promised."""
+    fault = form(("s",), expected, got)
     if fault is not None:
         return fault
-    wrong = far(got, expected.scales, rtol=1e-3)  # [n, in]
-    if not wrong[expected.least].any(1).all():
-        return None
-    best = expected.best
-    ratio = int(expected.errors.argmin()) / len(expected.scales)
-    draw = lambda: (_curve(expected, got), "The output error over the ratio.")  # noqa: E731
-    same = (~wrong.any(1)).nonzero().flatten().tolist()
-    if same:
-        error = expected.errors[same[0]] / expected.errors.min()
-        says = (
-            f"These are the scales of ratio {same[0] / len(expected.scales):g}. Those of ratio "
-            f"{ratio:g} have the least error; yours have {error:.4g} times as much."
-        )
-        return Fault("choice", "", best, got, says, picture=draw)
-    return Fault("scales", "", best, got, where("scales", far(got, best, rtol=1e-3)))
-
-
-def _curve(found: Search, got: Tensor) -> Any:
-    n = len(found.errors)
-    errors = {step / n: float(error) for step, error in enumerate(found.errors)}
-    nearest = int((found.scales - got.double()).abs().sum(1).argmin())
-    return pictures.search_curve(errors, nearest / n, "The output error of all ratios")
+    bad = ~((got > 0) & got.isfinite())
+    if bad.any():
+        return Fault("scales", "", "each above 0, and finite", got, where("s", bad))
+    weight, inputs, *_ = given.args
+    nothing = 1e-9 * float((inputs.double() @ weight.double().T).square().sum())
+    mine = float(both_errors(given, got[None]).min())
+    plain = float(both_errors(given, torch.ones_like(expected)[None]).max())
+    if mine > 1.001 * plain + nothing:
+        words = f"an output error of at most {plain:.5g}", f"{mine:.5g}"
+        return Fault("worse", "", None, mine / max(plain, nothing), words=words)
+    if isinstance(given, Loud):
+        rule = float(both_errors(given, expected[None]).max())
+        if mine > GAIN * rule:
+            words = f"at most {GAIN:g} times the error of the lesson's rule", f"{mine / rule:.3f}"
+            return Fault("gain", "", None, mine / rule, words=words)
+    return None
 
 
 def _passed(function: Callable[..., Tensor]) -> Passed:
-    generator = torch.Generator().manual_seed(5)
-    weight, x = torch.randn(16, 64, generator=generator), torch.randn(128, 64, generator=generator)
-    inputs = x * torch.randn(64, generator=generator).exp()
-    found = searched(weight, inputs, 4, 32, 20)
-    got = function(weight.clone(), inputs.clone(), 4, 32, 20)
-    ratio = int((found.scales - got.double()).abs().sum(1).argmin()) / 20
-    share = float(found.errors.min() / found.errors[0])
+    rows: dict[str, list[Tensor]] = {"these inputs": [], "other inputs": []}
+    for seed in range(3):
+        weight, seen, unseen = loud_layer(seed, 128)
+        tried = torch.stack([
+            torch.ones(32), the_lessons(weight, seen, 4, 16),
+            function(weight.clone(), seen.clone(), 4, 16),
+        ])  # fmt: skip
+        for name, inputs in zip(rows, (seen, unseen), strict=True):
+            rows[name].append(output_errors(weight, inputs, 4, 16, tried))
+    means = {name: torch.stack(found).mean(0) for name, found in rows.items()}
+    shares = {name: (float(e[1] / e[0]), float(e[2] / e[0])) for name, e in means.items()}
+    says = "; ".join(f"on {name} the rule leaves {rule:.0%} of the error of plain rounding, "
+                     f"yours {mine:.0%}" for name, (rule, mine) in shares.items())  # fmt: skip
     return Passed(
-        f"In each case the scales with the least output error. In the picture, ratio {ratio:g} "
-        f"leaves {share:.0%} of the error of plain rounding, at no cost: the division by the "
-        "scales goes into the layer before.",
-        _curve(found, got), "The output error over the ratio, with your choice marked.",
+        "Your scales are never worse than none, and beat the lesson's rule where channels differ. "
+        f"What of that holds for inputs that your search has not seen? On three layers: {says}. A "
+        "rule with one number has little that it could learn by heart; yours has one per channel.",
+        pictures.seen_and_unseen(shares), f"The output error of both: {says}.",
     )  # fmt: skip
 
 
-def _but(how: str) -> Callable[..., Tensor]:
-    return lambda w, x, bits, size, n: search(w, x, bits, size, n, how)
+def _fixed(scales: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Scales by a formula of weight and inputs, without a search."""
+    return lambda weight, inputs, bits, group_size: scales(weight, inputs)
 
 
-_OUTPUTS = "What does the layer compute with these weights, on these inputs?"
-_MAGNITUDE = "One number per input channel: how large are its inputs?"
+def _by_weights(weight: Tensor, inputs: Tensor, bits: int, group_size: int) -> Tensor:
+    """The ratio with the least error of the weights."""
+    tried, identity = powers(inputs.abs().mean(0)), torch.eye(weight.shape[1])
+    return tried[int(output_errors(weight, identity, bits, group_size, tried).argmin())]
+
+
+def _magnitude(inputs: Tensor) -> Tensor:
+    return inputs.abs().mean(0)
+
+
+_CHANNELS = "After the best ratio is found: what if a single channel's s were a little larger?"
 SEARCH_SCALES = Contract(
     inputs=draw_layer,
-    judge=Returns(searched, wrong=_wrong),
+    judge=Returns(the_lessons, wrong=_broken_promise),
     passed=_passed,
-    examples=120,
+    examples=50,
     clauses={
         "form": Clause("{says}", "One scale per input channel, float32."),
-        "scales": Clause("{says} These scales are those of no ratio: they are the channels' mean "
-                         "magnitudes to the power of `step / n_grid`, divided by √(max · min).",
-                         _MAGNITUDE),
-        "choice": Clause("{says}", _OUTPUTS),
+        "scales": Clause("{says} The weight is multiplied by s, and divided by it again.",
+                         "What is the s of a channel whose inputs are all 0?"),
+        "worse": Clause("With your s, the layer's output is further off than without any.",
+                        "Is s = 1, for all channels, among the choices? Do you keep a choice "
+                        "only if the output error gets smaller?"),
+        "gain": Clause("The output error is not small enough on a layer whose channels differ.",
+                       _CHANNELS),
     },
     mistakes=(
-        mistake("The error is measured on the weights. AWQ's idea is to measure it on the outputs, "
-                "where a channel with large inputs counts more.", _OUTPUTS, _but("of weights")),
-        mistake("The scales are not taken out again: what was read back must be divided by them, "
-                "before it is compared with the weight.", "The last step before the error.",
-                _but("kept")),
-        mistake("The exponent has the wrong sign: channels with *large* inputs are scaled up, not "
-                "down.", "The ratios are not negative.", _but("inverse")),
-        mistake("A channel's inputs cancel in your mean. It is the mean of their magnitudes.",
-                _MAGNITUDE, _but("signed")),
-        mistake("You use the largest input of each channel. AWQ takes the mean magnitude, which "
-                "one odd token does not change.", _MAGNITUDE, _but("max")),
-        mistake("You use the mean square of the inputs. It is the mean magnitude.", _MAGNITUDE,
-                _but("squares")),
-        mistake("The channels' importance comes from the weights. AWQ is activation-aware: it "
-                "comes from the inputs.", _MAGNITUDE, _but("weights")),
-        mistake("The scales are not centred: divide them by √(max · min).", "√(max · min).",
-                _but("raw")),
-        mistake("You keep the ratio with the *largest* error.", "The least error.",
-                _but("worst")),
-        mistake("The ratio 1 is tried, too. The ratios are 0, 1/n, ..., (n - 1)/n.",
-                "`range(n_grid)`.", _but("with one")),
-        mistake("Ratio 0 is not tried. There nothing is scaled; with it, the result is never worse "
-                "than rounding.", "`range(n_grid)`.", _but("no zero"),
-                lambda w, x, b, g, n: search(w, x, b, g, n, "no zero") if n > 1 else None),
-        mistake("You quantize with the symmetric grid. AWQ's is asymmetric.", "`sym=False`.",
-                _but("symmetric")),
+        mistake("This is the lesson's rule: one ratio for the whole layer. Here it is to be "
+                "beaten.", _CHANNELS, the_lessons),
+        mistake("All channels have the same s: that is plain rounding.", "Which channels are loud?",
+                _fixed(lambda w, x: torch.ones(w.shape[1]))),
+        mistake("A formula without a search: the square root of each channel's magnitude. On some "
+                "layers that is worse than no scaling.", "Compute the output error, and compare.",
+                _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** 0.5)),
+        mistake("The loud channels get the smaller s. Theirs should be the larger one.",
+                "A large s makes the error of its column small.",
+                _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** -0.5)),
+        mistake("A channel that is silent gets s = 0, and its column is divided by 0.",
+                "`.clamp(min=...)`.", _fixed(lambda w, x: _magnitude(x) ** 0.5)),
+        mistake("Your search keeps what is best for the *weights*. What counts is the output.",
+                "`output_error` is given.", _by_weights),
     ),
 )  # fmt: skip

@@ -72,20 +72,22 @@ def code_histogram(
     return figure
 
 
-def search_curve(errors: Mapping[float, float], chosen: float, title: str) -> Figure:
-    """The output error over the ratio that was tried, relative to ratio 0 (no scaling)."""
-    ratios = sorted(errors)
-    relative = [errors[ratio] / errors[0.0] for ratio in ratios]
-    figure = Figure(figsize=(6.0, 3.0), layout="constrained")
+def seen_and_unseen(shares: Mapping[str, tuple[float, float]]) -> Figure:
+    """The output error on some inputs (rule, yours), as a share of that of plain rounding."""
+    figure = Figure(figsize=(5.4, 2.8), layout="constrained")
     ax = figure.subplots()
-    ax.plot(ratios, relative, "-o", color=BLUE, markersize=4, label="scales = mean|x| ^ ratio")
-    ax.plot([chosen], [errors[chosen] / errors[0.0]], "s", color=ORANGE, markeredgecolor=INK,
-            markersize=10, label="yours")  # fmt: skip
+    places = np.arange(len(shares))
+    rows = (("the lesson's rule", ORANGE, "//", -0.2), ("yours", BLUE, "", 0.2))
+    for number, (label, colour, hatch, shift) in enumerate(rows):
+        heights = [pair[number] for pair in shares.values()]
+        bars = ax.bar(places + shift, heights, 0.4, label=label, color=colour, hatch=hatch,
+                      edgecolor=INK, linewidth=0.5)  # fmt: skip
+        ax.bar_label(bars, fmt="%.2f", fontsize=9)
     ax.axhline(1, color=INK, linestyle=":", linewidth=1)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("ratio")
-    ax.set_ylabel("output error\n(1 = without scaling)")
-    ax.set_title(title, size=11)
+    ax.set_xticks(places, list(shares))
+    ax.set_ylim(0, 1.15)
+    ax.set_ylabel("output error\n(1 = plain rounding)")
+    ax.set_title("A scale of its own for each channel", size=11)
     ax.legend(fontsize=8, frameon=False)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

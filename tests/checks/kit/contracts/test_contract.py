@@ -172,6 +172,19 @@ def test_what_is_kept_rightly_may_be_kept():
     ).passed
 
 
+def test_a_result_that_later_calls_change_is_seen():
+    buffer = []
+
+    def numbers(n):
+        buffer[:] = range(n)
+        return buffer
+
+    contract = Contract(lambda c: Given(c.integer(0, 5)), Returns(lambda n: [*range(n)]), "Right.")
+    assert contract.check(lambda n: [*range(n)]) == "Right."
+    with pytest.raises(Mismatch, match="What was returned is changed by later calls"):
+        contract.check(numbers)
+
+
 def test_what_the_answer_prints_is_shown_once(capsys):
     feedback = num_blocks(prints_much)
     assert details(feedback)["Your code prints on this input"].startswith("block 0\nblock 1\n")

@@ -42,8 +42,9 @@ class Judge(Protocol):
 class Clause:
     """What to say when this part of the contract is broken.
 
-    Both texts may quote {says} (a sentence about the difference), {expected} and {got}. Of an
-    error, its own words are said, unless the clause quotes {says}.
+    Both texts may quote {says} (a sentence about the difference), {expected}, {got}, and {reason}:
+    the words with which the oracle refuses the input. Of an error, its own words are said, unless
+    the clause quotes {says}.
     """
 
     says: str
@@ -67,6 +68,8 @@ ALWAYS = {
                    "arguments. Something is kept from call to call.",
                    "A default such as `x=[]`, or a variable outside of the function, is one for "
                    "all calls."),
+    "earlier": Clause("What was returned is changed by later calls with other arguments.",
+                      "Make a new value in each call; nothing that is kept outside of it."),
 }  # fmt: skip
 
 
@@ -136,10 +139,8 @@ class Contract:
         if not isinstance(self.judge, Returns) or not self.judge.keeps_from_call_to_call:
             return  # a play is a story of many calls anyway
         as_at_first(answer)
-        for case, expected in self._compared:
-            torch.default_generator.manual_seed(0)
-            if fault := self.judge.fault_behind_others(answer, case, expected):
-                raise self._in_words(Found(case, fault, Choices()), None)
+        if found := self.judge.fault_behind_others(answer, self._compared):
+            raise self._in_words(Found(*found, Choices()), None)
 
     def known_mistake(self, answer: Any, found: Found[Any]) -> Mistake | None:
         """The mistake that has the same fault on the smallest input, and on all others tried."""
@@ -201,7 +202,8 @@ class Contract:
         expected, got = fault.words or (
             shown(fault.expected, fault.got), shown(fault.got, fault.expected),
         )  # fmt: skip
-        quoted = {"{says}": fault.says, "{expected}": expected, "{got}": got}
+        reason = fault.expected.says if isinstance(fault.expected, Raised) else ""
+        quoted = {"{says}": fault.says, "{expected}": expected, "{got}": got, "{reason}": reason}
         for name, text in quoted.items():
             says, look = says.replace(name, text), look.replace(name, text)
         figure: Figure | None = None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from utils.checks.kit.contracts.differences import difference, shown
 from utils.checks.kit.contracts.faults import Fault, Raised, attempt
@@ -34,7 +37,7 @@ class Returns:
     """An answer must return what the oracle returns on the same input.
 
     Its clauses are "returns" (another value), "raises" (an error), "refuses" (none, where the
-    oracle raises a ValueError), "changes" (an argument), "shares", "again" and "kept".
+    oracle raises a ValueError), "changes" (an argument), "shares", "again", "kept" and "earlier".
 
     Args:
         oracle: right, and found in another way than the learner's
@@ -61,7 +64,7 @@ class Returns:
         try:
             return self._oracle(*mine.args, **mine.named)
         except ValueError as error:
-            return Raised(type(error))
+            return Raised(type(error), str(error))
 
     def fault(self, answer: Any, given: Given, expected: Any) -> Fault | None:
         as_at_first(answer)
@@ -76,10 +79,26 @@ class Returns:
         _, got, fault = self._called(answer, given, expected)
         return fault and Fault("again", "the second call", expected, got)
 
-    def fault_behind_others(self, answer: Any, given: Given, expected: Any) -> Fault | None:
-        """As `fault`, but what the answer has kept from calls with other arguments stays."""
-        _, got, fault = self._called(answer, given, expected)
-        return fault and Fault("kept", "behind calls with other arguments", expected, got)
+    def fault_behind_others(
+        self, answer: Any, calls: Sequence[tuple[Given, Any]]
+    ) -> tuple[Given, Fault] | None:
+        """As `fault`, but what the answer has kept from calls with other arguments stays.
+
+        Args:
+            calls: arguments of each call, and what it is to return
+        """
+        results = []
+        for given, expected in calls:
+            torch.default_generator.manual_seed(0)
+            _, got, fault = self._called(answer, given, expected)
+            if fault is not None:
+                return given, Fault("kept", "behind calls with other arguments", expected, got)
+            if isinstance(got, Tensor | list | dict | set | tuple):
+                results.append((given, expected, got))
+        for given, expected, got in results:
+            if self._of_result(expected, got, given) is not None:
+                return given, Fault("earlier", "before calls with other arguments", expected, got)
+        return None
 
     def _called(
         self, answer: Any, given: Given, expected: Any

@@ -52,6 +52,7 @@ def same(one: Any, other: Any, objects: bool = True) -> bool:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
+        alike = alike and one.requires_grad <= other.requires_grad  # a judge may turn it on
         return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
     if type(one) is not type(other):
         return False

@@ -1,0 +1,260 @@
+"""Moving chunks until there is room: exercise 5, where many answers are right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts.differences import shown
+from utils.checks.kit.runner import Mismatch, call
+from utils.checks.lab_03.kinds import Chunk
+
+Moves = list[tuple[int, int]]
+MakeRoom = Callable[[Sequence[Chunk], int, int], Moves | None]
+NUM_MEMORIES = 300  # on which an answer's copies are counted together
+AT_MOST = 0.5  # of what sliding all chunks copies
+
+
+def holes_between(chunks: Sequence[Chunk], num_slots: int) -> list[tuple[int, int]]:
+    """The free pieces (start, size) between chunks, by start."""
+    holes, at = [], 0
+    for start, size, _ in [*sorted(chunks), Chunk(num_slots, 0, 0)]:
+        if start > at:
+            holes.append((at, start - at))
+        at = start + size
+    return holes
+
+
+def slide_all(chunks: Sequence[Chunk], num_slots: int, need: int) -> Moves | None:
+    """The plain answer: every chunk goes down as far as it can, the lowest first."""
+    holes = [size for _, size in holes_between(chunks, num_slots)]
+    if sum(holes) < need:
+        return None
+    if max(holes) >= need:
+        return []
+    moves, at = [], 0
+    for start, size, _ in chunks:
+        if start > at:
+            moves.append((start, at))
+        at += size
+    return moves
+
+
+def carried_out(chunks: Sequence[Chunk], num_slots: int, moves: Any) -> tuple[list[Chunk], int]:
+    """The chunks after the moves, and the tokens that were copied.
+
+    Raises:
+        ValueError: a move cannot be carried out.
+    """
+    row: list[int | None] = [None] * num_slots  # slot by slot: the start of the chunk in it
+    known = {chunk.start: chunk for chunk in chunks}
+    for start, size, _ in chunks:
+        row[start : start + size] = [start] * size
+    copied = 0
+    for number, (old, new) in enumerate(moves):
+        where = f"move {number}, from {old} to {new}"
+        if old not in known:
+            raise ValueError(f"{where}: no chunk begins at slot {old} then")
+        chunk = known.pop(old)
+        row[old : old + chunk.size] = [None] * chunk.size
+        if new < 0 or new + chunk.size > num_slots:
+            raise ValueError(f"{where}: its {chunk.size} slots reach out of the memory")
+        hit = [owner for owner in row[new : new + chunk.size] if owner is not None]
+        if hit:
+            raise ValueError(f"{where}: its {chunk.size} slots overwrite the chunk at {hit[0]}")
+        row[new : new + chunk.size] = [new] * chunk.size
+        known[new] = Chunk(new, *chunk[1:])
+        copied += chunk.num_tokens
+    return [known[start] for start in sorted(known)], copied
+
+
+def oracle(chunks: Sequence[Chunk], num_slots: int, need: int) -> int | None:
+    """Tokens that may be copied at most: those of `slide_all`; None if there is no room at all."""
+    moves = slide_all(chunks, num_slots, need)
+    return None if moves is None else carried_out(chunks, num_slots, moves)[1]
+
+
+def wrong_moves(allowed: int | None, got: Any, given: Given) -> Fault | None:
+    chunks, num_slots, need = given.args
+    if allowed is None or got is None:
+        if allowed is None and got is None:
+            return None
+        return Fault("none", "", "None" if allowed is None else "a list of moves", got)
+    if not isinstance(got, list):
+        return Fault("kind", "", "a list of pairs (old start, new start)", got)
+    for move in got:
+        if not isinstance(move, tuple | list) or len(move) != 2:
+            return Fault("kind", "", "a list of pairs (old start, new start)", got)
+    try:
+        after, copied = carried_out(chunks, num_slots, got)
+    except ValueError as error:
+        return Fault("moves", "", "moves that can be carried out", got, says=f"{error}.")
+    largest = max((size for _, size in holes_between(after, num_slots)), default=0)
+    if largest < need:
+        return Fault("room", "", f"a hole of {need} slots", got,
+                     words=(f"a hole of {need} slots", f"{shown(got)}: the largest hole has "
+                            f"{largest} slots"))  # fmt: skip
+    if copied > allowed:
+        return Fault("copies", "", f"at most {allowed} tokens copied", got,
+                     words=(f"at most {allowed} tokens copied", f"{shown(got)}: {copied} tokens "
+                            "copied"))  # fmt: skip
+    return None
+
+
+def _cheap_to_slide(c: Choices) -> Given:
+    """A full chunk, which sliding leaves at slot 0, and a nearly empty one above it."""
+    full, low, above, high = c.integer(1, 5), c.integer(1, 5), c.size(5, 40), c.integer(1, 9)
+    chunks = [Chunk(0, full, full), Chunk(full + low, above, 1)]
+    need = c.integer(max(low, high) + 1, low + high)
+    return Given(chunks, full + low + above + high, need)
+
+
+def draw_room(c: Choices) -> Given:
+    if c.rarely(5):
+        return _cheap_to_slide(c)
+    chunks: list[Chunk] = []
+    at = 0
+
+    def piece() -> None:
+        nonlocal at
+        at += c.pick((0, 1, 2, c.size(1, 60)))
+        size = c.size(1, 40)
+        chunks.append(Chunk(at, size, c.pick((size, 1, c.integer(1, size)))))
+        at += size
+
+    c.some(piece, 0, 9)
+    num_slots = max(1, at + c.pick((0, 1, c.size(0, 60))))
+    holes = [size for _, size in holes_between(chunks, num_slots)] or [0]
+    between = c.integer(max(holes), max(max(holes), sum(holes)))
+    need = c.pick((max(holes) + 1, sum(holes), between, between, max(holes), sum(holes) + 1))
+    return Given(c.pick((list, list, tuple))(chunks), num_slots, max(1, need))
+
+
+def _upside_down(chunks: Any, num_slots: int, need: int) -> Any:
+    moves = slide_all(chunks, num_slots, need)
+    return moves and moves[::-1]
+
+
+def _no_question(chunks: Any, num_slots: int, need: int) -> Any:
+    total = sum(size for _, size in holes_between(chunks, num_slots))
+    return None if total < need else slide_all(chunks, num_slots, num_slots if total else 0) or [
+        (chunk.start, at) for chunk, at in zip(chunks, _downs(chunks), strict=True)
+        if chunk.start != at
+    ]  # fmt: skip
+
+
+def _downs(chunks: Any) -> list[int]:
+    return [sum(other.size for other in chunks[:i]) for i in range(len(chunks))]
+
+
+def _empty_for_none(chunks: Any, num_slots: int, need: int) -> Any:
+    return slide_all(chunks, num_slots, need) or []
+
+
+def _none_for_empty(chunks: Any, num_slots: int, need: int) -> Any:
+    return slide_all(chunks, num_slots, need) or None
+
+
+def _strict(chunks: Any, num_slots: int, need: int) -> Any:
+    total = sum(size for _, size in holes_between(chunks, num_slots))
+    return None if total <= need else slide_all(chunks, num_slots, need)
+
+
+def _one_chunk(chunks: Any, num_slots: int, need: int) -> Any:
+    moves = slide_all(chunks, num_slots, need)
+    return moves and moves[:1]
+
+
+MAKE_ROOM = Contract(
+    inputs=draw_room,
+    judge=Returns(oracle, wrong=wrong_moves),
+    passed="",
+    clauses={
+        "none": Clause("Expected {expected}, not {got}.", "None is for a memory whose holes are "
+                       "too small all together. No move at all is the empty list."),
+        "kind": Clause("Expected {expected}, not {got}."),
+        "moves": Clause("A move cannot be carried out: {says}", "Moves are carried out one after "
+                        "the other. The first must make room for the second."),
+        "room": Clause("After these moves there is still no room.",
+                       "Draw the memory on paper, and carry out your moves."),
+        "copies": Clause("Never copy more than sliding all chunks would.",
+                         "Where your idea is dearer, or does not work, return what `slide_all` "
+                         "returns."),
+    },
+    mistakes=(
+        mistake("The highest chunk moves first, into the one below it.",
+                "To go down, begin with the lowest.", _upside_down),
+        mistake("A hole is large enough already: nothing needs to move.",
+                "Look at the largest hole first.", _no_question),
+        mistake("Where even all holes together are too small, moves do not help: None.",
+                "Compare `need` with the sum of the holes.", _empty_for_none),
+        mistake("Nothing to move is the empty list; None says that there will be no room.",
+                "Return `[]`.", _none_for_empty),
+        mistake("All holes together are exactly enough, and that is enough.",
+                "`<`, not `<=`.", _strict),
+        mistake("One move is not always enough.", "Go on until the hole has `need` slots.",
+                _one_chunk),
+    ),
+    examples=200,
+)  # fmt: skip
+
+
+def crumbled(source: random.Random) -> tuple[list[Chunk], int, int]:
+    """A memory with many holes, each too small for the next in line, but enough together."""
+    while True:
+        num_slots, at = source.choice((500, 1000, 2000)), 0
+        chunks: list[Chunk] = []
+        while True:
+            at += source.choice((0, 0, source.randint(1, 40), source.randint(1, 100)))
+            size = source.randint(1, 150)
+            if at + size > num_slots:
+                break
+            chunks.append(Chunk(at, size, source.randint(1, size)))
+            at += size
+        holes = [size for _, size in holes_between(chunks, num_slots)]
+        if sum(holes) > max(holes):
+            most = min(sum(holes), 3 * max(holes))
+            return chunks, num_slots, source.randint(max(holes) + 1, most)
+
+
+def share_copied(make_room: MakeRoom) -> float:
+    """Tokens copied in `NUM_MEMORIES` drawn memories, relative to sliding all chunks.
+
+    Raises:
+        Mismatch: an answer is wrong in one of them.
+    """
+    source = random.Random(0)
+    copied = plain = 0
+    for _ in range(NUM_MEMORIES):
+        chunks, num_slots, need = crumbled(source)
+        allowed = oracle(chunks, num_slots, need)
+        moves = call(make_room, list(chunks), num_slots, need)
+        fault = wrong_moves(allowed, moves, Given(chunks, num_slots, need))
+        if fault is not None or allowed is None:
+            raise Mismatch(
+                "In a memory with many chunks the moves are wrong.",
+                input=f"{len(chunks)} chunks in {num_slots} slots, need {need}",
+                expected=str(fault and fault.expected), got=str((fault and fault.says) or moves),
+            )  # fmt: skip
+        plain += allowed
+        copied += carried_out(chunks, num_slots, moves)[1]
+    return copied / plain
+
+
+def cheaper_than_sliding(make_room: MakeRoom) -> str:
+    """Words of success, or `Mismatch`: how much is copied in all."""
+    share = share_copied(make_room)
+    if share > AT_MOST:
+        raise Mismatch(
+            f"Room is made, but your moves copy {share:.0%} of the tokens that sliding all chunks "
+            "copies.",
+            input=f"{NUM_MEMORIES} drawn memories, all tokens counted together",
+            expected=f"at most {AT_MOST:.0%}", got=f"{share:.1%}",
+            look="Which chunks need not move at all? Where in memory is it cheapest to make room?",
+        )  # fmt: skip
+    return (
+        f"Right: your moves make room, and copy {share:.0%} of the tokens that sliding all chunks "
+        f"copies, over {NUM_MEMORIES} memories."
+    )
