@@ -92,7 +92,7 @@ def test_tokens_are_huggingfaces(
 def test_tokens_are_vllms(
     llm: LLM, hf_model, engine_of, model_path: Path, chosen, expected
 ) -> None:
-    theirs = vllm_answers(model_path, chosen, ["float32"], MAX_TOKENS)["float32"]
+    theirs = vllm_answers(model_path, chosen, ["float32"], MAX_TOKENS).token_ids["float32"]
     engine_of(speculative_config=NGRAM, max_num_seqs=16, max_num_batched_tokens=100)
     outputs = llm.generate(chosen, GREEDY, use_tqdm=False)
     ours = [output.outputs[0].token_ids for output in outputs]

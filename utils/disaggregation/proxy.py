@@ -26,6 +26,7 @@ from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_op
 from utils.serving.http.ending import serve
 from utils.serving.http.guard import guard
 from utils.serving.http.tools import (
+    KEEP_ALIVE,
     ClientLeft,
     EventStream,
     error_body,
@@ -52,7 +53,7 @@ class Pool:
         self.kind, self.urls = kind, list(urls)
         self._turns = itertools.cycle(range(len(urls)))
         timeout = httpx.Timeout(PATIENCE, connect=CONNECT_PATIENCE)
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE)
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
 
     async def send(self, path: str, body: dict[str, Any]) -> tuple[str, httpx.Response]:

@@ -44,7 +44,7 @@ from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, Requ
 from utils.engine.request import Request, RequestStatus
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
-from utils.engine.sampling_params import SamplingParams
+from utils.engine.sampling_params import SamplingParams, StructuredOutputsParams
 from utils.engine.spec_decode.drafter import choose_num_speculative_tokens, expected_tokens
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
@@ -93,6 +93,7 @@ __all__ = [
     "SpecDecodingStats",
     "SpeculativeConfig",
     "StepRecord",
+    "StructuredOutputsParams",
     "apply_rotary",
     "attention",
     "attention_reference",

@@ -33,5 +33,13 @@ class Draft:
             None if self.probs is None else self.probs[:num_tokens],
         )
 
+    def paths(self) -> list[list[int]]:
+        """The guesses that lie before each score to verify: none, then up to each guess and it."""
+        paths: list[list[int]] = [[]]
+        for i, token_id in enumerate(self.token_ids):
+            parent = i - 1 if self.parents is None else self.parents[i]
+            paths.append([*paths[parent + 1], token_id])
+        return paths
+
 
 NO_DRAFT = Draft()

@@ -12,6 +12,7 @@ from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.request import Request, SamplingParams
+from utils.engine.structured_output.grammar import StructuredOutputGrammar, StructuredOutputManager
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,9 @@ class InputProcessor:
         self, model_config: ModelConfig, config: EngineConfig, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self.model_config, self.config, self.tokenizer = model_config, config, tokenizer
+        self.structured_output_manager = StructuredOutputManager(
+            tokenizer, model_config.vocab_size, model_config.eos_token_ids
+        )
         self._request_ids = itertools.count()
         self._shared_generator = torch.Generator(config.device).manual_seed(config.seed)
 
@@ -153,6 +157,11 @@ class InputProcessor:
                 f"{self.config.max_num_seqs}. Ask for fewer, or create the LLM with a larger one."
             )
         self._check_vocabulary("stop_token_ids", cast(list[int], params.stop_token_ids))
+        self._grammar(params)
+
+    def _grammar(self, params: SamplingParams) -> StructuredOutputGrammar | None:
+        form = params.structured_outputs
+        return None if form is None else self.structured_output_manager.grammar_init(form)
 
     def _check_vocabulary(self, what: str, token_ids: list[int]) -> None:
         vocab_size = self.model_config.vocab_size
@@ -191,6 +200,7 @@ class InputProcessor:
             eos_token_ids=self.model_config.eos_token_ids,
             generator=generator,
             detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
+            grammar=self._grammar(params),
             index=i,
         )
 

@@ -78,8 +78,8 @@ class CompletionOutput:
 
     Args:
         cumulative_logprob: log probability of all tokens together; None unless asked for.
-        finish_reason: "stop" (end-of-sequence, stop string or stop token), "length", or None
-            while the answer is growing.
+        finish_reason: "stop" (end-of-sequence, stop string or stop token), "length", "abort",
+            "error" (its grammar became too complex to follow), or None while it is growing.
         stop_reason: the stop string or stop token that ended it; None for end-of-sequence.
     """
 

@@ -14,6 +14,7 @@ from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from utils.engine.sampling_params import SamplingParams
+from utils.engine.structured_output.grammar import StructuredOutputGrammar
 
 
 class RequestStatus(enum.IntEnum):
@@ -25,12 +26,14 @@ class RequestStatus(enum.IntEnum):
     FINISHED_STOPPED = enum.auto()
     FINISHED_LENGTH_CAPPED = enum.auto()
     FINISHED_ABORTED = enum.auto()
+    FINISHED_ERROR = enum.auto()  # its grammar could not be followed any further
 
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
 }
 
 
@@ -46,6 +49,7 @@ class Request:
     eos_token_ids: tuple[int, ...]
     generator: torch.Generator
     detokenizer: IncrementalDetokenizer
+    grammar: StructuredOutputGrammar | None = None  # the form that the answer must have
     index: int = 0  # which of the prompt's `n` answers this is
     cache_salt: str | None = None  # requests with different salts share no blocks
     lora_name: str | None = None  # neither do those with different adapters
@@ -130,7 +134,8 @@ class Request:
             self.logprobs.append(logprobs)
 
         if token_id in self.eos_token_ids and not self.sampling_params.ignore_eos:
-            self.status = RequestStatus.FINISHED_STOPPED
+            whole = self.grammar is None or self.grammar.accepts(self.output_token_ids[:-1])
+            self.status = RequestStatus.FINISHED_STOPPED if whole else RequestStatus.FINISHED_ERROR
         elif token_id in self.stop_token_ids:
             self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
         else:

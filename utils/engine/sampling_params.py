@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,54 @@ from typing import Any
 MIN_TEMPERATURE = 1e-2  # as in vLLM: smaller ones would overflow the logits
 GREEDY_BELOW = 1e-5
 LARGEST_INT = 2**63 - 1  # that a tensor can hold
+# What the form of an answer can be given as.
+FORMS: dict[str, tuple[Any, str]] = {
+    "json": (str | dict, "a dict or a text"), "regex": (str, "a text"), "grammar": (str, "a text"),
+    "choice": (list, "a list of texts"), "json_object": (bool, "true"),
+}  # fmt: skip
+
+
+@dataclass
+class StructuredOutputsParams:
+    """The form that an answer must have: one of these, and no more. Names are vLLM's.
+
+    Args:
+        json: a JSON schema, as a dict or as text.
+        regex: a regular expression for the whole answer.
+        choice: all answers that there are.
+        grammar: a context-free grammar in the syntax of Lark.
+        json_object: True: any JSON object.
+        disable_any_whitespace: no spaces and no line breaks between the parts of JSON.
+
+    Raises:
+        ValueError: there is none or more than one of them, or it is of the wrong type.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        self.kind_and_text()
+
+    def kind_and_text(self) -> tuple[str, str]:
+        """Which of them it is, and its text. A choice's is a JSON list."""
+        given = {kind: v for kind in FORMS if (v := getattr(self, kind)) is not None}
+        if len(given) != 1:
+            raise ValueError(f"structured_outputs must have exactly one of {', '.join(FORMS)}. "
+                             f"It has {' and '.join(given) or 'none'}.")  # fmt: skip
+        [(kind, value)] = given.items()
+        expected_type, expected = FORMS[kind]
+        if not isinstance(value, expected_type) or value in (False, []):
+            raise ValueError(f"structured_outputs.{kind} must be {expected}, got {value!r:.60}.")
+        value = {"type": "object"} if kind == "json_object" else value
+        try:
+            return kind, value if isinstance(value, str) else json.dumps(value)
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"structured_outputs.{kind} is no JSON: {error}.") from error
 
 
 @dataclass
@@ -28,6 +77,7 @@ class SamplingParams:
         max_tokens: the most tokens to generate; None: as many as fit.
         min_tokens: no end before that many tokens.
         logprobs: report this many most likely tokens at each step; -1: all; None: none.
+        structured_outputs: the form that the answer must have; None: any.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -45,6 +95,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -89,6 +140,10 @@ class SamplingParams:
                 f"at most max_tokens={self.max_tokens}")  # fmt: skip
         require(self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= -1),
                 "logprobs", "an integer of at least -1, or None")  # fmt: skip
+        require(isinstance(self.structured_outputs, StructuredOutputsParams | None),
+                "structured_outputs", "StructuredOutputsParams, or None")  # fmt: skip
+        require(self.structured_outputs is None or not self.ignore_eos, "ignore_eos",
+                "False with structured_outputs, whose end nothing can follow")  # fmt: skip
         require(all(map(is_int, self.stop_token_ids or [])), "stop_token_ids", "a list of integers")
         require(all(isinstance(s, str) and s for s in self.stop or []), "stop",
                 "a non-empty string or a list of them")  # fmt: skip

@@ -97,6 +97,10 @@ class Formatter:
         return {"index": index, **content, **self._ending(answer, num_tokens, num_chars)}
 
     def _ending(self, answer: CompletionOutput, num_tokens: int, num_chars: int) -> dict[str, Any]:
+        if answer.finish_reason == "error":
+            raise EngineGenerateError(
+                "The answer broke off: what was left of its schema or grammar became too complex."
+            )
         return {
             "logprobs": self._logprobs(answer, num_tokens, num_chars),
             "finish_reason": answer.finish_reason,
@@ -115,8 +119,8 @@ class Formatter:
         tokens, chosen, top, offsets = [], [], [], []
         for token_id, candidates in steps:
             tokens.append(self._text(token_id))
-            chosen.append(candidates[token_id].logprob)
-            top.append({self._text(i): c.logprob for i, c in candidates.items()})
+            chosen.append(_finite(candidates[token_id].logprob))
+            top.append({self._text(i): _finite(c.logprob) for i, c in candidates.items()})
             offsets.append(num_chars)
             num_chars += len(tokens[-1])
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top,
@@ -130,7 +134,8 @@ class Formatter:
 
     def _one(self, token_id: int, candidate: Logprob) -> dict[str, Any]:
         text = self._text(token_id)
-        return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode())}
+        logprob = _finite(candidate.logprob)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _text(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id])
@@ -147,6 +152,11 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def _finite(logprob: float) -> float:
+    """JSON knows no -inf, which a grammar's forbidden tokens have. The number is vLLM's."""
+    return max(logprob, -9999.0)
 
 
 def _has_grown(answer: CompletionOutput, before: CompletionOutput | None) -> bool:

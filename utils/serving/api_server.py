@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -34,6 +35,7 @@ from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, Gen
 
 MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
 MAX_QUEUED = 256
+NUM_COMPILERS = 2  # threads for requests with a schema; it may have to be compiled
 RENDERED_PARAMS = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
                    "temperature", "top_p", "top_k", "min_p")  # fmt: skip
 
@@ -116,7 +118,10 @@ def build_app(
                                      f"This server has {model_name!r}.")  # fmt: skip
         with bad_request():
             # Tokenizing a long prompt takes a while, and others want to be heard meanwhile.
-            requests = await asyncio.to_thread(make, prompts(), body.to_sampling_params())
+            params = body.to_sampling_params()
+            # Nor shall they wait for those whose schemas are compiled.
+            pool = None if params.structured_outputs is None else compilers
+            requests = await loop().run_in_executor(pool, make, prompts(), params)
             check_room(requests, body, max_model_len)
             check_salt("", body.cache_salt)
         return requests
@@ -135,7 +140,8 @@ def build_app(
         async with aclosing(answers):
             return await while_connected(http, formatter.whole(answers))
 
-    started = int(time.time())
+    started, loop = int(time.time()), asyncio.get_running_loop
+    compilers = ThreadPoolExecutor(NUM_COMPILERS)
     return app
 
 

@@ -68,8 +68,10 @@ class LoadGenerator:
         self, url: str, path: str = CHAT, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._path = path
-        # No limit of connections here: a request that waits for one would wait unseen.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # No limit of connections here: a request that waits for one would wait unseen. And each has
+        # one of its own, as people have. A server may just be closing one that was used before:
+        # llama.cpp's does so once in a hundred times, and the request is lost.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(
             base_url=url, timeout=PATIENCE, limits=limits, transport=transport, trust_env=False
         )

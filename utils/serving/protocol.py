@@ -8,11 +8,12 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from utils.engine import SamplingParams
+from utils.engine import SamplingParams, StructuredOutputsParams
 
 # Fields that this server does not implement, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -26,7 +27,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -59,6 +59,36 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class JsonSchemaResponseFormat(BaseModel):
+    """A schema with a name. It is always followed to the letter, so `strict` changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer, in the words of OpenAI's API."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must be there if the type is json_schema, and only then.")
+        return self
+
+    def form(self) -> dict[str, Any]:
+        """The same as arguments of `StructuredOutputsParams`."""
+        if self.json_schema is not None:
+            return {"json": self.json_schema.json_schema}
+        return {"json_object": True} if self.type == "json_object" else {}
+
+
 class GenerationRequest(BaseModel):
     """The fields that both kinds of completion share."""
 
@@ -77,6 +107,8 @@ class GenerationRequest(BaseModel):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None  # vLLM's: also regex, choice, grammar
     priority: int = 0
     cache_salt: str | None = Field(default=None, min_length=1)
 
@@ -112,7 +144,17 @@ class GenerationRequest(BaseModel):
         same = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
                 "temperature", "top_p", "top_k", "min_p")  # fmt: skip
         fields = {name: getattr(self, name) for name in same}
-        return SamplingParams(**fields, logprobs=self.num_logprobs())
+        fields |= {"logprobs": self.num_logprobs(), "structured_outputs": self._form()}
+        return SamplingParams(**fields)
+
+    def _form(self) -> StructuredOutputsParams | None:
+        given = (self.structured_outputs or {}) | (
+            self.response_format.form() if self.response_format else {}
+        )
+        known = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"structured_outputs.{unknown[0]}: this server knows no such field")
+        return StructuredOutputsParams(**given) if given else None
 
 
 class CompletionRequest(GenerationRequest):

@@ -157,6 +157,8 @@ class RankProcesses:
                 texts[rank] = printed
                 if error:
                     _show(texts)
+                    time.sleep(0.2)  # it may fail because another has died, and is not yet gone
+                    self._refuse_the_dead()
                     raise RankError(f"Rank {rank} failed:\n{error}")
                 results[rank] = result
         _show(texts)

@@ -19,6 +19,7 @@ from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.tree import follow_tree, tree_depths
+from utils.engine.structured_output.utils import apply_grammar_bitmask
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -46,9 +47,7 @@ class ModelRunner:
         kv_cache: PagedKVCache | None,
         rejection_sampler: RejectionSampler | None = None,
     ) -> None:
-        self.model = model
-        self.sampler = sampler
-        self.kv_cache = kv_cache
+        self.model, self.sampler, self.kv_cache = model, sampler, kv_cache
         self.rejection_sampler = rejection_sampler or RejectionSampler()
         self.device = model.lm_head.weight.device
         # Of each request that got tokens in the last step: the hidden state [hidden] that its last
@@ -111,8 +110,7 @@ class ModelRunner:
                 positions += range(start, last + 1)
                 positions += [last + depth for depth in tree_depths(draft.parents)]
         ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
-        hidden = self.model(ids, places, self._batch(output))  # [T, hidden]
-        return complete, hidden[wanted]
+        return complete, self.model(ids, places, self._batch(output))[wanted]  # of [T, hidden]
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests
@@ -149,9 +147,11 @@ class ModelRunner:
         owners = [
             (request, i) for request, n in zip(requests, sizes, strict=True) for i in range(n)
         ]
+        apply_grammar_bitmask(logits, requests)  # of min_tokens, what their grammars leave
         allowed = logits
         for row, (request, i) in enumerate(owners):
-            if request.sampling_params.min_tokens and request.too_early_to_stop(_depth(request, i)):
+            min_tokens = request.sampling_params.min_tokens if request.grammar is None else 0
+            if min_tokens and request.too_early_to_stop(_depth(request, i)):
                 allowed = logits.clone() if allowed is logits else allowed
                 allowed[row, request.stopping_token_ids] = -torch.inf
         # The rejection sampler draws for chains itself.
@@ -165,8 +165,7 @@ class ModelRunner:
         if min(token_ids) < 0:
             raise ValueError("The logits hold NaN: the forward pass went wrong before sampling.")
 
-        sampled = []
-        begin = 0
+        sampled, begin = [], 0
         for request, first_row, size in zip(requests, first_rows, sizes, strict=True):
             end = begin + size
             accepted, kept = self._verify(

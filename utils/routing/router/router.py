@@ -22,7 +22,7 @@ from utils.routing.router.backends import PATIENCE, BackendReplica, Exchange, Re
 from utils.routing.router.block_names import block_names
 from utils.routing.router.event_feed import EventFeed
 from utils.routing.router.metrics import RouterMetrics
-from utils.serving.http.tools import EventStream, error_body, error_response, event
+from utils.serving.http.tools import KEEP_ALIVE, EventStream, error_body, error_response, event
 
 Tokenize = Callable[[dict[str, Any]], Sequence[int]]
 SESSION_HEADER = "x-session-id"  # as for vllm-router
@@ -74,7 +74,9 @@ class Router:
         self.health_check_interval = health_check_interval
         self._numbers = itertools.count()
         # No limit of connections: a request that waits for one would wait unseen.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE
+        )
         timeout = httpx.Timeout(PATIENCE, connect=5.0)
         self._client = httpx.AsyncClient(
             timeout=timeout, limits=limits, transport=transport, trust_env=False

@@ -15,6 +15,9 @@ from starlette.types import Receive, Scope, Send
 from utils.serving.protocol import ErrorInfo
 
 T = TypeVar("T")
+# Seconds after which our clients close an idle connection. Servers do so after 5 s, and httpx by
+# default just then, too: a request that is sent in that moment is lost. So the client goes first.
+KEEP_ALIVE = 2.0
 DONE = "data: [DONE]\n\n"  # the last event of a stream, in OpenAI's API
 
 

@@ -1,0 +1,1 @@
+"""Other engines behind OpenAI's API, started like ours, and compared under one load."""
