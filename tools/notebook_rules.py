@@ -22,7 +22,7 @@ from tools.set_repository_url import configured_slug  # noqa: E402
 
 BOOTSTRAP = ROOT / "tools" / "bootstrap_cell.py"
 
-NAME = r"\d\d_[a-z0-9_]+"
+NAME = r"\d\d[a-z]?_[a-z0-9_]+"  # 09b comes after 09
 MAX_NOTEBOOK_BYTES = 1_000_000
 MAX_IMAGE_BYTES = 200_000
 MAX_CELL_LINES = 30

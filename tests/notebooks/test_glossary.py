@@ -14,10 +14,12 @@ from tools.notebook_rules import lessons
 from tools.vllm_names import check
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| ([^|]+?) \| ([^|]+?) \| \[(\d\d)\]\(([^)]+)\) \| (.*?) ?\|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| ([^|]+?) \| ([^|]+?) \| \[(\d\d\w?)\]\(([^)]+)\) \| (.*?) ?\|$", re.MULTILINE
+)
 OLD_ROW = re.compile(r"^\| (`[^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 # A lesson may look ahead, if it says where to.
-LOOKS_AHEAD = re.compile(r"[^.\n]{0,60}\(notebook \d\d\)")
+LOOKS_AHEAD = re.compile(r"[^.\n]{0,60}\(notebook \d\d[a-z]?\)")
 
 
 def text() -> str:
@@ -30,7 +32,7 @@ ROWS = ROW.findall(text())
 @cache
 def prose() -> dict[str, str]:
     """What each lesson says, by its number; without code, links and lines of tables."""
-    return {path.name[:2]: "\n".join(_prose_of(path)) for path in lessons()}
+    return {path.name.partition("_")[0]: "\n".join(_prose_of(path)) for path in lessons()}
 
 
 def _prose_of(path: Path) -> Iterator[str]:

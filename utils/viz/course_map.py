@@ -18,15 +18,17 @@ _BLOCKS = (
     (3.25, 4, 3.1, "06  continuous\nbatching", BLUE),
     (6.5, 4, 3.1, "07  speculative\ndecoding", BLUE),
     (0.0, 5, 9.6, "08  the engine: all parts together", BLUE),
-    (10.4, 0, 5.0, "09  quantization", ORANGE),
+    (10.4, 0, 2.4, "09  number\nformats, NF4", ORANGE),
+    (13.0, 0, 2.4, "09b  GPTQ\nand AWQ", ORANGE),
     (10.4, 1, 5.0, "10  QLoRA fine-tuning", ORANGE),
     (10.4, 2, 5.0, "11  merge", ORANGE),
-    (10.4, 3, 5.0, "12  GPTQ and AWQ checkpoints", ORANGE),
+    (10.4, 3, 5.0, "12  4-bit checkpoints", ORANGE),
     (10.4, 4, 5.0, "13  vLLM with prefix caching", ORANGE),
     (10.4, 5, 5.0, "14  a server under load", ORANGE),
-    (0.0, 6.4, 5.0, "15  many GPUs", GREEN),
-    (5.2, 6.4, 5.0, "16  prefill and decode apart", GREEN),
-    (10.4, 6.4, 5.0, "17  routing", GREEN),
+    (0.0, 6.4, 3.7, "15  many GPUs", GREEN),
+    (3.9, 6.4, 3.7, "16  prefill and\ndecode apart", GREEN),
+    (7.8, 6.4, 3.7, "17  routing", GREEN),
+    (11.7, 6.4, 3.7, "18  vLLM by hand", GREEN),
 )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from utils.findings.part_one.lesson_06 import batch_sweep, budgets, waits
+from utils.findings.part_one.lesson_06 import as_foreseen, batch_sweep, budgets, waits
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128]
 SLOW = [0.040, 0.040, 0.053, 0.067, 0.077, 0.087, 0.133, 0.204]
@@ -32,6 +32,15 @@ def test_no_line_no_knee(measured: float) -> None:
     assert "no line that has a knee. A busy machine" in batch_sweep(SIZES, SLOW, 16.0, measured)
 
 
+def test_a_run_that_something_disturbed_is_not_compared() -> None:
+    predicted = {"static": 0.058, "continuous": 0.061}
+    said = as_foreseen(predicted, {"static": 0.069, "continuous": 0.068})
+    assert said == "measured over predicted time per output token: 1.2 (static), 1.1 (continuous)."
+    said = as_foreseen(predicted, {"static": 0.125, "continuous": 0.076})
+    assert "2.2 (static), 1.2 (continuous). Something disturbed the static run" in said
+    assert "the continuous run: do not" in as_foreseen(predicted, predicted | {"continuous": 0.1})
+
+
 def test_who_waits_longer_is_named() -> None:
     static = {"A": 0.1, "B": 0.8, "C": 0.5, "D": 3.0}
     said = waits(static, {"A": 0.1, "B": 0.2, "C": 0.9, "D": 1.2})
@@ -39,6 +48,7 @@ def test_who_waits_longer_is_named() -> None:
     assert said.endswith("Longer than before: C.")
     assert waits(static, static | {"B": 0.9, "C": 0.6, "D": 1.0}).endswith("before: B and C.")
     assert "Nobody" in waits(static, static | {"D": 1.0})
+    assert "Nobody" in waits(static, static | {"A": 0.12, "D": 1.0})  # noise
     assert "Here it is otherwise" in waits(static, static | {"D": 9.0})
 
 

@@ -35,11 +35,22 @@ def test_a_step_in_the_price() -> None:
     assert words.startswith("The second token is not free. The steepest rise is from 1 to 2")
 
 
+def test_a_peak_is_no_step() -> None:
+    words = finding.rise(SIZES, [0.050, 0.052, 0.055, 0.260, 0.105, 0.100])
+    assert words.startswith(
+        "Flat up to 3 tokens. But 4 tokens cost 5.20 times the price of one, "
+        "and 8 tokens only 2.00.\n"
+    )
+    assert words.endswith("\nRun the cell again: if the peak stays, it is the library.")
+    words = finding.rise(SIZES, [0.050, 0.095, 0.110, 0.085, 0.080, 0.082])  # uneven, no peak
+    assert "steepest rise is from 1 to 2" in words
+
+
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
         (1.60, 1.30, "Packing takes away 50% of the miss. The rest has another reason."),
-        (1.60, 1.04, "That was the whole step."),
+        (1.60, 1.04, "That was the whole miss."),
         (1.60, 1.62, "Here it is otherwise"),
         (1.02, 1.00, "nothing to win"),
         (3.07, 0.45, "the machine is busy. Run it again."),
@@ -58,6 +69,15 @@ def test_the_rest_of_the_miss() -> None:
     assert "not flat" in finding.rest_of_the_miss(whole=1.3, product=1.25)
     assert "What grows is around them" in finding.rest_of_the_miss(whole=1.3, product=1.02)
     assert "no miss" in finding.rest_of_the_miss(whole=1.03, product=1.2)
+
+
+def test_where_an_answer_has_its_values_from() -> None:
+    message, examples = "It is Ann. The number is A-1.", '{"name": "Bob", "product": "red hat"}'
+    words = finding.sources('{"name": "Bob", "id": "A-1", "product": "red', message, examples)
+    assert words.startswith("values from the message: A-1; from an example: Bob\nWhat it copied")
+    words = finding.sources('{"name": "Ann", "id": "A-1", "count": 5', message, examples)
+    assert words == "values from the message: Ann, A-1; none is copied from an example"
+    assert "message: none;" in finding.sources('{"name": "Bob"', message, examples)
 
 
 def test_counts_against_the_formula() -> None:
@@ -83,7 +103,8 @@ def test_who_gains() -> None:
 def test_the_furthest_miss() -> None:
     words = finding.furthest_miss({"a": 1.0, "b": 2.0}, {"a": 1.1, "b": 2.1})
     assert words == "furthest from its prediction: a, predicted 1.00, measured 1.10 (+10%)"
-    assert "busy" in finding.furthest_miss({"a": 1.0, "b": 2.0}, {"a": 1.1, "b": 1.2})
+    words = finding.furthest_miss({"a": 1.0, "b": 2.0}, {"a": 1.1, "b": 1.2})
+    assert "(-40%).\nA busy machine can do that, or so short a text." in words
 
 
 def test_the_price_of_heads() -> None:

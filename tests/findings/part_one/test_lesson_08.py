@@ -55,4 +55,41 @@ def test_matrix_products() -> None:
 def test_a_compiled_call() -> None:
     assert "2.0 times as fast" in finding.compiled_call(40e-6, 20e-6)
     words = finding.compiled_call(20e-6, 40e-6)
-    assert "takes 2.0 times as long" in words and "checks" in words
+    assert "takes 2.0 times as long" in words and "cost more than it saves" in words
+    for compiled_s in (19e-6, 21e-6):
+        words = finding.compiled_call(20e-6, compiled_s)
+        assert "takes about as long" in words and "cost what it saves" in words
+
+
+def test_conclusions() -> None:
+    tokens = {"HF": [[1, 2], [3]], "ours": [[1, 2], [3]], "vLLM": [[1, 5], [4]]}
+    said = {"HF": ["no", None], "ours": ["no", None], "vLLM": ["no", "yes"]}
+    same = {"HF": [[1]], "ours": [[1]]}
+    words = finding.conclusions(
+        {"float32": same, "bfloat16": tokens},
+        {"float32": {"HF": ["no"], "ours": ["no"]}, "bfloat16": said},
+    )
+    assert words.splitlines() == [
+        "float32: of 1 pairs of answers 0 differ in their words, 0 in what they conclude.",
+        "bfloat16: of 6 pairs of answers 4 differ in their words, 2 in what they conclude.",
+        "Words part more often than conclusions. But conclusions do part.",
+    ]
+    firm = {name: ["no", "no"] for name in tokens}
+    assert "the conclusion stays" in finding.conclusions({"bfloat16": tokens}, {"bfloat16": firm})
+    other = {"HF": ["no", "no"], "ours": ["no", "no"], "vLLM": ["yes", "yes"]}
+    assert "parts, too" in finding.conclusions({"bfloat16": tokens}, {"bfloat16": other})
+    nothing = {"float32": {name: ["no"] for name in same}}
+    assert "No two engines differ" in finding.conclusions({"float32": same}, nothing)
+
+
+def test_right_conclusions() -> None:
+    right = ["yes", "no", "12"]
+    words = finding.right_conclusions([["no", "no", "12"], ["no", "no", "7"]], right)
+    assert words.splitlines() == [
+        "Each run is right in 1 to 2 of 3 puzzles.",
+        "To questions of yes and no the runs say yes 0 times, no 4 times, and neither 0 times.",
+        'That is a habit, not a conclusion: whoever always says "no" is right in 1 of 2.',
+    ]
+    words = finding.right_conclusions([["yes", "no", "12"], ["yes", None, "12"]], right)
+    assert "right in 2 to 3 of 3" in words and "neither 1 times" in words and "habit" not in words
+    assert 'always says "yes" is' in finding.right_conclusions([["yes", "yes", None]], right)

@@ -13,18 +13,25 @@ from utils.findings.part_two.lesson_10 import (
 
 def test_held_out_by_rank() -> None:
     said = held_out_by_rank(0.85, {1: 0.54, 4: 0.44, 64: 0.43})
+    assert said.startswith("Held-out loss 0.85 before, 0.54 with r = 1, 0.44 with r = 4, 0.43 with")
     assert "From r = 4 to r = 64, 16 times as many numbers" in said
     assert "-2%: next to nothing" in said
     assert "otherwise" in held_out_by_rank(0.85, {1: 0.54, 4: 0.44, 64: 0.3})
     assert "worse" in held_out_by_rank(0.85, {1: 0.54, 4: 0.44, 64: 0.6})
-    assert "nothing was learned" in held_out_by_rank(0.85, {1: 0.9, 4: 0.9, 64: 0.9})
+    assert "r = 4 learned nothing" in held_out_by_rank(0.85, {1: 0.9, 4: 0.9, 64: 0.9})
 
 
 def test_held_out_by_alpha() -> None:
-    said = held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 1.73})
+    ends = {2: 0.7, 32: 0.27, 1024: 0.3}
+    said = held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 1.73}, ends)
     assert "alpha = 2 gains 0.16, alpha = 32 gains 0.44, and alpha = 1024 loses 0.88" in said
-    assert "1024 gains 0.20." in held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 0.65})
-    assert "otherwise: alpha = 1024" in held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 0.4})
+    assert "its loss is 0.30 in the end all the same" in said
+    lost = held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 1.73}, ends | {1024: 1.2})
+    assert lost.endswith("it is thrown about.")
+    gained = held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 0.65}, ends)
+    assert gained.endswith("1024 gains 0.20.")
+    best = held_out_by_alpha(0.85, {2: 0.69, 32: 0.41, 1024: 0.4}, ends)
+    assert "otherwise: alpha = 1024" in best
 
 
 def test_fast_kernel() -> None:

@@ -14,11 +14,15 @@ def test_cost_of_an_adapter() -> None:
 
 
 def test_who_is_nearer() -> None:
-    said = nearer([0.0022, 0.0016], [0.093, 0.065])
-    assert "9.3% and 6.5% away" in said and "(f) is nearer to (a): 0.0016, and (c) 0.0022" in said
-    assert "whose weights are nearer" in said
-    assert "a length is not an effect" in nearer([0.001, 0.003], [0.093, 0.065])
-    assert "equally far from (a)" in nearer([0.0020, 0.0019], [0.093, 0.065])
+    lengths = [0.093, 0.065]
+    said = nearer([0.0022, 0.0021, 0.0023], [0.0016, 0.0016, 0.0016], lengths)
+    assert "are 9.3% and 6.5% away" in said
+    assert "is 0.0022 and 0.0016: a difference of -0.0006 ± 0.00011." in said
+    assert said.endswith("So (f) is nearer to (a), as its weights are.")
+    other = nearer([0.0010, 0.0011, 0.0009], [0.003, 0.003, 0.003], lengths)
+    assert "So (c) is nearer to (a), though its weights are not: a length is not" in other
+    noisy = nearer([0.0022, 0.0001, 0.0044], [0.0016, 0.0031, 0.0008], lengths)
+    assert noisy.endswith("The interval holds 0: in KL, these tokens cannot tell which is nearer.")
 
 
 def test_who_is_surer() -> None:

@@ -8,7 +8,7 @@ from utils.findings.part_two.lesson_12 import four_bits_served, more_tokens
 def test_more_tokens() -> None:
     errors = {"customers": [0.8, 0.4, 0.2], "novel": [1.2, 1.3, 1.1], "random tokens": [1.2, 1.0]}
     said = more_tokens(errors, rounding=0.9)
-    assert "customers 0.25, novel 0.92, random tokens 0.83" in said
+    assert "divided by that with fewest: customers 0.25, novel 0.92, random tokens 0.83" in said
     assert said.endswith("below plain rounding: only customers")
     assert more_tokens(errors, 2.0).endswith("all of them")
     assert more_tokens(errors, 0.1).endswith("none of them")

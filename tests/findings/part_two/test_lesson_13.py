@@ -12,7 +12,8 @@ def test_the_line_holds() -> None:
 
 def test_the_line_is_off() -> None:
     noisy = line_holds(miss=1.46, hit=1.34, drift=1.4)
-    assert "+46% for misses and +34% for hits" in noisy and "1.40 times as long now" in noisy
+    assert "+46% for misses and +34% for hits" in noisy
+    assert "long random prompts that fixed it take 1.40" in noisy
     curved = line_holds(miss=0.97, hit=1.6, drift=1.02)
     assert "-3% for misses" in curved and "too simple" in curved
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from utils.findings.part_two.lesson_14 import execution_share, overload, promises_kept
+from utils.findings.part_two.lesson_14 import (
+    bursts_agree,
+    execution_share,
+    overload,
+    promises_kept,
+)
+
+
+def test_three_numbers_that_explain_a_wait_and_some_that_do_not() -> None:
+    said = bursts_agree(0.079, 0.063)
+    assert said == (
+        "By these numbers a request alone waits 79 ms for its first token; measured: 63 ms."
+    )
+    assert "do not explain the wait. Either" in bursts_agree(0.033, 0.083)
+    assert "That cannot be" in bursts_agree(0.2, 0.063)
 
 
 def test_promises_that_break_where_the_simulation_said() -> None:
@@ -25,6 +39,11 @@ def test_goodput_shows_overload() -> None:
     assert "fall from 2.1 to 0.0" in said and "4.5 per second" in said
     assert "no overload" in overload([1.7, 2.3, 3.3], [1.7, 2.3, 3.2])
     assert "Does something else run" in overload([1.7, 4.0, 2.0], [1.7, 2.0, 0.1])
+
+
+def test_no_answer_in_time_is_no_finding() -> None:
+    said = overload([4.7, 6.1, 6.7, 9.2], [0, 0, 0, 0])
+    assert said.startswith("At no rate was an answer in time") and "fall" not in said
 
 
 def test_share_of_execution() -> None:

@@ -225,6 +225,8 @@ def test_measures(model: Any, small_model_dir: Path, tokenizer: Any) -> None:
     assert measured.max_logit == pytest.approx(30) and measured.text == 2
     assert measured.same_token == pytest.approx(0.8)
     assert measured.kl == pytest.approx(float((p * (p / q).log()).sum()) / 5, rel=1e-3)
+    assert measured.token_kl.nonzero().flatten().tolist() == [2]  # the others are as they were
+    assert float(measured.token_kl.mean()) == pytest.approx(measured.kl)
     with pytest.raises(ValueError, match="same tokens"):
         compare_logits(logits, logits[:4], batch.targets)
     # The other attention is back for plain text, and does not disturb what comes after.

@@ -1,4 +1,4 @@
-"""The pictures of notebook 09 show what they are given; its widget redraws with every control."""
+"""The pictures of 09 and 09b show what they are given; their widgets redraw with every control."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from utils.quant import InputStats, gptq, relative_error, rtn
 from utils.viz.quant.rounding import GRIDS, plot_rounding, read_back, rounding_explorer
+from utils.viz.quant.sweep import plot_gptq_sweep, plot_sweep_step, sweep_explorer
 from utils.viz.quant.weights import (
     plot_awq_fold,
     plot_calibration,
     plot_code_use,
     plot_error_over_bits,
-    plot_gptq_sweep,
     plot_layer_errors,
     plot_scale_search,
     plot_weights_and_inputs,
@@ -118,17 +119,15 @@ def test_an_outlier_spoils_its_group_only(weight) -> None:
         plt.close(figure)
         return bars
 
-    # Relative to the row's square, which grows with the outlier.
-    row = weight[0].clone()
-    row[9] = 30 * weight.std()
-    grown = float(row.square().mean() / weight[0].square().mean())
     before, after = heights(0), heights(30)
-    assert after[0] * grown > 10 * before[0]
-    assert after[1] * grown == pytest.approx(before[1], rel=1e-3)
+    assert sum(before) == pytest.approx(100) == sum(after)
+    assert after[0] / sum(after[1:]) > 10 * before[0] / sum(before[1:])
+    assert after[1] / after[2] == pytest.approx(before[1] / before[2], rel=1e-3)
     figure = plot_rounding(weight, 4, 64, 30, "symmetric")
+    drawn = float(30 * weight.std())
     said = figure.axes[0].texts[0].get_text()  # it lies beyond the axis, which the others fill
-    assert said.startswith(f"{row[9]:.2f}, read back as ")
-    assert figure.axes[0].get_ylim()[1] < row[9]
+    assert said.startswith(f"{drawn:.2f}, read back as ")
+    assert figure.axes[0].get_ylim()[1] < drawn
     assert weight[0, 9] < 1  # the weight that was passed in is left alone
 
 
@@ -141,3 +140,35 @@ def test_every_control_redraws(weight) -> None:
         seen.add(explorer._image.value)
     assert len(seen) == 5
     assert list(explorer.controls["group_size"].options) == [16, 32, 64, 192]
+
+
+@pytest.fixture(scope="module")
+def inputs() -> InputStats:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(400, 24, generator=generator) @ torch.randn(24, 24, generator=generator)
+    return InputStats.of(x)
+
+
+def test_a_sweep_ends_where_gptq_and_rounding_end(weight, inputs) -> None:
+    figure = plot_sweep_step(weight[:, :24], inputs, 5, 3, 0.05)
+    plain, ours = (list(line.get_ydata()) for line in figure.axes[1].lines[:2])
+    settings = {"bits": 3, "group_size": 24, "sym": True}
+    for drawn, quantized in (
+        (plain, rtn(weight[:, :24], **settings)),
+        (ours, gptq(weight[:, :24], inputs.hessian, damp_percent=0.05, **settings)),
+    ):
+        right = relative_error(weight[:, :24], quantized.dequantize(), inputs)
+        assert drawn[-1] == pytest.approx(100 * right, rel=1e-3)
+    assert ours[-1] < plain[-1]
+    shown = figure.axes[0].images[0].get_array()
+    assert shown.mask[0].tolist() == 6 * [True] + 18 * [False]
+
+
+def test_every_control_of_the_sweep_redraws(weight, inputs) -> None:
+    explorer = sweep_explorer(weight[:, :24], inputs)
+    seen = {explorer._image.value}
+    for name, value in (("column", 7), ("bits", 2), ("damp", 100.0)):
+        explorer.controls[name].value = value
+        assert explorer.error is None
+        seen.add(explorer._image.value)
+    assert len(seen) == 4

@@ -39,15 +39,32 @@ def batch_sweep(
     return sentence
 
 
+def as_foreseen(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
+    """How far are the policies from their prediction, and may one compare them?
+
+    Args:
+        predicted, measured: mean seconds per output token, by policy.
+    """
+    factors = {name: measured[name] / predicted[name] for name in predicted}
+    told = ", ".join(f"{factor:.1f} ({name})" for name, factor in factors.items())
+    sentence = f"measured over predicted time per output token: {told}."
+    worst = max(factors, key=lambda name: factors[name])
+    if factors[worst] <= 1.4 * min(factors.values()):
+        return sentence
+    return f"{sentence} Something disturbed the {worst} run: do not compare the two. {AGAIN}"
+
+
 def waits(static: Mapping[str, float], continuous: Mapping[str, float]) -> str:
     """Who waits less for the first token when requests may join a running batch, and who more?
+
+    Somebody's difference of less than a twentieth of the mean wait is noise, and not told.
 
     Args:
         static, continuous: seconds to the first token, by request.
     """
     before, after = mean(static.values()), mean(continuous.values())
     sentence = f"mean wait for the first token: {before:.2f} s static, {after:.2f} s continuous."
-    longer = [name for name in static if continuous[name] > static[name]]
+    longer = [name for name in static if continuous[name] > static[name] + 0.05 * before]
     if after >= before:
         return f"{sentence} Here it is otherwise than predicted. {AGAIN}"
     if not longer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 # Fits into what the median of a few passes varies by on an idle machine.
 NOISE = 0.05
+PEAK = 1.5  # times the price of a larger pass: no step, since a step stays
 
 
 def reading(token_s: float, weight_bytes: float, bytes_per_s: float) -> str:
@@ -48,8 +50,17 @@ def rise(num_tokens: Sequence[int], pass_s: Sequence[float]) -> str:
         return (
             f"Flat, as predicted: {num_tokens[-1]} tokens take {price[-1]:.2f} times as long as 1."
         )
-    jump = max(range(1, len(price)), key=lambda i: price[i] - price[i - 1])
     first = "The second token is not free" if flat == 0 else f"Flat up to {num_tokens[flat]} tokens"
+    peak = max(range(len(price) - 1), key=lambda i: price[i] / min(price[i + 1 :]))
+    later = min(range(peak + 1, len(price)), key=lambda i: price[i])
+    if price[peak] > PEAK * price[later]:
+        return (
+            f"{first}. But {num_tokens[peak]} tokens cost {price[peak]:.2f} times the price of "
+            f"one, and {num_tokens[later]} tokens only {price[later]:.2f}.\n"
+            "The machine was disturbed, or its library is bad at that size.\n"
+            "Run the cell again: if the peak stays, it is the library."
+        )
+    jump = max(range(1, len(price)), key=lambda i: price[i] - price[i - 1])
     return (
         f"{first}. The steepest rise is from {num_tokens[jump - 1]} to {num_tokens[jump]} "
         f"tokens: from {price[jump - 1]:.2f} times the price of one to {price[jump]:.2f}."
@@ -75,7 +86,7 @@ def packing(before: float, after: float, roofline: float) -> str:
     if won < 0.1:
         return said + "\nHere it is otherwise: packing does not help, or the machine is busy."
     if after <= roofline + NOISE:
-        return said + "\nThat was the whole step."
+        return said + "\nThat was the whole miss."
     return said + f"\nPacking takes away {won:.0%} of the miss. The rest has another reason."
 
 
@@ -97,6 +108,26 @@ def rest_of_the_miss(whole: float, product: float) -> str:
     return said + (
         "\nSo the products are flat. What grows is around them: attention, norms, the tensors of "
         "the batch."
+    )
+
+
+def sources(answer: str, message: str, examples: str) -> str:
+    """Where the strings of a JSON answer stand: in the message, or only in the examples before it.
+
+    Args:
+        answer: may be cut anywhere.
+        message: what the answer is about.
+        examples: solved, of other messages.
+    """
+    values = re.findall(r':\s*"([^"]+)"', answer)
+    right = [value for value in values if value in message]
+    copied = [value for value in values if value not in message and value in examples]
+    said = f"values from the message: {', '.join(right) or 'none'}"
+    if not copied:
+        return said + "; none is copied from an example"
+    return said + (
+        f"; from an example: {', '.join(copied)}\n"
+        "What it copied from an example is another customer's. It did so without guesses, too."
     )
 
 
@@ -141,7 +172,12 @@ def furthest_miss(predicted: Mapping[str, float], measured: Mapping[str, float])
         f"furthest from its prediction: {name}, predicted {predicted[name]:.2f}, "
         f"measured {measured[name]:.2f} ({off:+.0%})"
     )
-    return said if abs(off) < 0.25 else said + ". A busy machine does that; run the race again."
+    if abs(off) < 0.25:
+        return said
+    return said + (
+        ".\nA busy machine can do that, or so short a text. Run the race again: "
+        "if it stays, it is the text."
+    )
 
 
 def heads(guess_s: float, pass_s: float, predicted_share: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 
 def queued(queue_s: Sequence[float], ttft_s: Sequence[float], tpot_s: Sequence[float]) -> str:
@@ -113,5 +114,74 @@ def compiled_call(readable_s: float, compiled_s: float) -> str:
     ratio = readable_s / compiled_s
     if ratio > 1.1:
         return f"For one token the compiled function is {ratio:.1f} times as fast."
-    said = f"For one token the compiled function takes {1 / ratio:.1f} times as long: "
-    return said + "its checks before each call cost what it saves."
+    if ratio > 1 / 1.1:
+        return (
+            "For one token the compiled function takes about as long: its checks before each call "
+            "cost what it saves."
+        )
+    return (
+        f"For one token the compiled function takes {1 / ratio:.1f} times as long: its checks "
+        "before each call cost more than it saves."
+    )
+
+
+def conclusions(
+    token_ids: Mapping[str, Mapping[str, Sequence[Sequence[int]]]],
+    said: Mapping[str, Mapping[str, Sequence[str | None]]],
+) -> str:
+    """Whether engines that write other words also conclude something else.
+
+    Args:
+        token_ids: by dtype and engine: each puzzle's answer.
+        said: likewise: what each of them concludes, None if it cannot be read.
+    """
+    rows, words, ends = [], 0, 0
+    for dtype, runs in token_ids.items():
+        found = [
+            (token_ids[dtype][one][i] != token_ids[dtype][two][i],
+             said[dtype][one][i] != said[dtype][two][i])
+            for one, two in combinations(runs, 2)
+            for i in range(len(runs[one]))
+        ]  # fmt: skip
+        other_words, other_ends = (sum(column) for column in zip(*found, strict=True))
+        rows.append(
+            f"{dtype}: of {len(found)} pairs of answers {other_words} differ in their words, "
+            f"{other_ends} in what they conclude."
+        )
+        words, ends = words + other_words, ends + other_ends
+    if not words:
+        rows.append("No two engines differ here at all.")
+    elif ends == 0:
+        rows.append("Where the words part, the conclusion stays.")
+    elif ends < words:
+        rows.append("Words part more often than conclusions. But conclusions do part.")
+    else:
+        rows.append("Wherever the words part, the conclusion parts, too.")
+    return "\n".join(rows)
+
+
+def right_conclusions(said: Sequence[Sequence[str | None]], right: Sequence[str]) -> str:
+    """How often the model is right, and what it says to questions of yes and no.
+
+    Args:
+        said: of each run, what it concludes of each puzzle, None if it cannot be read.
+        right: of each puzzle; at least one is "yes" or "no".
+    """
+    counts = sorted(sum(a == b for a, b in zip(run, right, strict=True)) for run in said)
+    some = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    asked = [i for i, answer in enumerate(right) if answer in ("yes", "no")]
+    given = [run[i] for run in said for i in asked]
+    yes, no = (given.count(answer) for answer in ("yes", "no"))
+    rows = [
+        f"Each run is right in {some} of {len(right)} puzzles.",
+        f"To questions of yes and no the runs say yes {yes} times, no {no} times, and neither "
+        f"{len(given) - yes - no} times.",
+    ]
+    habit, times = ("yes", yes) if yes > no else ("no", no)
+    if times > 0.75 * len(given):
+        would = sum(right[i] == habit for i in asked)
+        rows.append(
+            f'That is a habit, not a conclusion: whoever always says "{habit}" is right in {would} '
+            f"of {len(asked)}."
+        )
+    return "\n".join(rows)

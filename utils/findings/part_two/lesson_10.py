@@ -17,12 +17,14 @@ def held_out_by_rank(untrained: float, losses: Mapping[int, float]) -> str:
     ranks = list(losses)
     middle, last = ranks[-2], ranks[-1]
     change = losses[last] / losses[middle] - 1
-    said = (
-        f"From r = {middle} to r = {last}, {last / middle:.0f} times as many numbers change the "
-        f"held-out loss by {change:+.0%}"
-    )
+    reached = ", ".join(f"{loss:.2f} with r = {r}" for r, loss in losses.items())
+    said = f"Held-out loss {untrained:.2f} before, {reached}. "
     if losses[middle] >= untrained:
-        return f"Here it is otherwise: with r = {middle} nothing was learned that helps elsewhere."
+        return f"{said}Here it is otherwise: r = {middle} learned nothing that helps elsewhere."
+    said += (
+        f"From r = {middle} to r = {last}, {last / middle:.0f} times as many numbers change it "
+        f"by {change:+.0%}"
+    )
     if change < -SAME:
         return f"{said}. Here it is otherwise than in the text: the larger rank helps."
     if change > SAME:
@@ -30,12 +32,15 @@ def held_out_by_rank(untrained: float, losses: Mapping[int, float]) -> str:
     return f"{said}: next to nothing."
 
 
-def held_out_by_alpha(untrained: float, losses: Mapping[int, float]) -> str:
+def held_out_by_alpha(
+    untrained: float, losses: Mapping[int, float], training: Mapping[int, float]
+) -> str:
     """What a small and a large alpha do.
 
     Args:
         untrained: the loss before training.
         losses: alpha -> loss after training, three of them, rising.
+        training: alpha -> loss of the training batches in the last steps.
     """
     small, middle, large = losses
     if losses[middle] > min(losses.values()):
@@ -47,7 +52,13 @@ def held_out_by_alpha(untrained: float, losses: Mapping[int, float]) -> str:
         f"and alpha = {large} "
     )
     if gains[large] < 0:
-        return f"{said}loses {-gains[large]:.2f}: it is thrown about."
+        said += f"loses {-gains[large]:.2f}: it is thrown about."
+        if training[large] < untrained:
+            said += (
+                f" On the batches that it trains on, its loss is {training[large]:.2f} in the end "
+                "all the same: what it has learned of them does not help elsewhere."
+            )
+        return said
     return f"{said}gains {gains[large]:.2f}."
 
 

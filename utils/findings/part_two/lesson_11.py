@@ -25,21 +25,25 @@ def step_cost(numbers: float, seconds: float) -> str:
     return f"{said}: on this machine, about what the numbers explain."
 
 
-def nearer(kl: Sequence[float], distance: Sequence[float]) -> str:
+def nearer(c_kl: Sequence[float], f_kl: Sequence[float], distance: Sequence[float]) -> str:
     """Which of (c) W + update and (f) Q(W + update) is nearer to what was trained.
 
     Args:
-        kl: KL divergence from (a), of (c) and of (f), in nats.
+        c_kl, f_kl: KL divergence of (c) and of (f) from (a) at each answer token, in nats.
         distance: of their weights from Q(W) + update, of (c) and of (f), relative to its length.
     """
-    weights = f"Their weights are {distance[0]:.1%} and {distance[1]:.1%} away from Q(W) + update."
-    (first, low), (second, high) = sorted(zip(("(c)", "(f)"), kl, strict=True), key=lambda p: p[1])
-    if high < 1.1 * low:
-        return f"{weights} In KL they are equally far from (a): {kl[0]:.2g} and {kl[1]:.2g}."
-    said = f"{weights} In KL {first} is nearer to (a): {low:.2g}, and {second} {high:.2g}."
-    if (first == "(f)") == (distance[1] < distance[0]):
-        return f"{said} So the one whose weights are nearer is nearer in what it says."
-    return f"{said} So nearer weights are not all: a length is not an effect."
+    middle, error = _interval([f - c for c, f in zip(c_kl, f_kl, strict=True)])
+    said = (
+        f"Their weights are {distance[0]:.1%} and {distance[1]:.1%} away from Q(W) + update, "
+        f"their KL from (a) is {mean(c_kl):.2g} and {mean(f_kl):.2g}: "
+        f"a difference of {middle:+.2g} ± {error:.2g}."
+    )
+    if abs(middle) <= error:
+        return f"{said} The interval holds 0: in KL, these tokens cannot tell which is nearer."
+    said = f"{said} So {'(f)' if middle < 0 else '(c)'} is nearer to (a)"
+    if (middle < 0) == (distance[1] < distance[0]):
+        return f"{said}, as its weights are."
+    return f"{said}, though its weights are not: a length is not an effect."
 
 
 def surer(differences: Sequence[float]) -> str:
@@ -48,10 +52,15 @@ def surer(differences: Sequence[float]) -> str:
     Args:
         differences: loss of (f) minus loss of (c) at each answer token, in nats.
     """
-    middle, error = mean(differences), 1.96 * stdev(differences) / sqrt(len(differences))
+    middle, error = _interval(differences)
     said = f"Loss of (f) minus loss of (c): {middle:+.4f} ± {error:.4f} nats per token"
     if abs(middle) <= error:
         return f"{said}. The interval holds 0: these tokens cannot tell the two apart."
     return (
         f"{said}. On these tokens {'(f)' if middle < 0 else '(c)'} is surer of the right answers."
     )
+
+
+def _interval(differences: Sequence[float]) -> tuple[float, float]:
+    """The mean, and how far to each side its 95 % interval reaches."""
+    return mean(differences), 1.96 * stdev(differences) / sqrt(len(differences))

@@ -17,7 +17,8 @@ def more_tokens(errors: Mapping[str, Sequence[float]], rounding: float) -> str:
     end = "none of them" if not good else "all of them" if len(good) == len(errors) else "only "
     named = end if end != "only " else end + " and ".join(good)
     return (
-        f"the error with most tokens by that with fewest: {changes}; below plain rounding: {named}"
+        f"the error with most tokens, divided by that with fewest: {changes}; "
+        f"below plain rounding: {named}"
     )
 
 

@@ -15,7 +15,7 @@ def line_holds(miss: float, hit: float, drift: float) -> str:
     Args:
         miss: measured time of a miss by its prediction; 1 is exact.
         hit: the same for a hit.
-        drift: seconds of the prompts that fixed the line, now, by those of then.
+        drift: seconds of the long prompts that fixed the line, now, by those of then.
     """
     if max(abs(miss - 1), abs(hit - 1)) <= NEAR:
         return (
@@ -25,13 +25,13 @@ def line_holds(miss: float, hit: float, drift: float) -> str:
     said = f"Here the line is off: by {miss - 1:+.0%} for misses and {hit - 1:+.0%} for hits."
     if abs(drift - 1) > STEADY:
         return (
-            f"{said} The random prompts that fixed it take {drift:.2f} times as long now as they "
-            "did then: the machine is not equally fast all the time. Run the cells again, from "
-            "those prompts on."
+            f"{said} The long random prompts that fixed it take {drift:.2f} times as long now as "
+            "they did then: the machine is not equally fast all the time. Run the cells again, "
+            "from those prompts on."
         )
     return (
-        f"{said} The random prompts that fixed it take {drift:.2f} times as long now as then, so "
-        "it is not the machine's mood: the model of two numbers is too simple here."
+        f"{said} The long random prompts that fixed it take {drift:.2f} times as long now as then, "
+        "so it is not the machine's mood: the model of two numbers is too simple here."
     )
 
 

@@ -5,6 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NEAR = 0.2  # a difference of shares that a handful of requests makes
+FAR = 2.0  # so many times as long is more than noise
+
+
+def bursts_agree(predicted: float, measured: float) -> str:
+    """Whether a, c and T_p explain how long a request alone waited for its first token.
+
+    Args:
+        predicted: a + c + T_p, in seconds.
+        measured: the wait, in seconds. It holds the way there and back, too.
+    """
+    said = (
+        f"By these numbers a request alone waits {1e3 * predicted:.0f} ms for its first token; "
+        f"measured: {1e3 * measured:.0f} ms."
+    )
+    if measured > FAR * predicted:
+        return (
+            f"{said} They do not explain the wait. Either something disturbed the bursts: run the "
+            "cell again. Or the engine is so fast here that HTTP is much of it."
+        )
+    if predicted > FAR * measured:
+        return f"{said} That cannot be: something disturbed the bursts. Run the cell again."
+    return said
 
 
 def promises_kept(rates: Sequence[float], kept: Sequence[float], expected: Sequence[float]) -> str:
@@ -24,8 +46,8 @@ def promises_kept(rates: Sequence[float], kept: Sequence[float], expected: Seque
         return f"In time, rate by rate: {measured}; simulated with the same arrivals: {simulated}."
     if kept[worst] < expected[worst]:
         return (
-            f"Here it is otherwise: {where}. A busy machine does that; run the cells again, from "
-            "the bursts on."
+            f"Here it is otherwise: {where}. A busy machine does that, now or during the bursts; "
+            "run the cells again, from the bursts on."
         )
     return (
         f"Here it is better than simulated: {where}. The machine was slower when the bursts were "
@@ -41,6 +63,11 @@ def overload(answered: Sequence[float], in_time: Sequence[float]) -> str:
         in_time: those of them that kept the promise, per second.
     """
     best = max(in_time)
+    if best == 0:
+        return (
+            "At no rate was an answer in time, so there is nothing to compare. Run the cells "
+            "again, from the bursts on."
+        )
     if in_time[-1] > 0.8 * best:
         return (
             f"At the highest rate {in_time[-1]:.1f} of {answered[-1]:.1f} answers per second are "

@@ -1,8 +1,8 @@
 """What each lesson holds on a card at its worst moment, by formula: the README's table.
 
 Part I always runs the bundled model, so a lesson needs as much on every card. In Part II it is the
-profile's; only notebook 11, which holds many copies, takes the bundled one. Part III runs its
-processes on the CPU. Every `LLM` takes the memory of its KV cache when it is made.
+profile's; only notebook 11, which holds many copies, takes the bundled one. In Part III notebooks
+15 to 17 run on the CPU. Every `LLM` takes the memory of its KV cache when it is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from utils.pipeline.estimates.workload import kv_bytes_per_token, shape_of
 from utils.profiles import PROFILES, Profile
 
 PASSING = 0.3e9  # activations, masks, logits of a step
-SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08 and 14
+SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08, 14 and 18
 # Of Part I: how many models there are at once, in float32 and in 16 bit, and bytes of KV caches.
 ONE_CACHE = float(DEFAULT_KV_CACHE_MEMORY)
 PART_ONE: Mapping[str, tuple[int, int, float]] = {
@@ -31,8 +31,8 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "07": (2, 1, 12 * 100e6),
     "08": (2, 1, 6 * 400e6 + 0.8e9),
 }
-PART_THREE = ("15", "16", "17")
-LESSONS = (*PART_ONE, "09", "10", "11", "12", "13", "14", *PART_THREE)
+ON_CPU = ("15", "16", "17")
+LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "13", "14", *ON_CPU, "18")
 
 
 def on_card(lesson: str, profile: Profile, card: Card) -> float:
@@ -41,7 +41,7 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
     Raises:
         KeyError: there is no such lesson.
     """
-    if lesson in PART_THREE:
+    if lesson in ON_CPU:
         return 0.0
     small = shape_of(PROFILES["cpu"]).num_parameters()
     if lesson in PART_ONE:
@@ -55,9 +55,11 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
     weights, widest = HALF * shape.num_parameters(), max(w for w, _ in shape.linears().values())
     stages = {name: e.card_bytes for name, e in estimate_stages(profile, card).items()}
     bundled = {n: e.card_bytes for n, e in estimate_stages(PROFILES["gpu-bundled"], card).items()}
+    # The model, and of one layer the second moments of all inputs and float32 copies.
+    quantized = weights + FLOAT * (3 * widest**2 + 6 * shape.hidden_size**2) + CUDA_CONTEXT
     return {
-        # The model, and of one layer the second moments of all inputs and float32 copies.
-        "09": weights + FLOAT * (3 * widest**2 + 6 * shape.hidden_size**2) + CUDA_CONTEXT,
+        "09": quantized,
+        "09b": quantized,
         # The 16-bit model for comparison, a KV cache for four short answers, and the stage.
         "10": weights + 4 * 1024 * kv_bytes_per_token(shape) + stages["finetune"],
         # Five copies of all weights in float32, and an engine.
@@ -65,6 +67,7 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
         "12": max(stages["gptq"], stages["awq"], weights + CUDA_CONTEXT + PASSING),
         "13": max(stages["serve"], stages["gptq"]),
         "14": FLOAT * small + 2 * ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
+        "18": FLOAT * small + ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
     }[lesson]
 
 

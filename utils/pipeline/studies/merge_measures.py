@@ -29,6 +29,7 @@ class Measures:
         kl: mean over tokens of KL(reference || model), in nats.
         same_token: share of positions at which both find the same token most probable.
         token_losses: cross-entropy of each right token, in nats, [N].
+        token_kl: KL(reference || model) at each of them, in nats, [N].
     """
 
     answer: float
@@ -37,6 +38,7 @@ class Measures:
     kl: float
     same_token: float
     token_losses: Tensor = field(repr=False, compare=False)
+    token_kl: Tensor = field(repr=False, compare=False)
 
 
 @torch.inference_mode()
@@ -68,13 +70,15 @@ def compare_logits(
     targets = targets.to(logits.device)
     ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
     losses = F.nll_loss(ours, targets, reduction="none")
+    token_kl = (theirs.exp() * (theirs - ours)).sum(-1)
     return Measures(
         answer=exp_or_inf(losses.mean().item()),
         text=text,
         max_logit=(logits - reference).abs().max().item(),
-        kl=max(0.0, (theirs.exp() * (theirs - ours)).sum(-1).mean().item()),  # not -1e-9
+        kl=max(0.0, token_kl.mean().item()),  # not -1e-9
         same_token=(ours.argmax(-1) == theirs.argmax(-1)).float().mean().item(),
         token_losses=losses,
+        token_kl=token_kl,
     )
 
 

@@ -107,10 +107,10 @@ class LocalServer:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return json.loads(response.read())["choices"][0]["message"]["content"]
 
-    def log(self) -> str:
-        """The end of what the server wrote."""
+    def log(self, num_lines: int = TAIL_LINES) -> str:
+        """The end of what the server wrote: so many lines."""
         self._log.seek(0)
-        return "".join(self._log.readlines()[-TAIL_LINES:])
+        return "".join(self._log.readlines()[-num_lines:])
 
     def _wait_until_ready(self) -> None:
         begin = last_dot = time.monotonic()

@@ -66,7 +66,7 @@ def plot_bytes(files: Mapping[str, Mapping[str, int]]) -> Figure:
     handles = [
         Patch(facecolor=tone, hatch=hatch, edgecolor="white", label=kind)
         for kind, tone, hatch in zip(KINDS, _TONES, _HATCHES, strict=True)
-        if kind in shown and kind not in ("g_idx", "norms")  # too thin to be seen
+        if kind in shown and kind != "norms"  # too thin to be seen
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=9)
     return figure

@@ -42,7 +42,7 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     after, cost = read_back(weight, bits, group_size, grid)
     row, rounded = weight[0], after[0]
     groups = (rounded - row).square().unflatten(0, (-1, group_size)).mean(1)
-    relative = 100 * groups / row.square().mean()
+    shares = 100 * groups / groups.sum()
     total = float((after - weight).square().sum() / weight.square().sum())
 
     figure, (top, bottom) = plt.subplots(
@@ -67,10 +67,10 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     top.set_title(f"{cost:.2f} bits per weight; squared error {100 * total:.2f} % of the whole "
                   f"matrix, {100 * float(groups.mean() / row.square().mean()):.2f} % of this row",
                   fontsize=11)  # fmt: skip
-    bottom.bar(range(len(relative)), relative, color=BLUE, width=0.8)
+    bottom.bar(range(len(shares)), shares, color=BLUE, width=0.8)
     bottom.set_xlabel(f"group of {group_size} weights of this row")
     bottom.xaxis.get_major_locator().set_params(integer=True)
-    bottom.set_ylabel("mean error\n(% of row's mean)")
+    bottom.set_ylabel("share of this\nrow's error (%)")
     bottom.grid(axis="x", visible=False)
     return figure
 

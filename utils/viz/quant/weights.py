@@ -1,4 +1,4 @@
-"""What 4-bit weights look like, and what they cost: the pictures of notebook 09."""
+"""What 4-bit weights look like, and what they cost: the pictures of notebooks 09 and 09b."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.quant import inverse_cholesky
-from utils.quant.rtn import find_params, to_codes
-from utils.viz.style import BLUE, COLORS, GREEN, GREY, INK, ORANGE
+from utils.viz.style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, RED
 
 _MARKERS = "so^Dv"
 _HATCHES = ("", "////", "", "....", "xxxx")
+# A method has one colour in all pictures; any other is red.
+_TONES = {"RTN": GREY, "NF4": GREEN, "GPTQ": BLUE, "AWQ": ORANGE}
 
 Point = tuple[float, float]
 
@@ -77,7 +76,7 @@ def plot_error_over_bits(
     """Points (bits, error): what a bit buys, by method. Few points make no curve, so none is drawn.
 
     Args:
-        series: name -> points from few bits to many.
+        series: method -> points from few bits to many.
         title: the finding.
         floor: name and height of a line to compare with.
         labels: name -> a short text beside each of its points.
@@ -85,10 +84,10 @@ def plot_error_over_bits(
     figure, axes = plt.subplots(figsize=(8, 4.2))
     if floor is not None:
         axes.axhline(floor[1], color=INK, linestyle="--", linewidth=1.5, label=floor[0])
-    for (name, points), color, marker in zip(series.items(), COLORS, _MARKERS, strict=False):
+    for (name, points), marker in zip(series.items(), _MARKERS, strict=False):
         bits, errors = zip(*points, strict=True)
-        axes.plot(bits, errors, color=color, marker=marker, markersize=8, linestyle="none",
-                  label=name)  # fmt: skip
+        axes.plot(bits, errors, color=_TONES.get(name, RED), marker=marker, markersize=8,
+                  linestyle="none", label=name)  # fmt: skip
         for text, point in zip((labels or {}).get(name, ()), points, strict=False):
             axes.annotate(text, point, xytext=(4, 5), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel(xlabel)
@@ -99,48 +98,6 @@ def plot_error_over_bits(
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=len(series) + 1, fontsize=9.5)
     return figure
-
-
-def plot_gptq_sweep(
-    weight: Tensor, hessian: Tensor, columns: Sequence[int] = (0, 4, 9), bits: int = 4
-) -> Figure:
-    """GPTQ on a small weight, caught at some columns: what is rounded, and how far the rest moved.
-
-    Args:
-        weight: [out, in]; each row is one group.
-        hessian: of its inputs, [in, in].
-        columns: when to look.
-        bits: of a code.
-    """
-    weight, hessian = weight.detach().float().cpu(), hessian.float().cpu()
-    scale, zero = (found[:, None] for found in find_params(weight, bits, sym=True))
-    w, upper = weight.clone(), inverse_cholesky(hessian, 0.05)
-    figure, panels = plt.subplots(1, len(columns), figsize=(9.5, 2.9), sharey=True, squeeze=False)
-    looked = iter(panels[0])
-    for i in range(w.shape[1]):
-        read_back = (to_codes(w[:, [i]], scale, zero, bits) - zero) * scale
-        w[:, i + 1 :] -= (w[:, [i]] - read_back) / upper[i, i] * upper[i, i + 1 :]
-        if i in columns:
-            _draw_sweep(next(looked), ((w - weight) / scale).numpy(), i)
-    panels[0][0].set_ylabel("output")
-    picture = panels[0][-1].images[0]
-    figure.colorbar(picture, ax=panels[0].tolist(), label="moved so far (steps)", shrink=0.85)
-    title = "GPTQ goes from left to right; what it has not rounded yet makes up for the errors"
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
-    return figure
-
-
-def _draw_sweep(axes: Axes, moved: np.ndarray, i: int) -> None:
-    """One panel: columns before i rounded, i at its turn, the later ones by how far they moved."""
-    rows, width = moved.shape
-    shown = np.where(np.arange(width) > i, moved, np.nan)
-    axes.imshow(shown, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
-    axes.axvspan(-0.5, i - 0.5, facecolor="#dddddd", hatch="////", edgecolor=GREY, linewidth=0)
-    axes.axvspan(i - 0.5, i + 0.5, facecolor=BLUE)
-    axes.set_title(f"column {i} is rounded", fontsize=10.5, weight="normal")
-    axes.set_xlabel("input channel")
-    axes.set_yticks(range(0, rows, 2))
-    axes.grid(visible=False)
 
 
 def plot_awq_fold() -> Figure:
@@ -175,12 +132,11 @@ def plot_layer_errors(errors: Mapping[str, Mapping[str, float]], title: str) -> 
     methods = list(next(iter(errors.values())))
     figure, axes = plt.subplots(figsize=(9, 4.2))
     width = 0.8 / len(methods)
-    tones = (GREY, GREEN, BLUE, ORANGE, "#a9c6ea")
-    for i, (method, color) in enumerate(zip(methods, tones, strict=False)):
+    for i, method in enumerate(methods):
         places = np.arange(len(errors)) + (i - (len(methods) - 1) / 2) * width
         heights = [100 * errors[layer][method] for layer in errors]
-        axes.bar(places, heights, width, color=color, hatch=_HATCHES[i], edgecolor=INK,
-                 linewidth=0.6, label=method)  # fmt: skip
+        axes.bar(places, heights, width, color=_TONES.get(method, RED), hatch=_HATCHES[i],
+                 edgecolor=INK, linewidth=0.6, label=method)  # fmt: skip
     axes.set_xticks(range(len(errors)), list(errors))
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error of the output (%)")
@@ -218,18 +174,17 @@ def plot_calibration(
 
     Args:
         tokens: numbers of calibration tokens, rising.
-        errors: name -> relative squared error of the output; "GPTQ" and "AWQ" are among them.
+        errors: method -> relative squared error of the output; "GPTQ" and "AWQ" are among them.
         rounding: the same for round to nearest, which needs no tokens.
         width: input channels of the layer.
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    axes.axhline(100 * rounding, color=INK, linestyle="--", linewidth=1.5,
-                 label="round to nearest")  # fmt: skip
-    looks = zip(errors.items(), COLORS, _MARKERS, strict=False)
-    for (name, values), color, marker in looks:
-        axes.plot(tokens, [100 * v for v in values], color=color, marker=marker, linewidth=1.8,
-                  label=name)  # fmt: skip
-    axes.axvline(width, color=GREY, linestyle=":", linewidth=1.5)
+    axes.axhline(100 * rounding, color=GREY, linestyle="--", linewidth=1.8,
+                 label="RTN")  # fmt: skip
+    for (name, values), marker in zip(errors.items(), _MARKERS, strict=False):
+        axes.plot(tokens, [100 * v for v in values], color=_TONES.get(name, RED), marker=marker,
+                  linewidth=1.8, label=name)  # fmt: skip
+    axes.axvline(width, color=INK, linestyle=":", linewidth=1.5)
     axes.text(width, 0, " tokens = channels", fontsize=9, va="bottom", ha="right",
               rotation=90)  # fmt: skip
     axes.set_xscale("log", base=2)

@@ -49,9 +49,10 @@ def plot_knee(
     right.axvline(knee, color=ORANGE, linestyle="--", label=f"knee of the mean: {knee:.1f}/s")
     right.axvline(capacity, color=INK, linestyle=":", label=f"capacity: {capacity:.1f}/s")
     right.set_ylim(-4, 104)
-    right.set_title("Promises break before the mean does")
+    right.set_title("Promises kept")
     right.set_ylabel("answers in time (%)")
-    right.legend(loc="lower left", fontsize=8.5)
+    # Below the axes: points may lie anywhere in them.
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=8.5)
     for axes in (left, right):
         axes.set_xlim(0, 1.1 * max(*rates, capacity))
         axes.set_xlabel("requests per second")

@@ -54,7 +54,8 @@ def plot_ttft_by_tokens_left(
     figure, axes = plt.subplots(figsize=(8, 4))
     ends = [0, max(left) + 10]
     axes.plot(ends, [1e3 * (per_step + (n - 1) * per_token) for n in ends], color=INK,
-              linestyle=":", linewidth=1.8, label="predicted from two other prompts")  # fmt: skip
+              linestyle=":", linewidth=1.8,
+              label="predicted from prompts of two other lengths")  # fmt: skip
     for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
         points = [(n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True)
                   if hit == kind]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from utils.engine.spec_decode.drafter import expected_tokens
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
@@ -22,12 +23,13 @@ def plot_verify_cost(
     Args:
         num_tokens: tokens in the pass, the first of them 1.
         seconds: name of the line -> seconds of the pass.
-        predicted: what the roofline says, in units of the pass of one token.
+        predicted: what the roofline says of float32, in units of the pass of one token.
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
     axes.plot(num_tokens, num_tokens, color=GREY, linestyle="--", linewidth=1.6,
               label="a pass for each token")  # fmt: skip
-    axes.plot(num_tokens, predicted, color=INK, linestyle=":", label="predicted by the roofline")
+    axes.plot(num_tokens, predicted, color=INK, linestyle=":",
+              label="predicted by the roofline, float32")  # fmt: skip
     for (name, values), color, marker in zip(
         seconds.items(), (ORANGE, BLUE, GREEN), _MARKERS, strict=False
     ):
@@ -107,38 +109,45 @@ def plot_expected_tokens(
 
 
 def plot_speedups(
-    predicted: Mapping[str, Mapping[str, float]], measured: Mapping[str, Mapping[str, float]]
+    predicted: Mapping[str, Mapping[str, float]],
+    measured: Mapping[str, Mapping[str, float]],
+    noise: float,
 ) -> Figure:
     """Speed against the engine without guesses: a bar for the clock, a mark for the prediction.
 
     Args:
         predicted, measured: name of the panel -> name of the row -> how many times as fast. All
             have the same names.
+        noise: what differs from 1 by no more is neither a gain nor a loss.
     """
     rows = list(next(iter(measured.values())))
     figure, panels = plt.subplots(
-        1, len(measured), figsize=(9.5, 0.38 * len(rows) + 1.9), sharex=True, sharey=True,
+        1, len(measured), figsize=(9.5, 0.38 * len(rows) + 2.2), sharex=True, sharey=True,
         squeeze=False,
     )  # fmt: skip
     places = np.arange(len(rows))
     for axes, (panel, speeds) in zip(panels[0], measured.items(), strict=True):
         values = [speeds[row] for row in rows]
-        colors = [BLUE if value > 1 else ORANGE for value in values]
-        bars = axes.barh(places, values, height=0.55, color=colors)
+        colors = [
+            BLUE if value > 1 + noise else ORANGE if value < 1 - noise else GREY for value in values
+        ]
+        axes.barh(places, values, height=0.55, color=colors)
         marks = axes.scatter([predicted[panel][row] for row in rows], places, color="white",
                              edgecolor=INK, marker="D", zorder=3)  # fmt: skip
         axes.axvline(1, color=INK, linewidth=1.2, linestyle="--")
         axes.set_yticks(places, rows)
         axes.grid(axis="y", visible=False)
+        axes.set_xlabel("times as fast as without guesses")
         axes.set_title(panel, fontsize=11, weight="normal")
     panels[0][0].invert_yaxis()
-    figure.supxlabel("times as fast as without guesses (dashed line: no gain)", fontsize=11)
     panel, best = max(
         ((panel, row) for panel in measured for row in rows), key=lambda at: measured[at[0]][at[1]]
     )
     figure.suptitle(f"The largest gain: {best}, in {panel}", x=0.01, ha="left", weight="bold",
                     fontsize=12)  # fmt: skip
-    figure.legend([bars, marks], ["measured", "predicted"], loc="outside upper right", ncols=2)
+    kinds = {"measured, a gain": BLUE, "neither": GREY, "a loss": ORANGE}
+    bars = [Patch(color=color) for color in kinds.values()]
+    figure.legend([*bars, marks], [*kinds, "predicted"], loc="outside lower center", ncols=4)
     return figure
 
 

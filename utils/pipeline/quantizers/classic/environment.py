@@ -18,6 +18,7 @@ from utils.hub import cache_dir
 from utils.pipeline.virtual_environment import build, find_uv, package_sources, run
 
 LOCK = Path(__file__).parents[4] / "requirements" / "classic.lock"
+HASHES = LOCK.parent / "hashes" / "classic.txt"  # pip would want one of torch, too, and has none
 # Built from source, so they come last: they need setuptools, wheel and torch in place.
 SOURCE_PACKAGES = ("autoawq",)
 # torch is pinned as "+cpu". The public registry does not have that build; this index does.
@@ -86,7 +87,8 @@ def _install(python: Path, packages: dict[str, str]) -> None:
             _run([sys.executable, "-m", "venv", "--without-pip", folder], env)
     if uv:
         # Compiled now (as pip does), or every start may take 20 s longer.
-        install = [uv, "pip", "install", "-p", str(python), "--no-deps", "--compile-bytecode"]
+        install = [uv, "pip", "install", "-p", str(python), "--no-deps", "--compile-bytecode",
+                   "-c", str(HASHES)]  # fmt: skip
         torch_index = ["--torch-backend", "cpu"]
     else:
         install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]

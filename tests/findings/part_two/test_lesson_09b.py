@@ -1,8 +1,8 @@
-"""What notebook 09 says about its measurements, on measurements made up."""
+"""What notebook 09b says about its measurements, on measurements made up."""
 
 from __future__ import annotations
 
-from utils.findings.part_two.lesson_09 import (
+from utils.findings.part_two.lesson_09b import (
     calibration,
     few_and_many_bits,
     gptq_or_awq,
@@ -15,7 +15,7 @@ from utils.findings.part_two.lesson_09 import (
 
 def test_kept_channels() -> None:
     said = kept_channels(0.0064, 0.0064, 0.0063, 0.0017)
-    assert "at random 100%, by their weights 98%, by their inputs 27%" in said
+    assert "at random: 100%; by their weights: 98%; by their inputs: 27%." in said
     assert said.endswith("The inputs decide.")
     assert "otherwise" in kept_channels(0.01, 0.0098, 0.0097, 0.0096)  # no loud channel
     assert "otherwise" in kept_channels(0.01, 0.004, 0.009, 0.005)  # chance was better
@@ -28,7 +28,7 @@ def test_real_layers() -> None:
     }
     said = real_layers(layers)
     assert "20% to 70% of RTN's error" in said
-    assert "least in down_proj: 80%" in said
+    assert said.endswith("least in down_proj: 80% of RTN's error is left.")
     layers["o_proj"] |= {"GPTQ": 0.008, "AWQ": 0.0071}
     said = real_layers(layers)
     assert "otherwise: in o_proj" in said and "least in o_proj: 114%" in said
@@ -46,11 +46,17 @@ def test_few_and_many_bits() -> None:
 
 def test_winners() -> None:
     rtn = {32: 47.9, 192: 50.8}
-    one = winners(32, 192, rtn, {"GPTQ": {192: 48.4}, "AWQ": {192: 46.8}})
-    assert one == "With groups of 192, AWQ beats RTN with groups of 32; GPTQ does not"
-    both = winners(32, 192, rtn, {"GPTQ": {192: 47}, "AWQ": {192: 46.8}})
-    assert both == "With groups of 192, GPTQ and AWQ beat RTN with groups of 32"
-    assert "none beats" in winners(32, 192, rtn, {"GPTQ": {192: 49}, "AWQ": {192: 48}})
+
+    def said(gptq: float, awq: float) -> str:
+        title = winners(32, 192, rtn, {"GPTQ": {192: gptq}, "AWQ": {192: awq}})
+        return title.removeprefix("With groups of 192, ")
+
+    assert said(49.4, 46.7) == "AWQ beats RTN with groups of 32; GPTQ is behind"
+    assert said(48.4, 46.7) == "AWQ beats RTN with groups of 32; GPTQ is level with it"
+    assert said(46.9, 46.7) == "GPTQ and AWQ beat RTN with groups of 32"
+    assert said(49.4, 48.0) == "AWQ is level with RTN with groups of 32; GPTQ is behind"
+    assert said(47.89, 47.91) == "GPTQ and AWQ are level with RTN with groups of 32"
+    assert said(49.0, 49.1) == "none beats RTN with groups of 32"
 
 
 def test_gptq_or_awq() -> None:

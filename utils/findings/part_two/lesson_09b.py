@@ -1,4 +1,4 @@
-"""Sentences of notebook 09 that depend on what was just measured.
+"""Sentences of notebook 09b that depend on what was just measured.
 
 Errors are shares (0.01 is one percent), perplexities are per token.
 """
@@ -19,12 +19,13 @@ def kept_channels(nothing: float, random: float, heaviest: float, loudest: float
     """
     left = {"at random": random, "by their weights": heaviest, "by their inputs": loudest}
     best = min(left, key=left.__getitem__)
-    said = ", ".join(f"{name} {error / nothing:.0%}" for name, error in left.items())
+    said = "; ".join(f"{name}: {error / nothing:.0%}" for name, error in left.items())
+    said = f"The error that is left when the channels to keep are chosen {said}."
     if best == "by their inputs" and loudest < 0.8 * min(random, heaviest):
-        return f"Error that is left, of channels chosen {said}. The inputs decide."
+        return f"{said} The inputs decide."
     return (
-        f"Error that is left, of channels chosen {said}. Here it is otherwise than AWQ's paper "
-        f"found: in this layer no input is so loud that its channels stand out."
+        f"{said} Here it is otherwise than AWQ's paper found: in this layer no input is so loud "
+        f"that its channels stand out."
     )
 
 
@@ -45,7 +46,7 @@ def real_layers(errors: Mapping[str, Mapping[str, float]]) -> str:
     else:
         lost = ", ".join(name for name, gain in gains.items() if gain >= 1)
         first = f"Here it is otherwise: in {lost}, knowing the inputs gains nothing over RTN."
-    return f"{first} GPTQ gains least in {least}: {of_gptq[least]:.0%} of RTN's error are left."
+    return f"{first} GPTQ gains least in {least}: {of_gptq[least]:.0%} of RTN's error is left."
 
 
 def few_and_many_bits(base: float, eight: float, three: float) -> str:
@@ -67,18 +68,29 @@ def winners(
 ) -> str:
     """Which methods do with large groups what RTN needs small ones for. A figure's title.
 
+    A gap within `SAME` ranks nobody.
+
     Args:
         small, large: group sizes.
         rtn: group size -> perplexity.
         others: method -> group size -> perplexity.
     """
-    beat = [name for name, runs in others.items() if runs[large] < rtn[small]]
-    fail = [name for name in others if name not in beat]
-    if not beat:
-        return f"With groups of {large}, none beats RTN with groups of {small}"
-    said = f"With groups of {large}, {' and '.join(beat)} beat{'s' * (len(beat) == 1)} RTN with "
-    said += f"groups of {small}"
-    return said + (f"; {' and '.join(fail)} does not" if fail else "")
+    ratios = {name: runs[large] / rtn[small] for name, runs in others.items()}
+    beat = [name for name, ratio in ratios.items() if ratio < 1 - SAME]
+    level = [name for name, ratio in ratios.items() if abs(ratio - 1) <= SAME]
+    behind = [name for name, ratio in ratios.items() if ratio > 1 + SAME]
+    start, rival = f"With groups of {large}, ", f"RTN with groups of {small}"
+    if not beat and not level:
+        return f"{start}none beats {rival}"
+    said = []
+    if beat:
+        said.append(f"{' and '.join(beat)} beat{'s' * (len(beat) == 1)} {rival}")
+    if level:
+        verb = "is" if len(level) == 1 else "are"
+        said.append(f"{' and '.join(level)} {verb} level with {'it' if beat else rival}")
+    if behind:
+        said.append(f"{' and '.join(behind)} {'is' if len(behind) == 1 else 'are'} behind")
+    return start + "; ".join(said)
 
 
 def gptq_or_awq(gptq: Mapping[int, float], awq: Mapping[int, float]) -> str:

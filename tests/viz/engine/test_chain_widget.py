@@ -1,0 +1,19 @@
+"""Every station of the chain can be drawn, with vLLM's lines and ours."""
+
+from __future__ import annotations
+
+from utils.pipeline.vllm.chain import STATIONS
+from utils.viz.engine.chain import chain_explorer, plot_station
+
+
+def test_every_station_is_drawn_with_its_functions() -> None:
+    for number, station in enumerate(STATIONS, start=1):
+        texts = "\n".join(text.get_text() for text in plot_station(number).axes[0].texts)
+        assert station.what in texts and station.theirs.function in texts
+        assert (station.ours.function if station.ours else station.why) in texts
+
+
+def test_the_slider_reaches_the_last_station() -> None:
+    explorer = chain_explorer()
+    explorer.controls["number"].value = len(STATIONS)
+    assert explorer.error is None and explorer.controls["number"].max == len(STATIONS)

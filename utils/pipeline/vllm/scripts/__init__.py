@@ -1,0 +1,1 @@
+"""Plain scripts for vLLM, to copy and to change. They need nothing of this course but a model."""

@@ -1,0 +1,64 @@
+"""The committed benchmark of four servers, `benchmarks/results/engines_under_load.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from utils.viz.style import BLUE, GREEN, GREY, ORANGE
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results/engines_under_load.json"
+LOOKS = {"ours": BLUE, "vLLM": ORANGE, "llama.cpp": GREEN, "Hugging Face": GREY}
+PANELS = {
+    "tokens_per_second": ("output tokens per second", 1.0),
+    "ttft": ("time to first token (ms)", 1e3),
+    "tpot": ("time per further token (ms)", 1e3),
+}
+
+
+def read_engines(path: Path = RESULTS) -> dict[str, Any]:
+    """The report of `benchmarks/engines_under_load.py`.
+
+    Raises:
+        FileNotFoundError: the benchmark has not been run; the message says how.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path.name} is missing. Run: python benchmarks/engines_under_load.py"
+        )
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def plot_engines(loads: Mapping[str, Mapping[str, Any]], weights: Mapping[str, str]) -> Figure:
+    """Three panels: throughput, and the medians of TTFT and of the time per further token.
+
+    Args:
+        loads: load -> engine -> `tokens_per_second`, `ttft`, `tpot`, and `rounds`, the tokens per
+            second of each round, whose slowest and fastest a thin line joins.
+        weights: engine -> number format, for the legend.
+    """
+    figure, panels = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
+    names = [name for name in LOOKS if all(name in found for found in loads.values())]
+    width = 0.86 / len(names)
+    for axes, (measure, (label, unit)) in zip(panels, PANELS.items(), strict=True):
+        for i, name in enumerate(names):
+            places = [group + (i - (len(names) - 1) / 2) * width for group in range(len(loads))]
+            heights = [unit * found[name][measure] for found in loads.values()]
+            bars = axes.bar(places, heights, 0.94 * width, color=LOOKS[name],
+                            label=f"{name} ({weights[name]})")  # fmt: skip
+            axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
+            if measure == "tokens_per_second":
+                for place, found in zip(places, loads.values(), strict=True):
+                    rounds = found[name].get("rounds", [])
+                    axes.plot([place] * len(rounds), rounds, color="black", linewidth=1)
+        axes.set_xticks(range(len(loads)), list(loads))
+        axes.set_title(label)
+        axes.margins(y=0.12)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
