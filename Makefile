@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench audit repo-url clean
+.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench site audit repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -55,6 +55,9 @@ grade: setup ## grade what came back of a lab, student by student: make grade LA
 
 bench: setup ## run the benchmarks, and save their JSON
 	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done
+
+site: ## build the website from the committed notebooks into build/site/html (no set-up needed)
+	@$(PYTHON) site/build.py
 
 audit: ## look the locked versions up among known vulnerabilities, and write bills of materials (needs the network)
 	@$(PYTHON) tools/audit.py

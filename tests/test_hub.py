@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import namedtuple
@@ -11,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.engine.tiny_engines import tiny_llama
 from utils import hub
+from utils.engine import LLM
 from utils.hub import ModelError, resolve_model
 
 
@@ -79,6 +82,12 @@ def test_conversion_happens_once(small_conversion: list[Path]) -> None:
     assert resolve_model() == first
     assert len(small_conversion) == 1
     assert [p.name for p in first.parent.iterdir()] == [first.name]  # nothing temporary is left
+
+
+def test_all_users_of_a_machine_can_read_one_conversion(small_conversion: list[Path]) -> None:
+    folder = resolve_model("bundled")
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
 
 
 def test_damaged_cache_is_healed(small_conversion: list[Path], capsys) -> None:
@@ -251,10 +260,71 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, length: int, expected:
         resolve_model(tmp_path)
 
 
-def test_a_damaged_index_is_named(tmp_path: Path) -> None:
-    (sharded(tmp_path) / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(ModelError, match=r"index\.json is damaged"):
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}']
+)
+def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
+    (sharded(tmp_path) / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match=r"index\.json (is not|holds no|has no) .*Fetch the model"):
         resolve_model(tmp_path)
+
+
+DAMAGE = ["", "[]", "null", "3", "{", "\udcff", "[" * 100_000]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_llama(folder, seed=3)
+    LLM(folder, device="cpu")  # as it is, it is right
+    return folder
+
+
+def damaged(tiny: Path, folder: Path, file: str, text: str) -> Path:
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    (folder / file).write_text(text, errors="surrogateescape")
+    return folder
+
+
+@pytest.mark.parametrize("text", DAMAGE)
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]
+)
+def test_a_damaged_file_is_told_in_words(tiny: Path, tmp_path: Path, file: str, text: str) -> None:
+    with pytest.raises((ModelError, ValueError), match=r"JSON|tokenizer in .* cannot be read"):
+        LLM(damaged(tiny, tmp_path, file, text), device="cpu")
+
+
+@pytest.mark.parametrize("eos", ["x", {"a": 1}, [1, "x"], True, 1.5])
+def test_a_wrong_end_is_told_in_words(tiny: Path, tmp_path: Path, eos: object) -> None:
+    folder = damaged(tiny, tmp_path, "generation_config.json", json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ValueError, match=r"eos_token_id is .*Expected a token's number, or more"):
+        LLM(folder, device="cpu")
+
+
+def test_an_entry_of_a_wrong_type_is_told_in_words(tiny: Path, tmp_path: Path) -> None:
+    right = json.loads((tiny / "config.json").read_text())
+    for name in right:
+        for value in (None, "x", -1, 0, 1.5, [], [3], {}, True):
+            text = json.dumps(right | {name: value})
+            with contextlib.suppress(ValueError, ModelError):  # any other error is a traceback
+                LLM(damaged(tiny, tmp_path, "config.json", text), device="cpu")
+    for name, value in {"architectures": 3, "hidden_size": "x", "max_position_embeddings": None,
+                        "dtype": [], "rms_norm_eps": "x", "head_dim": 8.0}.items():  # fmt: skip
+        text = json.dumps(right | {name: value})
+        with pytest.raises(ValueError, match=rf"config\.json has {name}=.*Expected "):
+            LLM(damaged(tiny, tmp_path, "config.json", text), device="cpu")
+
+
+@pytest.mark.parametrize("text", [*DAMAGE, "{}", '{"config.json": 3}'])
+def test_a_damaged_list_of_checksums_is_healed(small_conversion: list[Path], text: str) -> None:
+    folder = resolve_model()
+    whole = (folder / hub.MANIFEST).read_text()
+    (folder / hub.MANIFEST).write_text(text, errors="surrogateescape")
+    hub._bundled_checked.cache_clear()
+    assert resolve_model() == folder
+    assert (folder / hub.MANIFEST).read_text() == whole
+    assert len(small_conversion) == 2
 
 
 def test_the_bundled_models_weights_are_whole(model_path: Path) -> None:

@@ -58,24 +58,32 @@ def execute(path: Path) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if WIDGET_VIEW in output.get("data", {}):
-                output["data"] = snapshot(output["data"][WIDGET_VIEW]["model_id"], states)
+                model_id = output["data"][WIDGET_VIEW]["model_id"]
+                output["data"], output["metadata"] = snapshot(model_id, states)
     notebook.metadata = nbformat.from_dict(METADATA)
     return notebook
 
 
-def snapshot(model_id: str, states: dict[str, Any]) -> nbformat.NotebookNode:
-    """What a widget shows at first: the first image, or else the first HTML text, inside it."""
-    data = {"text/plain": WIDGET_TEXT}
+def snapshot(
+    model_id: str, states: dict[str, Any]
+) -> tuple[nbformat.NotebookNode, nbformat.NotebookNode]:
+    """What a widget shows at first: the first image, or else the first HTML text, inside it.
+
+    Returns:
+        data, and metadata with the image's text.
+    """
+    data, metadata = {"text/plain": WIDGET_TEXT}, {}
     for model in _models(model_id, states):
         if model["model_name"] == "ImageModel" and model.get("buffers"):
             data["image/png"] = model["buffers"][0]["data"]
+            metadata["image/png"] = {"alt": model["state"].get("tooltip") or ""}
             break
     else:
         for model in _models(model_id, states):
             if model["model_name"] == "HTMLModel" and model["state"].get("value"):
                 data["text/html"] = model["state"]["value"]
                 break
-    return nbformat.from_dict(data)
+    return nbformat.from_dict(data), nbformat.from_dict(metadata)
 
 
 def _models(model_id: str, states: dict[str, Any]) -> list[dict[str, Any]]:

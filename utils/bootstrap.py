@@ -81,6 +81,7 @@ def ready() -> None:
 
     from utils.hub import BUNDLED, resolve_model
     from utils.profiles import get_profile, require_device, unused_card
+    from utils.viz.figure_text import describe_figures
     from utils.viz.style import use_course_style
 
     profile = get_profile()
@@ -88,6 +89,7 @@ def ready() -> None:
     if profile.model == BUNDLED:
         resolve_model(profile.model)  # convert it now, not in the middle of a lesson
     use_course_style()
+    describe_figures()
     if problem := unused_card():
         print(problem)
     model = "SmolLM2-135M-Instruct (bundled)" if profile.model == BUNDLED else profile.model

@@ -84,7 +84,11 @@ def resolve_model(model: str | Path = BUNDLED) -> Path:
 
 
 def load_tokenizer(model: str | Path = BUNDLED) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of `model` (see `resolve_model`); all callers share it, unchanged."""
+    """Load the tokenizer of `model` (see `resolve_model`); all callers share it, unchanged.
+
+    Raises:
+        ModelError: its files are missing or damaged.
+    """
     folder = resolve_model(model)
     file = folder / "tokenizer.json"
     return _tokenizer(folder, file.stat().st_mtime_ns if file.is_file() else 0)
@@ -94,7 +98,13 @@ def load_tokenizer(model: str | Path = BUNDLED) -> PreTrainedTokenizerBase:
 def _tokenizer(folder: Path, modified: int) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever stands in its files, it meets code that expects otherwise
+        raise ModelError(
+            f"The tokenizer in {folder} cannot be read: {type(error).__name__}: "
+            f"{str(error)[:200]}. Fetch the model again."
+        ) from error
 
 
 def load_hf_model(
@@ -148,7 +158,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON ({error}). Fetch the model again.") from error
     if not isinstance(found, dict):
         raise ModelError(f"{file} holds no JSON object. Fetch the model again.")
@@ -166,10 +176,10 @@ def check_weights(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     wanted = {path.name for path in folder.glob("*.safetensors")}
     if index.is_file():
-        try:
-            wanted |= set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError) as error:
-            raise ModelError(f"{index} is damaged ({error!r}). Fetch the model again.") from error
+        files = _read_object(index).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+            raise ModelError(f"{index} has no weight_map with files' names. Fetch the model again.")
+        wanted |= set(files.values())
     for name in sorted(wanted):
         file = folder / name
         if not file.is_file():
@@ -245,10 +255,13 @@ def _sha256(path: Path) -> str:
 
 def _damage(folder: Path) -> str | None:
     """Say what is wrong with a converted folder, or None when every checksum fits."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return f"{MANIFEST} is missing"
-    for name, checksum in json.loads(manifest.read_text()).items():
+    try:
+        checksums = _read_object(folder / MANIFEST)
+    except ModelError:
+        return f"{MANIFEST} is damaged"
+    if not {"config.json", "model.safetensors"} <= checksums.keys():
+        return f"{MANIFEST} is missing or damaged"
+    for name, checksum in checksums.items():
         file = folder / name
         if not file.is_file() or _sha256(file) != checksum:
             return f"{name} is missing or damaged"
@@ -283,6 +296,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         names = sorted(path.name for path in work.iterdir())
         manifest = {name: _sha256(work / name) for name in names}
         (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        work.chmod(0o755)  # one folder may serve all users of a machine
         try:
             os.replace(work, folder)
         except OSError:
@@ -304,7 +318,9 @@ def _write_hf_folder(gguf: Path, work: Path) -> None:
 
     logging.disable_progress_bar()
     source: dict[str, Any] = {"gguf_file": gguf.name}
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, dtype=torch.float32, **source, trust_remote_code=False
+    )
     config = loaded.config
     # The weights are plain tensors now. Left in place, this entry would make every later load
     # look for the GGUF file.
@@ -319,7 +335,9 @@ def _write_hf_folder(gguf: Path, work: Path) -> None:
         pad_token_id=config.pad_token_id,
     )  # fmt: skip
     model.save_pretrained(work)
-    AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(work)
+    AutoTokenizer.from_pretrained(gguf.parent, **source, trust_remote_code=False).save_pretrained(
+        work
+    )
     _speak_both_dialects(work)
 
 

@@ -83,7 +83,7 @@ def test_a_lock_that_lacks_what_another_python_needs_is_found() -> None:
     assert missing(lock, "peft==0.20.0\nbackport==1\n") == ["peft==0.20.0", "backport==1"]
 
 
-@pytest.mark.parametrize("target", ["cpu", "gpu", "classic"])
+@pytest.mark.parametrize("target", ["cpu", "gpu", "classic", "site"])
 def test_every_pin_but_the_cpu_build_of_torch_has_a_hash(target: str) -> None:
     text = (ROOT / "requirements" / "hashes" / f"{target}.txt").read_text()
     lines = text.replace(" \\\n   ", "").splitlines()[1:]
@@ -180,7 +180,7 @@ def test_ci_and_workflow_run_the_readmes_command_alone() -> None:
 
 def test_actions_are_pinned_by_commit() -> None:
     """A tag can be moved to other code; a commit can't. The comment says which release it was."""
-    text = (ROOT / ".github/workflows/test.yml").read_text()
+    text = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
     uses = {line.strip().removeprefix("- ") for line in text.splitlines() if "uses:" in line}
     pinned = re.compile(r"uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
     assert uses and [line for line in uses if not pinned.fullmatch(line)] == []

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     "setup", "lab", "test", "check", "test-gpu-lock", "test-hosted", "gpu-check", "pipeline",
-    "notebooks", "labs", "grade", "bench", "audit", "repo-url", "clean",
+    "notebooks", "labs", "grade", "bench", "site", "audit", "repo-url", "clean",
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_make_alone_lists_every_target() -> None:
 def test_target_runs_programs_that_exist(target: str) -> None:
     commands = make("--dry-run", target)
     assert commands.strip()
-    for program in re.findall(r"\b(?:tools|utils)/[\w/]+\.py\b", commands):
+    for program in re.findall(r"\b(?:tools|utils|site)/[\w/]+\.py\b", commands):
         assert (ROOT / program).is_file(), f"make {target} runs {program}, which does not exist"
     for module in re.findall(r"-m ((?:utils|tools)[\w.]*)", commands):
         folder = ROOT / module.replace(".", "/")

@@ -10,6 +10,8 @@ import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from utils.viz.figure_text import figure_text
+
 
 def png(figure: Figure) -> bytes:
     """Render a figure to PNG, and close it so that no notebook shows it a second time."""
@@ -43,7 +45,9 @@ class Explorer(ipywidgets.VBox):
     def _redraw(self, change: object = None) -> None:
         try:
             values = {name: control.value for name, control in self.controls.items()}
-            self._image.value = png(self.draw(**values))
+            figure = self.draw(**values)
+            self._image.tooltip = figure_text(figure)  # read out where the picture is not seen
+            self._image.value = png(figure)
             self.error, self._message.value = None, ""
         except Exception as error:
             self.error = error

@@ -1,0 +1,88 @@
+"""What differs between a committed file and its page. Nothing is written back to the notebooks."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+HERE = Path(__file__).parent
+REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
+BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+WIDGET = (
+    '<p class="needs-kernel">This picture is the first of a widget. It computes as you move its '
+    "controls, so it needs Python: open this page in Colab, Binder or JupyterLab (above).</p>"
+)
+
+
+def linked(text: str, folder: str) -> str:
+    """Links to what is no page lead to the repository.
+
+    Args:
+        text: Markdown
+        folder: of its file, from the repository's root
+    """
+
+    def target(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, match[1]))
+        if (HERE / path).is_file():
+            return match[0]
+        kind = "blob" if posixpath.splitext(path)[1] or path == "LICENSE" else "tree"
+        return f"]({REPOSITORY}/{kind}/main/{path}{match[2] or ''})"
+
+    return LINK.sub(target, text)
+
+
+def page_of(notebook: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A notebook as its page shows it: without set-up cells, with texts for its figures."""
+    heading = ""
+    for cell in notebook["cells"]:
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["cell_type"] == "markdown":
+            cell["source"] = linked("".join(cell["source"]), folder)
+            heading = [heading, *HEADING.findall(cell["source"])][-1]
+            continue
+        if "bootstrap" in tags:
+            tags.append("remove-cell")
+        # myst-nb reads a figure's text from the cell's metadata only. A notebook that was executed
+        # before figures had texts says at least where the figure stands.
+        texts = [o.get("metadata", {}).get("image/png", {}).get("alt") for o in cell["outputs"]]
+        alt = next(filter(None, texts), f"Figure of the section: {heading}")
+        cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
+        if cell["outputs"] and "widget" in tags:
+            cell["outputs"].append(_html(WIDGET))
+    return notebook
+
+
+def _html(text: str) -> dict[str, Any]:
+    return {"output_type": "display_data", "metadata": {}, "data": {"text/html": text}}
+
+
+def _read(app: Sphinx, name: str, source: list[str]) -> None:
+    folder = posixpath.dirname(name)
+    if app.env.doc2path(name).suffix == ".ipynb":
+        source[0] = json.dumps(page_of(json.loads(source[0]), folder))
+    else:
+        source[0] = linked(BADGE.sub("", source[0]), folder)
+
+
+def _look_for_texts(app: Sphinx, tree: nodes.document, name: str) -> None:
+    """A figure that says nothing to those who cannot see it is a warning, and so an error."""
+    for image in tree.findall(nodes.image):
+        if not image.get("alt"):
+            logging.getLogger(__name__).warning("a figure without text", location=image)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", _read)
+    app.connect("doctree-resolved", _look_for_texts)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

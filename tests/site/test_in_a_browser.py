@@ -1,0 +1,54 @@
+"""The site in a real browser: it asks nobody else, finds words, fits a phone, can be dark."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.site.browser import Page
+
+WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+LESSON = "/notebooks/04_paged_allocator.html"
+
+
+def test_no_request_leaves_the_page(site: str, page: Page) -> None:
+    page.asked.clear()
+    for path in ("/index.html", LESSON, "/labs/02_kv_cache/02_kv_cache.html", "/measured.html"):
+        page.open(site + path)
+        page.wait_for("[...document.images].every(i => i.complete)")
+    hosts = {urlsplit(url).hostname for url in page.asked if not url.startswith("data:")}
+    assert hosts == {"127.0.0.1"}
+
+
+def test_the_first_picture_moves_into_view(site: str, page: Page) -> None:
+    page.open(f"{site}/index.html")
+    page.wait_for("document.querySelector('img.moving').naturalWidth > 0")
+    top = page.evaluate("document.querySelector('img.moving').getBoundingClientRect().top")
+    assert 0 < top < 500
+
+
+@pytest.mark.parametrize("path", ["/index.html", LESSON, "/GLOSSARY.html", "/TEACHING.html"])
+def test_a_phone_scrolls_in_one_direction(site: str, page: Page, path: str) -> None:
+    page.open(site + path, width=390, height=844)
+    assert page.evaluate(WIDE) <= 0
+
+
+def test_search_finds_a_lesson(site: str, page: Page) -> None:
+    page.open(f"{site}/search.html?q=copy-on-write")
+    page.wait_for("document.querySelectorAll('#search-results li').length > 0")
+    assert "04_paged_allocator" in page.evaluate(
+        "document.querySelector('#search-results').innerHTML"
+    )
+
+
+def test_lessons_are_linked_in_their_order(site: str, page: Page) -> None:
+    page.open(site + LESSON)
+    links = page.evaluate("[...document.querySelectorAll('.prev-next-area a')].map(a => a.href)")
+    assert [link.rsplit("/", 1)[1].split("_")[0] for link in links] == ["03", "05"]
+
+
+def test_dark_mode_is_dark(site: str, page: Page) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    page.open(site + LESSON, dark=True)
+    page.wait_for(f"Math.max(...{colour}.slice(0, 3)) < 60")
