@@ -165,6 +165,18 @@ def half_dtype() -> str:
     return "bfloat16"
 
 
+def fast_dtype() -> str:
+    """The type in which this machine computes fastest: `half_dtype()`, but float32 on most CPUs.
+
+    A CPU without instructions for bfloat16 (AVX512-BF16 or AMX; most laptops) multiplies it several
+    times slower than float32. See `benchmarks/ledger.md`.
+    """
+    cpu = torch.cpu
+    if torch.cuda.is_available() or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported():
+        return half_dtype()
+    return "float32"
+
+
 def driver_cuda_version() -> tuple[int, int] | None:
     """The newest CUDA that the NVIDIA driver here supports, such as (12, 4); None: no driver."""
     try:

@@ -16,7 +16,7 @@ import torch
 
 from utils.hub import resolve_model
 from utils.pipeline.runner import Runner, Stage
-from utils.profiles import Profile, get_profile, half_dtype
+from utils.profiles import Profile, fast_dtype, get_profile
 
 BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
 
@@ -100,7 +100,7 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
     from utils.pipeline.drafts.target_answers import conversations, save_answers, write_answers
 
     kernels = "torch" if torch.cuda.is_available() else "cpp"
-    llm = LLM(inputs[BASE], dtype=half_dtype(), max_num_seqs=128, kernels=kernels)
+    llm = LLM(inputs[BASE], dtype=fast_dtype(), max_num_seqs=128, kernels=kernels)
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
     )
@@ -147,4 +147,4 @@ def _target(folder: Path) -> Any:
     from utils.engine import ModelConfig
     from utils.engine.models.weights import load_model
 
-    return load_model(folder, ModelConfig.from_pretrained(folder), getattr(torch, half_dtype()))
+    return load_model(folder, ModelConfig.from_pretrained(folder), getattr(torch, fast_dtype()))

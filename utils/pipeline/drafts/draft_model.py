@@ -32,6 +32,7 @@ from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 from utils.pipeline.stages.finetune import ATTENTION, Batch, Tokens, pack, pad
 from utils.pipeline.stages.merge import TOKENIZER_FILES
+from utils.profiles import fast_dtype
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM as HFLlama
@@ -282,13 +283,14 @@ def _train(
     settings: DraftSettings,
 ) -> list[float]:
     """Train on batches of both kinds in turn; return the loss of each step."""
-    lm_head = model.lm_head.weight[vocabulary].bfloat16()
+    dtype = getattr(torch, fast_dtype())
+    lm_head = model.lm_head.weight[vocabulary].to(dtype)
     sources = [_batches(part, settings.batch_size, settings.seed) for part in (soft, sure) if part]
     model.train()
 
     def next_loss(step: int) -> Tensor:
         batch, targets = next(sources[step % len(sources)])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             hidden = model.model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, lengths=batch.lengths,
                 use_cache=False,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.pipeline.float32_products import multiply_in_float32
 from utils.pipeline.quantizers.classic.clip_search import best_clip
 from utils.pipeline.quantizers.classic.worker import report_layers, run_job
 
@@ -66,6 +67,7 @@ def awq(job: dict[str, Any]) -> None:
     )
     # The weights must stay 16-bit: from float32 on a CPU, the copy that the scale search restores
     # from would be an alias of the weights it changes.
+    multiply_in_float32()
     model = GPTQModel.load(job["model_dir"], config, dtype=getattr(torch, job["dtype"]))
     report_layers(model.model)
     # The default backend for AWQ needs CUDA even where none is used.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from utils.pipeline.float32_products import multiply_in_float32
 from utils.pipeline.quantizers.classic.worker import report_layers, run_job
 
 
@@ -24,6 +25,7 @@ def gptq(job: dict[str, Any]) -> None:
         desc_act=False,  # vLLM's CPU kernels need the columns in their natural order
         offload_to_disk=False,
     )
+    multiply_in_float32()
     model = GPTQModel.load(job["model_dir"], config, dtype=getattr(torch, job["dtype"]))
     report_layers(model.model)
     model.quantize(job["calibration"], batch_size=1)

@@ -1,0 +1,110 @@
+"""What stands in for vLLM's kernels on older CPUs computes what the weights stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from utils import profiles
+from utils.pipeline.vllm import older_cpus
+from utils.quant.packing import pack_gptq
+from utils.quant.rtn import rtn
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """vLLM's list of 4-bit kernels, as on a CPU whose build has none."""
+    from vllm.model_executor.kernels import linear as vllm_linear
+    from vllm.platforms import PlatformEnum, current_platform
+
+    if not current_platform.is_cpu():
+        pytest.skip("vLLM runs on a card here")
+    monkeypatch.setattr(older_cpus, "_has_four_bit_kernel", lambda: False)
+    own = vllm_linear._POSSIBLE_KERNELS
+    monkeypatch.setitem(own, PlatformEnum.CPU, list(own[PlatformEnum.CPU]))
+    return own[PlatformEnum.CPU]
+
+
+@pytest.mark.parametrize("sym", [True, False])
+def test_vllm_chooses_the_stand_in_and_it_multiplies_what_was_packed(kernels, sym) -> None:
+    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+    from vllm.scalar_type import scalar_types
+
+    names = [kernel.__name__ for kernel in kernels]
+    older_cpus.register()
+    older_cpus.register()  # vLLM may call it more than once
+    assert [kernel.__name__ for kernel in kernels] == ["ReadBackLinearKernel", *names]
+
+    generator = torch.Generator().manual_seed(1)
+    weight = rtn(torch.randn(96, 64, generator=generator), group_size=32, sym=sym)
+    packed = pack_gptq(weight, zero_offset=0)
+    weight = replace(weight, scales=packed["scales"].t().float())  # as the file has them
+    layer = nn.Module()
+    for name, key in (("q", "qweight"), ("s", "scales"), ("z", "qzeros")):
+        parameter = nn.Parameter(packed[key].clone(), requires_grad=False)
+        parameter.input_dim, parameter.output_dim, parameter.packed_dim = 0, 1, 0
+        setattr(layer, name, parameter)
+    kind = scalar_types.uint4b8 if sym else scalar_types.uint4
+    config = MPLinearLayerConfig((64, 96), (64, 96), kind, torch.bfloat16, 32, not sym)
+    chosen = choose_mp_linear_kernel(config)
+    assert chosen is kernels[0]
+    kernel = chosen(config, "q", "s", "z")
+    kernel.process_weights_after_loading(layer)
+    assert torch.equal(layer.read_back, weight.dequantize())
+    assert layer.q.numel() == 0  # the packed weight is not kept beside it
+
+    x, bias = torch.randn(5, 64, generator=generator).bfloat16(), torch.ones(96).bfloat16()
+    got = kernel.apply_weights(layer, x, bias)
+    assert got.dtype == torch.bfloat16
+    assert torch.allclose(got.float(), linear(x.float(), weight.dequantize()) + 1, rtol=2**-8)
+
+
+def test_nothing_changes_where_vllms_kernels_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.kernels import linear as vllm_linear
+    from vllm.model_executor.layers import utils
+
+    monkeypatch.setattr(older_cpus, "_has_four_bit_kernel", lambda: True)
+    monkeypatch.setattr(profiles, "fast_dtype", lambda: "bfloat16")
+    before = {k: list(v) for k, v in vllm_linear._POSSIBLE_KERNELS.items()}
+    choose = utils.dispatch_cpu_unquantized_gemm
+    older_cpus.register()
+    assert before == vllm_linear._POSSIBLE_KERNELS
+    assert utils.dispatch_cpu_unquantized_gemm is choose
+
+
+def test_bfloat16_layers_give_bfloat16_and_others_are_left_to_vllm(kernels, monkeypatch) -> None:
+    from vllm.model_executor.layers import utils
+
+    left: list[Any] = []
+
+    def choose(layer: Any, remove_weight: bool) -> None:
+        left.append(layer)
+
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", choose)
+    monkeypatch.setattr(profiles, "fast_dtype", lambda: "float32")
+    older_cpus.register()
+    older_cpus.register()
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(7, 16, generator=generator).bfloat16()
+    x = torch.randn(3, 16, generator=generator).bfloat16()
+    layer: Any = nn.Module()
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    got = layer.cpu_linear(x, layer.weight, None)
+    assert torch.equal(got, linear(x.float(), weight.float()).bfloat16())
+    assert layer.weight.numel() == 0 and not left
+    layer.weight = nn.Parameter(weight.float(), requires_grad=False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert left == [layer]
+
+
+def test_vllm_finds_it() -> None:
+    from importlib.metadata import entry_points
+
+    [found] = [e for e in entry_points(group="vllm.general_plugins") if e.name == "older_cpus"]
+    assert found.load() is older_cpus.register
