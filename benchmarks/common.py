@@ -21,6 +21,13 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor()
 
 
+def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Which wide instructions this processor has: speed depends on who uses them."""
+    lines = info.read_text().splitlines() if info.is_file() else []
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+
+
 def write_report(name: str, results: dict[str, Any], packages: list[str], **settings: Any) -> Path:
     """Write `results/NAME.json` and return its path."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -33,6 +40,7 @@ def write_report(name: str, results: dict[str, Any], packages: list[str], **sett
         **settings,
         "machine": {
             "cpu": cpu_name(),
+            "instructions": cpu_instructions(),
             "threads": torch.get_num_threads(),
             "system": platform.system(),
             # Above the number of threads, others were using the machine: don't trust the numbers.

@@ -8,7 +8,8 @@ machine that slows down for a while slows all.
 
 writes `results/engines_under_load.json`. Takes about 7 minutes on two quiet cores; --quick, two or
 three, only prints. What is not equal: llama.cpp reads weights of 4 bits (Q4_1), and its package is
-built without AVX-512; the others compute in bfloat16. Hugging Face answers one request at a time.
+built without AVX-512; the others keep weights and activations in bfloat16. Hugging Face answers one
+request at a time.
 """
 
 from __future__ import annotations

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import engines_under_load as benchmark
+from benchmarks.common import cpu_instructions
 from utils.serving.load_report import LoadReport, Timing
 
 
 def test_customers_come_once_and_in_the_same_order() -> None:
     first, second = list(islice(benchmark.customers(), 40)), list(islice(benchmark.customers(), 40))
     assert first == second and len({str(messages) for messages in first}) == 40
+
+
+def test_a_report_says_which_wide_instructions_the_machine_has(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("model name\t: X\nflags\t\t: fpu avx2 avx512f avx512vl amx_bf16\n")
+    assert cpu_instructions(info) == ["avx2", "avx512f", "amx_bf16"]
+    assert cpu_instructions(tmp_path / "none") == []
 
 
 class Server:

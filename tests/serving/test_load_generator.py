@@ -71,6 +71,8 @@ class FakeServer(httpx.AsyncBaseTransport):
             yield _event({"error": {"message": "it broke"}})
         usage = {"prompt_tokens": 9, "completion_tokens": body["max_tokens"],
                  "prompt_tokens_details": {"cached_tokens": 4}}  # fmt: skip
+        if body["messages"] == "secretive":
+            del usage["prompt_tokens_details"]
         yield _event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
         self.active -= 1
@@ -119,6 +121,12 @@ def test_percentiles_are_exactly_those_of_the_delays() -> None:
     assert report.tokens_per_second == pytest.approx(500 / report.seconds)
     assert {t.num_prompt_tokens for t in report.timings} == {9}
     assert {t.num_cached_tokens for t in report.timings} == {4}
+
+
+def test_a_server_need_not_tell_what_it_found_in_its_cache() -> None:
+    report, _ = run(lambda: FakeServer([0.1, 0.1]),
+                    lambda g, _: g.open_loop(bodies(2, 1, "secretive"), [0.0, 1.0]))  # fmt: skip
+    assert [t.num_cached_tokens for t in report.timings] == [None, None]
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:

@@ -162,7 +162,7 @@ class LoadGenerator:
             timing.num_tokens = usage["completion_tokens"]
             timing.num_prompt_tokens = usage["prompt_tokens"]
             details = usage.get("prompt_tokens_details") or {}
-            timing.num_cached_tokens = details.get("cached_tokens") or 0
+            timing.num_cached_tokens = details.get("cached_tokens")
 
     def _report(self, timings: list[Timing]) -> LoadReport:
         timings.sort(key=lambda timing: timing.intended)

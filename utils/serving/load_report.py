@@ -26,6 +26,7 @@ class Timing:
         sent: when it was sent.
         token_times: when each piece of the answer came.
         num_tokens: tokens of the answer, as the server counts them.
+        num_cached_tokens: tokens of the prompt that it found in its cache; None if it does not say.
         error: what went wrong; None if nothing did.
     """
 
@@ -34,7 +35,7 @@ class Timing:
     token_times: list[float] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None
     error: str | None = None
 
     @property

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from utils.findings.part_one.lesson_06 import as_foreseen, batch_sweep, budgets, waits
+from utils.findings.part_one.lesson_06 import as_foreseen, batch_sweep, budgets, sooner, waits
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128]
 SLOW = [0.040, 0.040, 0.053, 0.067, 0.077, 0.087, 0.133, 0.204]
@@ -50,6 +50,15 @@ def test_who_waits_longer_is_named() -> None:
     assert "Nobody" in waits(static, static | {"D": 1.0})
     assert "Nobody" in waits(static, static | {"A": 0.12, "D": 1.0})  # noise
     assert "Here it is otherwise" in waits(static, static | {"D": 9.0})
+
+
+def test_how_much_sooner_is_a_mean() -> None:
+    static = {"A": 1.0, "B": 5.0}
+    assert sooner(static, {"A": 2.0, "B": 1.0}) == (
+        "With continuous batching the first token comes 2.0 times sooner on average"
+    )
+    assert "hardly sooner" in sooner(static, {"A": 1.0, "B": 4.8})
+    assert "no sooner" in sooner(static, {"A": 2.0, "B": 5.0})
 
 
 def test_the_price_of_a_small_budget() -> None:

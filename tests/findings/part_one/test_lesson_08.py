@@ -63,7 +63,7 @@ def test_a_compiled_call() -> None:
 
 def test_conclusions() -> None:
     tokens = {"HF": [[1, 2], [3]], "ours": [[1, 2], [3]], "vLLM": [[1, 5], [4]]}
-    said = {"HF": ["no", None], "ours": ["no", None], "vLLM": ["no", "yes"]}
+    said = {"HF": ["no", "no"], "ours": ["no", "no"], "vLLM": ["no", "yes"]}
     same = {"HF": [[1]], "ours": [[1]]}
     words = finding.conclusions(
         {"float32": same, "bfloat16": tokens},
@@ -78,6 +78,17 @@ def test_conclusions() -> None:
     assert "the conclusion stays" in finding.conclusions({"bfloat16": tokens}, {"bfloat16": firm})
     other = {"HF": ["no", "no"], "ours": ["no", "no"], "vLLM": ["yes", "yes"]}
     assert "parts, too" in finding.conclusions({"bfloat16": tokens}, {"bfloat16": other})
+    # In one answer nothing can be read, in the other "no": that is no other conclusion.
+    unread = {"HF": ["no", None], "ours": ["no", None], "vLLM": ["no", "no"]}
+    words = finding.conclusions({"bfloat16": tokens}, {"bfloat16": unread})
+    assert words.splitlines() == [
+        "bfloat16: of 6 pairs of answers 4 differ in their words, 0 in what they conclude. "
+        "In 2 a conclusion is missing, so there is nothing to compare.",
+        "Where the words part, the conclusion stays, as far as it can be read.",
+    ]
+    silent = {name: [None, None] for name in tokens}
+    words = finding.conclusions({"bfloat16": tokens}, {"bfloat16": silent})
+    assert "0 in what they conclude. In 4 a conclusion is missing" in words
     nothing = {"float32": {name: ["no"] for name in same}}
     assert "No two engines differ" in finding.conclusions({"float32": same}, nothing)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from utils.findings.part_two.lesson_09b import (
+    best_scale,
     calibration,
     few_and_many_bits,
     gptq_or_awq,
@@ -19,6 +20,15 @@ def test_kept_channels() -> None:
     assert said.endswith("The inputs decide.")
     assert "otherwise" in kept_channels(0.01, 0.0098, 0.0097, 0.0096)  # no loud channel
     assert "otherwise" in kept_channels(0.01, 0.004, 0.009, 0.005)  # chance was better
+
+
+def test_best_scale() -> None:
+    said = best_scale({1: 0.0064, 1.5: 0.004, 3: 0.0026, 8: 0.0044})
+    assert said == "The error is least at s = 3: 41% of what it is without a scale."
+    said = best_scale({1: 0.0064, 1.5: 0.004, 8: 0.0026})
+    assert "least at s = 8: 41%" in said
+    assert said.endswith("That is the largest that was tried: try larger ones.")
+    assert "no scale helps" in best_scale({1: 0.0064, 1.5: 0.0065, 8: 0.01})
 
 
 def test_real_layers() -> None:

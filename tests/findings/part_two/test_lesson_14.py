@@ -5,7 +5,9 @@ from __future__ import annotations
 from utils.findings.part_two.lesson_14 import (
     bursts_agree,
     execution_share,
+    formula_holds,
     overload,
+    promise_breaks,
     promises_kept,
 )
 
@@ -32,6 +34,27 @@ def test_promises_that_break_elsewhere() -> None:
     assert "busy machine" in noisy
     fast = promises_kept([1.3, 2.9, 4.5], [1.0, 0.95, 0.4], [1.0, 0.6, 0.3])
     assert "better than simulated: at 2.9/s 95% were in time, simulated 60%" in fast
+
+
+def test_up_to_which_rate_the_formula_holds() -> None:
+    def said(*tpots: float) -> str:  # by the formula 0.05, 0.08 and 0.2 s, and then none
+        return formula_holds(0.04, 10.0, [2.0, 5.0, 8.0, 12.0], tpots)
+
+    assert said(0.05, 0.09, 0.1, 0.2) == "The formula gives the time per token up to 5.0/s"
+    assert said(0.05, 0.08, 0.2, 0.3).endswith("up to 8.0/s")  # it has no value at 12.0
+    assert said(0.05, 0.2, 0.2, 0.3).endswith("up to 2.0/s")  # a disturbed rate ends it
+    assert said(0.03, 0.08, 0.2, 0.3) == "The formula misses the time per token from 2.0/s on"
+
+
+def test_the_rate_at_which_the_promise_breaks() -> None:
+    rates = [2.5, 5.0, 8.0]
+    assert promise_breaks(rates, [1.0, 0.9, 0.19]) == (
+        "At 8.0 requests per second only 19% are in time"
+    )
+    assert "At 2.5 requests per second only 80%" in promise_breaks(rates, [0.8, 1.0, 0.1])
+    assert promise_breaks(rates, [1.0, 0.97, 0.95]) == (
+        "At each of these rates at least 95% are in time"
+    )
 
 
 def test_goodput_shows_overload() -> None:

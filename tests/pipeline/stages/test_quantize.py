@@ -127,6 +127,9 @@ def test_progress_lines_move_the_bar(
     with pytest.raises(QuantizeError, match="noise\nstop"):
         quantize("gptq", "gptqmodel", model_path, tmp_path / "out", texts)
     assert "6/8" in capsys.readouterr().err
+    with pytest.raises(QuantizeError, match="noise\nstop"):
+        quantize("gptq", "gptqmodel", model_path, tmp_path / "out", texts, use_tqdm=False)
+    assert capsys.readouterr().err == ""
 
 
 # --- calibration --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.stages import report
@@ -103,6 +104,16 @@ def test_the_report_is_written_and_printed(
     assert report.print_report(out) is False
     printed = capsys.readouterr().out
     assert "FAIL" in printed and "70.0%" in printed
+
+
+def test_right_answers_have_a_decimal_as_in_the_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    evaluated, served = measures(GOOD | {"gptq": 0.908, "awq": 0.925})
+    report.draw(report.table_rows(evaluated, served), Path("report.png"))
+    right, size, *_ = drawn[0].axes
+    assert [text.get_text() for text in right.texts] == ["0.0", "95.0", "90.8", "92.5"]
+    assert [text.get_text() for text in size.texts] == ["100", "200", "300", "400"]
 
 
 def test_the_figures_title_is_the_finding() -> None:

@@ -12,7 +12,7 @@ from utils.serving.others.comparison import UnequalLoad, check_same_work, measur
 from utils.serving.others.contenders import for_transformers
 
 
-def report(*prompts: int, tokens: int = 3, cached: int = 0) -> LoadReport:
+def report(*prompts: int, tokens: int = 3, cached: int | None = 0) -> LoadReport:
     timings = [
         Timing(0.0, 0.0, [1.0, 2.0, 3.0], tokens, num_prompt_tokens=n, num_cached_tokens=cached)
         for n in prompts
@@ -23,6 +23,18 @@ def report(*prompts: int, tokens: int = 3, cached: int = 0) -> LoadReport:
 def test_measures_of_a_report() -> None:
     found = measures(report(10, 30, cached=5))
     assert found == {"tokens_per_second": 1.0, "ttft": 1.0, "tpot": 1.0, "cached": 0.25}
+
+
+def test_a_server_that_does_not_tell_its_hits_has_not_found_none() -> None:
+    assert measures(report(10, 30))["cached"] == 0.0
+    assert "cached" not in measures(report(10, 30, cached=None))
+    one_of_two = report(10, 30, cached=5)
+    one_of_two.timings[0].num_cached_tokens = None
+    assert "cached" not in measures(one_of_two)
+    told = {"tokens_per_second": 2.0, "cached": 0.5}
+    rounds = [{"ours": told, "vLLM": told}, {"ours": told, "vLLM": {"tokens_per_second": 1.0}}]
+    found = summary(rounds, "ours")
+    assert found["ours"]["cached"] == 0.5 and "cached" not in found["vLLM"]
 
 
 def test_equal_work_in_another_order_is_equal() -> None:

@@ -8,7 +8,12 @@ from utils.viz.engine.chain import chain_explorer, plot_station
 
 def test_every_station_is_drawn_with_its_functions() -> None:
     for number, station in enumerate(STATIONS, start=1):
-        texts = "\n".join(text.get_text() for text in plot_station(number).axes[0].texts)
+        axes = plot_station(number).axes[0]
+        numbers = {text.get_text(): text for text in axes.texts[: len(STATIONS)]}
+        assert list(numbers) == [str(n) for n in range(1, len(STATIONS) + 1)]
+        bold = [name for name, text in numbers.items() if text.get_weight() == "bold"]
+        assert bold == [str(number)]
+        texts = "\n".join(text.get_text() for text in axes.texts)
         assert station.what in texts and station.theirs.function in texts
         assert (station.ours.function if station.ours else station.why) in texts
 

@@ -37,11 +37,15 @@ def titles(figure) -> str:
     return " | ".join(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))
 
 
-def test_weights_and_inputs(weight) -> None:
-    mean_abs = torch.ones(192)
+def test_weights_and_inputs() -> None:
+    mean_abs = torch.ones(200)
     mean_abs[5] = 30
+    weight = torch.ones(5, 200)
+    weight[:, ::2] *= -1
+    weight[0, :10] *= -20  # 10 of 1,000 weights are far from 0
     figure = plot_weights_and_inputs(weight, mean_abs, "q_proj")
     assert "30 times the median" in titles(figure)
+    assert "Weights: 1.0% beyond 3 σ (normal: 0.3%)" in titles(figure)
     assert max(figure.axes[1].lines[0].get_ydata()) == 30
 
 
@@ -62,6 +66,7 @@ def test_error_over_bits() -> None:
     assert axes.lines[1].get_linestyle() == "None"  # two points are no curve
     assert [text.get_text() for text in axes.texts] == ["a", "b"]
     assert axes.get_ylabel() == "perplexity"
+    assert "of the linear layers" in axes.get_xlabel()
 
 
 def test_gptq_sweep_shows_what_has_moved() -> None:
@@ -70,6 +75,7 @@ def test_gptq_sweep_shows_what_has_moved() -> None:
     weight = torch.tensor([[0.34, 1.0, 0.0, 0.2, 0.1, 0.3]])
     figure = plot_gptq_sweep(weight, inputs.T @ inputs, columns=(0, 4))
     first, last = (axes.images[0].get_array() for axes in figure.axes[:2])
+    assert "blue: column 4; hatched: done" in titles(figure)
     moved = first.filled(float("nan"))[0]
     assert abs(moved[4]) > 0.1 and abs(moved[2]) < 0.1
     assert first.mask.tolist()[0] == [True] + 5 * [False]  # the rounded one is not coloured

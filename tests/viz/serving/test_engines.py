@@ -20,17 +20,22 @@ WEIGHTS = {"ours": "bfloat16", "vLLM": "bfloat16", "llama.cpp": "Q4_1"}
 
 
 def test_bars_are_the_medians_in_their_units() -> None:
-    figure = plot_engines(LOADS, WEIGHTS)
+    figure = plot_engines(LOADS, WEIGHTS, "Finding")
     heights = [sorted({bar.get_height() for bar in axes.patches}) for axes in figure.axes]
     assert heights == [[20, 40, 50], [20, 25, 50], [40, 50, 100]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "ours (bfloat16)", "vLLM (bfloat16)", "llama.cpp (Q4_1)"
     ]  # fmt: skip
+    assert figure.get_suptitle() == "Finding"
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear"]
 
 
-def test_lines_join_the_rounds() -> None:
-    lines = plot_engines(LOADS, WEIGHTS).axes[0].lines
+def test_lines_join_the_rounds_and_numbers_stand_above_them() -> None:
+    axes = plot_engines(LOADS, WEIGHTS, "Finding").axes[0]
+    lines = axes.lines
     assert len(lines) == 6 and list(lines[0].get_ydata()) == [45.0, pytest.approx(55.0)]
+    numbers = [(text.get_text(), text.xy[1]) for text in axes.texts]
+    assert numbers[:2] == [("50", pytest.approx(55.0)), ("50", pytest.approx(55.0))]
 
 
 def test_a_missing_report_says_how_to_make_it(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from utils.viz.spec_decode.speculation import (
     plot_speedups,
     plot_verify_cost,
 )
-from utils.viz.style import BLUE, GREY, ORANGE, use_course_style
+from utils.viz.style import BLUE, GREY, INK, ORANGE, use_course_style
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPT = [5, 9, 300, 17]
@@ -192,6 +192,9 @@ def test_slots_keep_rejected_guesses_until_they_are_written_over() -> None:
     figure = plot_slots([step], block_size=4, first=4, title="t")
     words = [text.get_text() for text in figure.axes[0].texts]
     assert words == ["after step 1", "block 2", *"efgh", "block 5", *"ijk"]
+    rejected = figure.axes[0].texts[-1]  # readable on the hatching
+    box = rejected.get_bbox_patch()
+    assert box is not None and box.get_facecolor()[:3] == (1, 1, 1) and rejected.get_color() == INK
 
 
 def test_tree_picture_has_a_row_for_each_node() -> None:

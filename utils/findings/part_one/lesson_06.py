@@ -73,6 +73,19 @@ def waits(static: Mapping[str, float], continuous: Mapping[str, float]) -> str:
     return f"{sentence} Longer than before: {names}."
 
 
+def sooner(static: Mapping[str, float], continuous: Mapping[str, float]) -> str:
+    """How much sooner the first tokens come when requests may join a running batch. A title.
+
+    Args:
+        static, continuous: seconds to the first token, by request.
+    """
+    times = mean(static.values()) / mean(continuous.values())
+    if times >= 1.1:
+        return f"With continuous batching the first token comes {times:.1f} times sooner on average"
+    late = "hardly sooner" if times > 1 else "no sooner"
+    return f"Here the first token comes {late} with continuous batching, on average"
+
+
 def budgets(
     sizes: Sequence[int], gaps: Sequence[float], ttfts: Sequence[float], predicted: Sequence[float]
 ) -> str:

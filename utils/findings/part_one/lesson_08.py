@@ -131,28 +131,35 @@ def conclusions(
 ) -> str:
     """Whether engines that write other words also conclude something else.
 
+    A conclusion that cannot be read is not another one: such pairs are counted apart.
+
     Args:
         token_ids: by dtype and engine: each puzzle's answer.
         said: likewise: what each of them concludes, None if it cannot be read.
     """
-    rows, words, ends = [], 0, 0
+    rows, words, ends, unread = [], 0, 0, 0
     for dtype, runs in token_ids.items():
-        found = [
-            (token_ids[dtype][one][i] != token_ids[dtype][two][i],
-             said[dtype][one][i] != said[dtype][two][i])
+        pairs = [
+            (runs[one][i] != runs[two][i], said[dtype][one][i], said[dtype][two][i])
             for one, two in combinations(runs, 2)
             for i in range(len(runs[one]))
-        ]  # fmt: skip
-        other_words, other_ends = (sum(column) for column in zip(*found, strict=True))
-        rows.append(
-            f"{dtype}: of {len(found)} pairs of answers {other_words} differ in their words, "
-            f"{other_ends} in what they conclude."
+        ]
+        parted = [(first, second) for differ, first, second in pairs if differ]
+        missing = sum(None in pair for pair in parted)
+        others = sum(None not in pair and pair[0] != pair[1] for pair in parted)
+        row = (
+            f"{dtype}: of {len(pairs)} pairs of answers {len(parted)} differ in their words, "
+            f"{others} in what they conclude."
         )
-        words, ends = words + other_words, ends + other_ends
+        if missing:
+            row += f" In {missing} a conclusion is missing, so there is nothing to compare."
+        rows.append(row)
+        words, ends, unread = words + len(parted), ends + others, unread + missing
     if not words:
         rows.append("No two engines differ here at all.")
     elif ends == 0:
-        rows.append("Where the words part, the conclusion stays.")
+        as_far = ", as far as it can be read" if unread else ""
+        rows.append(f"Where the words part, the conclusion stays{as_far}.")
     elif ends < words:
         rows.append("Words part more often than conclusions. But conclusions do part.")
     else:

@@ -29,6 +29,23 @@ def kept_channels(nothing: float, random: float, heaviest: float, loudest: float
     )
 
 
+def best_scale(errors: Mapping[float, float]) -> str:
+    """Which scale leaves the least error.
+
+    Args:
+        errors: scale, ascending from 1, which is none -> the output's error.
+    """
+    scales = list(errors)
+    best = min(errors, key=errors.__getitem__)
+    if best == scales[0]:
+        return "Here no scale helps: the error is least without one."
+    left = errors[best] / errors[scales[0]]
+    said = f"The error is least at s = {best:g}: {left:.0%} of what it is without a scale."
+    if best == scales[-1]:
+        return f"{said} That is the largest that was tried: try larger ones."
+    return said
+
+
 def real_layers(errors: Mapping[str, Mapping[str, float]]) -> str:
     """Whether it pays to know the inputs, and where GPTQ gains least.
 

@@ -55,6 +55,40 @@ def promises_kept(rates: Sequence[float], kept: Sequence[float], expected: Seque
     )
 
 
+def formula_holds(
+    step: float, capacity: float, rates: Sequence[float], tpots: Sequence[float]
+) -> str:
+    """Up to which rate the formula gives the time per token. A figure's title.
+
+    Args:
+        step: seconds of a step with one request; the formula is `step / (1 - rate / capacity)`.
+        capacity: requests per second.
+        rates: requests per second that were sent, ascending.
+        tpots: the measured median at each rate, in seconds.
+    """
+    held = None
+    for rate, tpot in zip(rates, tpots, strict=True):
+        if rate >= capacity or abs(tpot * (1 - rate / capacity) / step - 1) > NEAR:
+            break
+        held = rate
+    if held is None:
+        return f"The formula misses the time per token from {rates[0]:.1f}/s on"
+    return f"The formula gives the time per token up to {held:.1f}/s"
+
+
+def promise_breaks(rates: Sequence[float], kept: Sequence[float]) -> str:
+    """At which rate the promise breaks for more than a tenth of the answers. A figure's title.
+
+    Args:
+        rates: requests per second that were sent, ascending.
+        kept: at each rate, the part of the answers that was in time, 0 to 1.
+    """
+    for rate, share in zip(rates, kept, strict=True):
+        if share < 0.9:
+            return f"At {rate:.1f} requests per second only {share:.0%} are in time"
+    return f"At each of these rates at least {min(kept):.0%} are in time"
+
+
 def overload(answered: Sequence[float], in_time: Sequence[float]) -> str:
     """What throughput and goodput say at the highest rate.
 

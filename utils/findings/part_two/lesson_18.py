@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-CLOSE = 0.10  # speeds that differ by less are called equal
+CLOSE = 0.10  # speeds that differ by less are close to each other
 
 
-def who_leads(speeds: Mapping[str, Mapping[str, float]]) -> str:
-    """Which server writes most, for each load.
+def who_leads(loads: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Which server writes most, for each load: load -> what `leader` takes."""
+    return " ".join(leader(load, found) for load, found in loads.items())
+
+
+def leader(load: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which server writes most under one load. A lead counts if it holds in every round.
+
+    Also a figure's title.
 
     Args:
-        speeds: load -> server -> tokens per second.
+        load: its name.
+        found: server -> `tokens_per_second`, the median, and `rounds`, the same of each round;
+            at least two servers, all with the same rounds.
     """
-    return " ".join(f"{_leader(load, found)}" for load, found in speeds.items())
-
-
-def _leader(load: str, found: Mapping[str, float]) -> str:
-    first, second, *_ = sorted(found, key=lambda name: -found[name])
-    lead = found[first] / found[second]
-    if lead < 1 + CLOSE:
-        return f"With {load}, {first} and {second} write about the same."
-    return f"With {load}, {first} writes most: {lead:.1f} times as much as {second}."
+    first = max(found, key=lambda name: found[name]["tokens_per_second"])
+    ratios = {
+        name: [a / b for a, b in zip(found[first]["rounds"], other["rounds"], strict=True)]
+        for name, other in found.items()
+        if name != first
+    }
+    rival = min(ratios, key=lambda name: min(ratios[name]))
+    least, most = min(ratios[rival]), max(ratios[rival])
+    if least < 1 + CLOSE:
+        return (
+            f"With {load}, there is no clear lead: round by round, {first} wrote {least:.2f} to "
+            f"{most:.2f} times as much as {rival}."
+        )
+    return (
+        f"With {load}, {first} writes most in every round: at least "
+        f"{math.floor(10 * least) / 10:.1f} times as much as {rival}."
+    )
 
 
 def company_pays(alone: Mapping[str, float], crowd: Mapping[str, float], users: int) -> str:
@@ -43,11 +62,11 @@ def rounds_agree(rounds: Mapping[str, Sequence[float]]) -> str:
     """How far the rounds of each server lie apart: what one may read into the bars.
 
     Args:
-        rounds: server -> tokens per second of each round.
+        rounds: server and load, in words -> tokens per second of each round.
     """
     spreads = {name: max(speeds) / min(speeds) for name, speeds in rounds.items()}
     widest = max(spreads, key=lambda name: spreads[name])
     return (
-        f"From its slowest round to its fastest, {widest} differs most, by a factor of "
-        f"{spreads[widest]:.2f}. A lead that is smaller than this is no lead."
+        f"From slowest round to fastest, {widest} differs most, by a factor of "
+        f"{spreads[widest]:.2f}. So look at the thin lines before you read a lead into two bars."
     )

@@ -184,8 +184,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     panels = figure.subplots(1, 4, sharey=True)
-    _bars(panels[0], rows, [("exact_match", 100, BLUE, "")], "exact match (%)", "Right answers")
-    panels[0].set_xlim(0, 118)
+    _bars(panels[0], rows, [("exact_match", 100, BLUE, "")], "exact match (%)", "Right answers",
+          fmt="%.1f")  # fmt: skip
+    panels[0].set_xlim(0, 122)
     _bars(panels[1], rows, [("bytes", 1e-6, BLUE, "")], "weights on disk (MB)", "Size")
     off = "tokens_per_second_without_prefix_caching"
     _bars(panels[2], rows, [(off, 1, BLUE, "APC off"), ("tokens_per_second", 1, GREEN, "APC on")],
@@ -215,14 +216,14 @@ def finding(rows: list[dict[str, Any]]) -> str:
 
 def _bars(
     axes: Any, rows: list[dict[str, Any]], series: list[tuple[str, float, str, str]], label: str,
-    title: str,
+    title: str, fmt: str = "%.0f",
 ) -> None:  # fmt: skip
     height = 0.7 / len(series)
     for number, (key, factor, color, name) in enumerate(series):
         values = [row[key] * factor for row in rows]
         centers = [i + (number - (len(series) - 1) / 2) * height for i in range(len(rows))]
         bars = axes.barh(centers, values, height * 0.92, color=color, label=name or None)
-        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=9.5)
+        axes.bar_label(bars, fmt=fmt, padding=3, fontsize=9.5)
     axes.set_xlabel(label)
     axes.set_title(title, loc="left", fontsize=11)
     axes.margins(x=0.18)

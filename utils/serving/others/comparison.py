@@ -71,15 +71,17 @@ def check_same_work(reports: Mapping[str, LoadReport], max_tokens: int) -> None:
 
 
 def measures(report: LoadReport) -> dict[str, float]:
-    """Output tokens per second; medians of TTFT and TPOT, in seconds; and the part of the prompts'
-    tokens that the server found in its cache, as far as it says."""
-    read = sum(timing.num_prompt_tokens for timing in report.timings)
-    return {
+    """Output tokens per second; medians of TTFT and TPOT, in seconds; and `cached`, the part of the
+    prompts' tokens that the server found in its cache, where it says so of every answer."""
+    found = {
         "tokens_per_second": report.tokens_per_second,
         "ttft": report.percentile("ttft", 50),
         "tpot": report.percentile("tpot", 50),
-        "cached": sum(timing.num_cached_tokens for timing in report.timings) / read,
     }
+    told = [t.num_cached_tokens for t in report.timings if t.num_cached_tokens is not None]
+    if len(told) == len(report.timings):
+        found["cached"] = sum(told) / sum(timing.num_prompt_tokens for timing in report.timings)
+    return found
 
 
 def summary(rounds: Sequence[Mapping[str, Mapping[str, float]]], base: str) -> dict[str, Any]:
@@ -90,14 +92,16 @@ def summary(rounds: Sequence[Mapping[str, Mapping[str, float]]], base: str) -> d
         base: whom the others are compared with.
 
     Returns:
-        By name: each measure's median, `rounds` (tokens per second of each round), and
-        `times_base`: the median of the rounds' ratios of tokens per second to those of `base`.
+        By name: the median of each measure that all rounds have, `rounds` (tokens per second of
+        each round), and `times_base`: the median of the rounds' ratios of tokens per second to
+        those of `base`.
     """
     found: dict[str, Any] = {}
     for name in rounds[0]:
         speeds = [a_round[name]["tokens_per_second"] for a_round in rounds]
         ratios = [a_round[name]["tokens_per_second"] / a_round[base]["tokens_per_second"]
                   for a_round in rounds]  # fmt: skip
-        found[name] = {m: statistics.median(r[name][m] for r in rounds) for m in rounds[0][name]}
+        measured = [m for m in rounds[0][name] if all(m in a_round[name] for a_round in rounds)]
+        found[name] = {m: statistics.median(r[name][m] for r in rounds) for m in measured}
         found[name] |= {"rounds": speeds, "times_base": statistics.median(ratios)}
     return found

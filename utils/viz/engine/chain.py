@@ -19,6 +19,8 @@ WIDTH = 62  # letters in a column
 def plot_station(number: int) -> Figure:
     """A station: what happens there, and the lines that lead on, in vLLM and in our engine.
 
+    Above them a dot for each station: those on the way so far are dark.
+
     Args:
         number: of the station, 1 is the first.
 
@@ -32,16 +34,19 @@ def plot_station(number: int) -> Figure:
     axes.set_ylim(0, 1)
     for i in range(len(STATIONS)):
         reached = i < number
-        axes.plot((i + 0.5) / len(STATIONS), 0.95, "o", markersize=11 if i == number - 1 else 7,
-                  color=ORANGE if i == number - 1 else INK if reached else GREY)  # fmt: skip
-    axes.text(0, 0.80, f"{number}. {station.what}", fontsize=12, weight="bold")
+        place, now = (i + 0.5) / len(STATIONS), i == number - 1
+        axes.plot(place, 0.97, "o", markersize=11 if now else 7,
+                  color=ORANGE if now else INK if reached else GREY)  # fmt: skip
+        axes.text(place, 0.91, str(i + 1), ha="center", va="top", fontsize=9 if now else 8,
+                  color=INK if reached else GREY, weight="bold" if now else "normal")  # fmt: skip
+    axes.text(0, 0.77, f"{number}. {station.what}", fontsize=12, weight="bold")
     for x, name, color, text in (
         (0.0, "vLLM", ORANGE, _text(vllm_folder(), station.theirs)),
         (0.52, "ours", BLUE,
          _text(our_folder(), station.ours) if station.ours else f"none: {station.why}"),
     ):  # fmt: skip
-        axes.text(x, 0.68, name, color=color, weight="bold")
-        axes.text(x, 0.62, text, family="monospace", fontsize=8, va="top")
+        axes.text(x, 0.66, name, color=color, weight="bold")
+        axes.text(x, 0.60, text, family="monospace", fontsize=8, va="top")
     return figure
 
 

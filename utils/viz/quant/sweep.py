@@ -72,7 +72,7 @@ def _draw_sweep(axes: Axes, moved: np.ndarray, i: int) -> None:
     axes.imshow(shown, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
     axes.axvspan(-0.5, i - 0.5, facecolor="#dddddd", hatch="////", edgecolor=GREY, linewidth=0)
     axes.axvspan(i - 0.5, i + 0.5, facecolor=BLUE)
-    axes.set_title(f"column {i} is rounded", fontsize=10.5, weight="normal")
+    axes.set_title(f"blue: column {i}; hatched: done", fontsize=10.5, weight="normal")
     axes.set_xlabel("input channel")
     axes.set_yticks(range(0, rows, 2))
     axes.grid(visible=False)

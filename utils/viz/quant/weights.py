@@ -22,6 +22,9 @@ Point = tuple[float, float]
 def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> Figure:
     """Left: the weights' distribution beside a normal one. Right: how loud each input channel is.
 
+    The left title counts the weights beyond three standard deviations (of 0), and says how many a
+    normal distribution has there.
+
     Args:
         weight: of a linear layer, [out, in].
         mean_abs: the mean magnitude of each of its input channels, [in].
@@ -39,14 +42,15 @@ def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> 
     left.set_xlabel(f"a weight of {fan_name}")
     left.set_ylabel("density")
     left.legend(fontsize=9)
-    left.set_title("Weights are roughly normal ...")
+    far = np.mean(np.abs(w) > 3 * w.std())
+    left.set_title(f"Weights: {far:.1%} beyond 3 σ (normal: 0.3%) ...", fontsize=11)
     right.plot(np.arange(1, len(x) + 1), x, color=BLUE)
     right.set_xscale("log")
     right.set_yscale("log")
     right.axhline(1, color=GREY, linestyle=":", linewidth=1.4)
     right.set_xlabel("input channel, loudest first")
     right.set_ylabel("mean magnitude (1 = the median channel)")
-    right.set_title(f"... the loudest input is {x[0]:.0f} times the median")
+    right.set_title(f"... the loudest input is {x[0]:.0f} times the median", fontsize=11)
     return figure
 
 
@@ -69,7 +73,8 @@ def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -
 
 
 def plot_error_over_bits(
-    series: Mapping[str, Sequence[Point]], title: str, *, xlabel: str = "bits per weight, all told",
+    series: Mapping[str, Sequence[Point]], title: str, *,
+    xlabel: str = "bits per weight of the linear layers, with all that is stored beside them",
     ylabel: str = "error of the output (%)", floor: tuple[str, float] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:  # fmt: skip

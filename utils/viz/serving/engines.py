@@ -15,8 +15,8 @@ from utils.viz.style import BLUE, GREEN, GREY, ORANGE
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results/engines_under_load.json"
 LOOKS = {"ours": BLUE, "vLLM": ORANGE, "llama.cpp": GREEN, "Hugging Face": GREY}
 PANELS = {
-    "tokens_per_second": ("output tokens per second", 1.0),
-    "ttft": ("time to first token (ms)", 1e3),
+    "tokens_per_second": ("output tokens per second; line: the rounds", 1.0),
+    "ttft": ("time to first token (ms, logarithmic)", 1e3),
     "tpot": ("time per further token (ms)", 1e3),
 }
 
@@ -35,13 +35,16 @@ def read_engines(path: Path = RESULTS) -> dict[str, Any]:
     return report
 
 
-def plot_engines(loads: Mapping[str, Mapping[str, Any]], weights: Mapping[str, str]) -> Figure:
+def plot_engines(
+    loads: Mapping[str, Mapping[str, Any]], weights: Mapping[str, str], title: str
+) -> Figure:
     """Three panels: throughput, and the medians of TTFT and of the time per further token.
 
     Args:
         loads: load -> engine -> `tokens_per_second`, `ttft`, `tpot`, and `rounds`, the tokens per
             second of each round, whose slowest and fastest a thin line joins.
         weights: engine -> number format, for the legend.
+        title: the finding.
     """
     figure, panels = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
     names = [name for name in LOOKS if all(name in found for found in loads.values())]
@@ -50,15 +53,18 @@ def plot_engines(loads: Mapping[str, Mapping[str, Any]], weights: Mapping[str, s
         for i, name in enumerate(names):
             places = [group + (i - (len(names) - 1) / 2) * width for group in range(len(loads))]
             heights = [unit * found[name][measure] for found in loads.values()]
-            bars = axes.bar(places, heights, 0.94 * width, color=LOOKS[name],
-                            label=f"{name} ({weights[name]})")  # fmt: skip
-            axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-            if measure == "tokens_per_second":
-                for place, found in zip(places, loads.values(), strict=True):
-                    rounds = found[name].get("rounds", [])
-                    axes.plot([place] * len(rounds), rounds, color="black", linewidth=1)
+            axes.bar(places, heights, 0.94 * width, color=LOOKS[name],
+                     label=f"{name} ({weights[name]})")  # fmt: skip
+            for place, height, found in zip(places, heights, loads.values(), strict=True):
+                rounds = found[name]["rounds"] if measure == "tokens_per_second" else []
+                axes.plot([place] * len(rounds), rounds, color="black", linewidth=1)
+                axes.annotate(f"{height:,.0f}", (place, max([height, *rounds])), xytext=(0, 2),
+                              ha="center", textcoords="offset points", fontsize=8)  # fmt: skip
         axes.set_xticks(range(len(loads)), list(loads))
-        axes.set_title(label)
+        axes.set_title(label, fontsize=11, weight="normal")
+        if measure == "ttft":  # who queues waits so much longer that the others would vanish
+            axes.set_yscale("log")
         axes.margins(y=0.12)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=12)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

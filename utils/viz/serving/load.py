@@ -14,7 +14,7 @@ from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 def plot_knee(
     reports: Mapping[float, LoadReport], slo: SLO, step: float, capacity: float, knee: float,
-    simulated: Mapping[float, float], same_arrivals: Sequence[float],
+    simulated: Mapping[float, float], same_arrivals: Sequence[float], titles: tuple[str, str],
 ) -> Figure:  # fmt: skip
     """TPOT and SLO attainment against the request rate, predicted and measured.
 
@@ -27,16 +27,18 @@ def plot_knee(
         simulated: request rate, ascending -> the part of the promises that a simulation keeps,
             of many requests.
         same_arrivals: the same for the few requests of each report, as they came.
+        titles: the findings, left and right.
     """
     rates = list(reports)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0))
     fine = np.linspace(0, min(capacity * 0.97, 1.1 * max(rates)), 200)
-    left.plot(fine, 1e3 * step / (1 - fine / capacity), color=GREY, label="formula (mean)")
+    left.plot(fine, 1e3 * step / (1 - fine / capacity), color=GREY,
+              label="formula (mean): a / (1 - load)")  # fmt: skip
     medians = [1e3 * report.percentile("tpot", 50) for report in reports.values()]
     left.plot(rates, medians, "o", color=BLUE, markersize=8, label="measured (median)")
     left.axhline(1e3 * slo.tpot, color=ORANGE, linestyle="--", label="promised")
     left.set_ylim(0, 1.25 * max(*medians, 1e3 * slo.tpot))
-    left.set_title("Time per token: 1 / (1 - load) by formula")
+    left.set_title(titles[0], fontsize=11)
     left.set_ylabel("time per output token (ms)")
     left.legend()
 
@@ -49,7 +51,7 @@ def plot_knee(
     right.axvline(knee, color=ORANGE, linestyle="--", label=f"knee of the mean: {knee:.1f}/s")
     right.axvline(capacity, color=INK, linestyle=":", label=f"capacity: {capacity:.1f}/s")
     right.set_ylim(-4, 104)
-    right.set_title("Promises kept")
+    right.set_title(titles[1], fontsize=11)
     right.set_ylabel("answers in time (%)")
     # Below the axes: points may lie anywhere in them.
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=8.5)

@@ -25,7 +25,7 @@ from utils.engine import (
     slot_mapping,
 )
 from utils.engine.spec_decode.tree import tree_depths
-from utils.viz.style import BLUE, GREY, INK, RED
+from utils.viz.style import BLUE, GREY, INK
 
 BEFORE, KEPT, REJECTED, EMPTY = "#cfe0f5", BLUE, "#f6d5d2", "white"
 
@@ -140,8 +140,8 @@ def _slot(axes: Axes, step: SlotsAfterStep, position: int, row: int) -> None:
     axes.add_patch(Rectangle((position, row + 0.27), 1, 0.55, facecolor=color, edgecolor=GREY,
                              linewidth=0.7, hatch=hatch))  # fmt: skip
     if position < len(step.tokens):
-        ink = "white" if color == KEPT else RED if color == REJECTED else INK
-        box = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if color == REJECTED else None
+        ink = "white" if color == KEPT else INK
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if color == REJECTED else None
         axes.text(position + 0.5, row + 0.55, step.tokens[position].strip()[:7], ha="center",
                   va="center", fontsize=8.5, color=ink, bbox=box, parse_math=False)  # fmt: skip
 
