@@ -87,7 +87,7 @@ class Bench:
 
     def measure(self) -> dict[str, Any]:
         """Perplexities and answers of the model as it is now; then the merged weights are back."""
-        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        tokenizer = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         tokens = encode(tokenizer, self.examples)
         with half():
             text = perplexity(

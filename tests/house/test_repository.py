@@ -69,6 +69,80 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
+def trusting(source: str) -> list[str]:
+    """Calls that load a model without saying that its folder brings no code and no pickles.
+
+    transformers asks the user, where nothing is said, and one "y" runs the code.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(name), "from_pretrained" | "from_config" as how)):
+                said = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            case _:
+                continue
+        if not name.startswith("Auto"):  # of transformers, or as there
+            continue
+        weights = name == "AutoModelForCausalLM" and how == "from_pretrained"
+        if said.get("trust_remote_code") != "False":
+            found.append(f"{name}.{how} without trust_remote_code=False")
+        elif (
+            weights and said.get("use_safetensors") != "True" and None not in said
+        ):  # **source: a GGUF file
+            found.append(f"{name}.{how} without use_safetensors=True")
+    return found
+
+
+def test_every_model_is_loaded_without_its_code() -> None:
+    """In a lesson and in tests a folder is the course's own; here it may be anybody's."""
+    found = {
+        str(path.relative_to(ROOT)): problems
+        for path in repository_files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"
+        if (problems := trusting(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [
+        ("AutoTokenizer.from_pretrained(x)", 1),
+        ("AutoTokenizer.from_pretrained(x, trust_remote_code=y)", 1),
+        ("AutoConfig.from_pretrained(x, trust_remote_code=False)", 0),
+        ("AutoModelForCausalLM.from_config(x)", 1),
+        ("AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", 1),
+        ("AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False, use_safetensors=True)",
+         0),
+        ("ModelConfig.from_pretrained(x)", 0),
+    ],
+)  # fmt: skip
+def test_a_model_loaded_in_good_faith_is_found(source: str, number: int) -> None:
+    assert len(trusting(source)) == number
+
+
+# What starts a program and does not hand it to the supervisor, and why that is right.
+UNSUPERVISED = {
+    "utils/engine/kv_transfer/engine_process.py",  # it ends when its input does; the engine stands
+    "utils/engine/distributed/launcher.py",  # below the pipeline; its ranks do the same
+    "utils/pipeline/supervisor.py",  # the supervisor itself
+    "tools/grading/isolation.py",  # the kernel's namespaces end it: --kill-child, --pdeathsig
+}
+
+
+def test_no_program_is_started_that_may_outlive_us() -> None:
+    found = set()
+    for path in repository_files():
+        name = str(path.relative_to(ROOT))
+        if path.suffix == ".py" and name.split("/")[0] in ("utils", "benchmarks", "tools"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Call(ast.Attribute(attr="Popen"), [program, *_]):
+                        if not ast.unparse(program).startswith("supervised("):
+                            found.add(name)
+    assert found == UNSUPERVISED
+
+
 # Functions and tensors between a process and its own children, through a socket in a folder that
 # only this user may enter. Nothing is read that others have written.
 PRIVATE_CHANNEL = {
@@ -106,7 +180,7 @@ def test_no_file_names_a_folder_of_one_machine() -> None:
     found = []
     for path in repository_files():
         name = str(path.relative_to(ROOT))
-        if name in ABOUT_PATHS or path.suffix in {".png", ".gif", ".ipynb"}:
+        if name in ABOUT_PATHS or path.suffix in {".png", ".gif", ".webp", ".ipynb"}:
             continue  # notebooks: tests/notebooks
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if MACHINE_PATH.search(line):

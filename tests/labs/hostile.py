@@ -46,6 +46,13 @@ HONEST = {
     ),
     "talks_in_its_answer": Submission(RIGHT.replace("    x32 =", '    print("x" * 99)\n    x32 ='),
                                       first=True),
+    # As on a busy machine: the check's answer is there, and its output comes 6 seconds later.
+    "late": Submission(
+        "import time\nonce = [6]\n"
+        + RIGHT.replace("    x32 =", "    for seconds in once:\n        once.clear()\n"
+                        "        get_ipython().kernel.iopub_thread"
+                        ".schedule(lambda: time.sleep(seconds))\n    x32 ="),
+        held=True, first=True),
 }  # fmt: skip
 BREAKS_THINGS = {
     "loops": Submission(ANSWER + "    while True:\n        pass\n"),
@@ -83,6 +90,10 @@ CHEATS = {
     ),
     "patches_a_module_that_the_lab_imported": Submission(
         'sys.modules["utils.checks.lab_01"].rms_norm = lambda answer: 2.0\n', held=True
+    ),
+    "patches_a_module_that_another_imported": Submission(
+        "m = torch.sys.modules['utils.checks.lab_01']\n"
+        "m.rms_norm = m.apply_rotary = lambda answer: 2.0\n", held=True
     ),
     "patches_feedback": Submission(
         ANSWER + "    return x\n\n"
@@ -137,3 +148,39 @@ CHEATS = {
     ),
 }  # fmt: skip
 EVERYBODY = HONEST | BREAKS_THINGS | CHEATS
+# Other ways to the same places. Each has a line to read; they are not run.
+WAYS_ROUND = [
+    "from dataclasses import sys as s",
+    "from random import _os as o",
+    "from dataclasses import builtins as b",
+    "import numpy\nnumpy.ctypeslib.ctypes",
+    "import typing\ntyping.sys.modules",
+    "import torch.nn as nn\nnn.functional.importlib",
+    "import asyncio\nasyncio.create_subprocess_exec",
+    "from asyncio import subprocess",
+    "torch.load('f', weights_only=False)",
+    "import numpy\nnumpy.memmap('/proc/self/mem', mode='r+')",
+    "torch.UntypedStorage.from_file('/proc/self/mem', True, 9)",
+    "import operator\noperator.attrgetter('_' + '_globals_' + '_')(check.rms_norm)",
+    "T = type(torch.ones(1))\nT.equal = lambda *a: True",
+    "type(torch.ones(1)).equal = lambda *a: True",
+    "T = Tensor\nT.equal = lambda *a: True",
+    "[Tensor][0].equal = lambda *a: True",
+    "for T in [Tensor]:\n    T.equal = lambda *a: True",
+    "match Tensor:\n    case kind:\n        kind.equal = lambda *a: True",
+    "def change(T):\n    T.equal = lambda *a: True\nchange(Tensor)",
+    "def change(T):\n    T.equal = lambda *a: True\nlist(map(change, [Tensor]))",
+    "def change(T=Tensor):\n    T.equal = lambda *a: True",
+    "def it():\n    return Tensor\nit().equal = lambda *a: True",
+    "class Box:\n    pass\nbox = Box()\nbox.T = Tensor\nbox.T.equal = lambda *a: True",
+    "T = Tensor\nsetattr(T, 'equal', lambda *a: True)",
+    "Tensor.mro()",
+    "class Yes(torch.Tensor):\n    def equal(self, other):\n        return True",
+    "T = Tensor\nclass Yes(T):\n    def equal(self, other):\n        return True",
+    "getattr(check, 'rms_norm')",
+    "getattr(Tensor, 'eq' + 'ual')",
+    "get = getattr",
+    "match check.rms_norm:\n    case object(__globals__=found):\n        found.clear()",
+    "match 3:\n    case check:\n        pass",
+    "dict(__torch_function__=3)",
+]

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import copy
 import csv
+import importlib
+import inspect
 import shutil
 import socket
+import sys
+import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,24 +22,26 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from traitlets.config import PyFileConfigLoader
 
-from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT
+from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT, WAYS_ROUND
 from tools import make_labs
 from tools.grading import isolation
-from tools.grading.autograde import _only_points
+from tools.grading.autograde import Execute, _only_points
 from tools.grading.grade import EVERYBODY as ALL
 from tools.grading.grade import grade
 from tools.grading.screen import suspicious
 
 LAB = "01_prefill_and_decode"
 POINTS = 2.0  # of each of the two exercises
-# Nothing protects a check from code that runs beside it: reading is what stops it, so these are not
-# run. (Accepted all the same, two had the points: `patches_feedback` and `reads_frames`.)
+# Nothing protects a check from code that runs beside it: reading is what stops it. Accepted all the
+# same, some of these have points that are not earned; but only they.
 NOT_ISOLATED = {"patches_the_check", "patches_a_module", "patches_feedback", "patches_torch",
                 "patches_a_module_that_the_lab_imported", "patches_torch_by_another_name",
                 "hides_in_awaiting", "uses_the_engine", "speaks_for_the_check", "says_yes",
-                "reads_frames", "searches_memory"}  # fmt: skip
-GRADED = [name for name in EVERYBODY if name not in NOT_ISOLATED]
+                "reads_frames", "searches_memory",
+                "patches_a_module_that_another_imported"}  # fmt: skip
+JUDGED = [name for name in EVERYBODY if name not in NOT_ISOLATED]
 
 
 def small(folder: str) -> nbformat.NotebookNode:
@@ -88,7 +95,7 @@ def graded(course: Path) -> dict[str, tuple[float, float]]:
     """Everybody's points for the two exercises, with what the isolation let through."""
     outside = course / "outside"
     with listening() as (port, server):
-        for name in GRADED:
+        for name in EVERYBODY:
             values = {"{outside}": outside, "{port}": port, "{course}": course}
             source = EVERYBODY[name].source
             for place, value in values.items():
@@ -138,6 +145,31 @@ def _points(course: Path, student: str, score: float) -> tuple[float, float]:
     return found[0], found[1]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "kept = bytearray(big)\nkept[::4096] = bytes(len(kept[::4096]))",
+        "kept = mmap.mmap(-1, big)\nfor at in range(0, big, 4096): kept[at] = 1",
+        "files = [os.memfd_create('a') for _ in range(4)]\n"
+        "for file in files: os.write(file, bytes(big // 4))",
+        "file = os.memfd_create('a')\nos.truncate(file, 2 * 2**30)",  # by the file's own limit
+        "call = ctypes.CDLL(None, use_errno=True).shmget\n"
+        "if int(open('/proc/sys/kernel/shmall').read()) > 2**40:\n"
+        "    raise SystemExit('an older kernel: its administrator has to set this')\n"
+        "parts = [call(0, ctypes.c_size_t(2**28), 0o600) for _ in range(5)]\n"
+        "assert -1 not in parts, os.strerror(ctypes.get_errno())",  # of 1 GiB in all
+    ],
+    ids=["own", "shared", "no_name", "no_name_long", "system_v"],
+)
+def test_memory_is_bounded_whatever_it_is_called(source: str) -> None:
+    head = f"import ctypes, mmap, os, time\nbig = {300 * 2**20}\n"
+    command = [sys.executable, "-c", f"{head}{source}\ntime.sleep(20)"]
+    room = isolation.Room("/home", isolation._system())
+    begin = time.monotonic()
+    assert isolation.run(room, command, isolation.Limits(memory=150 * 2**20)) != 0
+    assert time.monotonic() - begin < 20
+
+
 @pytest.mark.parametrize("name", [*BREAKS_THINGS, *CHEATS, *HONEST])
 def test_what_needs_a_look_is_held_back(name: str) -> None:
     found = suspicious(answered(EVERYBODY[name].source), small("labs"))
@@ -145,10 +177,45 @@ def test_what_needs_a_look_is_held_back(name: str) -> None:
     assert all(place.startswith("cell 5, line ") for place in found)
 
 
+@pytest.mark.parametrize("source", WAYS_ROUND)
+def test_another_way_to_the_same_place_is_found(source: str) -> None:
+    assert suspicious(answered(f"{source}\n{RIGHT}"), small("labs")) != []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("import numpy as n", "n.ctypeslib"), ("T = Tensor", "T.equal = lambda *a: True")],
+)
+def test_a_way_through_two_cells_is_found(first: str, second: str) -> None:
+    notebook = answered(RIGHT)
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in (first, second)]
+    assert suspicious(notebook, small("labs")) == [f"cell 13, line 1: {second}"]
+
+
 @pytest.mark.parametrize("lab", make_labs.lab_names())
-def test_no_solution_is_held_back(lab: str) -> None:
+def test_no_solution_and_no_right_answer_is_held_back(lab: str) -> None:
     folders = [make_labs.ROOT / folder / lab / f"{lab}.ipynb" for folder in ("solutions", "labs")]
-    assert suspicious(*(nbformat.read(path, as_version=4) for path in folders)) == []
+    solution, released = (nbformat.read(path, as_version=4) for path in folders)
+    assert suspicious(solution, released) == []
+    zoo = importlib.import_module(f"tests.labs.bug_zoo.lab_{lab[:2]}").zoo
+    answers = [part for specimen in zoo.right_answers
+               for part in getattr(specimen.answer, "arguments", (specimen.answer,))]  # fmt: skip
+    sources = list(filter(None, map(_source, answers)))
+    assert len(sources) > len(answers) / 2
+    for source in sources:
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+        places = suspicious(notebook, released)
+        # To import the course's engine, or to call something `check`, is held back on purpose.
+        assert [p for p in places if "import " not in p and "def check" not in p] == [], source
+
+
+def _source(answer: object) -> str:
+    """An answer as a learner would write it; "" if the zoo's code makes it."""
+    try:
+        lines = textwrap.dedent(inspect.getsource(answer)).splitlines()  # type: ignore[arg-type]
+    except (TypeError, OSError):
+        return ""
+    return "\n".join(line for line in lines if not line.startswith("@"))
 
 
 def test_the_one_who_is_held_back_is_named_and_not_graded(course: Path) -> None:
@@ -177,7 +244,7 @@ def test_honest_work_has_all_its_points(graded: dict[str, tuple[float, float]], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GRADED if name not in HONEST])
+@pytest.mark.parametrize("name", [name for name in JUDGED if name not in HONEST])
 def test_nobody_gets_points_that_are_not_earned_nor_loses_those_that_are(
     graded: dict[str, tuple[float, float]], name: str
 ) -> None:
@@ -203,6 +270,12 @@ def test_nothing_of_the_class_is_left(course: Path, graded: object) -> None:
     assert running == []
     big = [path for path in course.rglob("*") if path.is_file() and path.stat().st_size > 5 * 2**20]
     assert big == []  # 50 MB were printed
+
+
+def test_outputs_may_come_late() -> None:
+    """What nbgrader itself waits is too short for a busy machine; see `late` in `HONEST`, too."""
+    loader = PyFileConfigLoader("nbgrader_config.py", path=str(make_labs.ROOT))
+    assert Execute(config=loader.load_config()).iopub_timeout == 120
 
 
 def test_a_check_that_says_no_points_or_several_gives_none() -> None:

@@ -23,6 +23,23 @@ def write(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[
     return {"length": len(text)}
 
 
+# What stages leave: a file of each kind.
+MODEL_FILES = {
+    "model.safetensors": bytes(range(200)), "config.json": b'{"hidden_size": 8}',
+    "tokenizer.json": b"{}", "chat_template.jinja": b"{{ x }}", "train.jsonl": b"[1]\n[2]\n",
+    "report.md": b"| a |\n", "figure.png": b"\x89PNG\r\n", "predictions.csv": b"1,2\n",
+}  # fmt: skip
+
+
+def write_model(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Write a file of each kind, each in a folder of its own, but for the first."""
+    for name, content in MODEL_FILES.items():
+        folder = out / ("" if name == "model.safetensors" else name.partition(".")[0])
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return {"loss": 0.25}
+
+
 def fail(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Write a part, then fail."""
     (out / "text").write_text("half")

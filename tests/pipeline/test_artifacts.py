@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.pipeline import fake_stages
 from utils.pipeline import artifacts
 from utils.pipeline.artifacts import ESTIMATES, measures_of, need_stages
-from utils.pipeline.runner import Runner, StageError
+from utils.pipeline.runner import Runner, Stage, StageError
 from utils.pipeline.stages.chain import build_stages
 from utils.profiles import PROFILES
 
@@ -41,6 +42,38 @@ def test_what_is_there_is_taken_silently(runner: Runner, capsys: Any) -> None:
     need_stages("two", "one")
     assert capsys.readouterr().out == ""
     assert (runner.out / "two" / "pid").read_text() == pid
+
+
+KINDS = sorted(fake_stages.MODEL_FILES)
+
+
+@pytest.mark.parametrize("file", [*KINDS, "manifest.json"])
+def test_a_byte_flipped_in_any_kind_of_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    stage = Stage("model", fake_stages.write_model)
+    monkeypatch.setattr(artifacts, "pipeline_runner", lambda _: Runner(tmp_path, [stage], {}))
+    folder = need_stages("model")["model"]
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.name in KINDS}
+    assert len(whole) == len(KINDS)
+    path = next(folder.rglob(file))
+    data, made = bytearray(path.read_bytes()), path.stat().st_ino
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert need_stages("model") == {"model": folder}
+    assert path.stat().st_ino != made
+    assert {path: path.read_bytes() for path in whole} == whole
+
+
+def test_measures_that_were_changed_are_not_given(runner: Runner) -> None:
+    need_stages("one")
+    path = runner.out / "one" / "manifest.json"
+    for key, value in (("measures", {"length": 7}), ("versions", {"torch": "0"}), ("seconds", 0.1)):
+        text = path.read_text()
+        path.write_text(json.dumps(json.loads(text) | {key: value}))
+        assert measures_of("one") is None
+        path.write_text(text)
+        assert measures_of("one") is not None
 
 
 def test_only_what_is_needed_is_made(runner: Runner) -> None:

@@ -21,11 +21,14 @@ FILES = {
     "utils/stages.py": """\
         from utils.a.parts import helper
         LIMIT = 3
+        TABLE = {}
+        TABLE["a"] = 1
+        TABLE.update(b=1)
         def one(settings, inputs, out):
             from utils.b.parts import other
             return middle(other)
         def middle(x):
-            return helper(x, LIMIT)
+            return helper(x, LIMIT, TABLE)
         def two(settings, inputs, out):
             command = ["python", "-m", "utils.program"]
     """,
@@ -33,7 +36,10 @@ FILES = {
     "utils/a/parts.py": "from utils.deep import value\ndef helper(x, y):\n    return value\n",
     "utils/b/__init__.py": "from utils.unused import z\n",
     "utils/b/parts.py": "def other():\n    return 1\n",
-    "utils/deep.py": "import utils.a.parts\nvalue = 1\n",
+    "utils/deep.py": "import utils.a.parts\nfrom . import near\nfrom .b.far import up\nvalue = 1\n",
+    "utils/near.py": "x = 1\n",
+    "utils/b/far.py": "from .. import up\n",
+    "utils/up.py": "x = 1\n",
     "utils/program.py": "x = 1\n",
     "utils/unused.py": "z = 1\n",
     "utils/engine/__init__.py": "",
@@ -68,8 +74,12 @@ def hashes(course: Path, name: str) -> dict[str, str]:
         ("utils/deep.py", "value = 1", "value = 2", {"one"}),
         ("utils/a/parts.py", "return value", "return -value", {"one"}),
         ("utils/b/parts.py", "return 1", "return 2", {"one"}),
+        ("utils/near.py", "x = 1", "x = 2", {"one"}),
+        ("utils/up.py", "x = 1", "x = 2", {"one"}),
+        ("utils/stages.py", 'TABLE["a"] = 1', 'TABLE["a"] = 2', {"one"}),
+        ("utils/stages.py", "TABLE.update(b=1)", "TABLE.update(b=2)", {"one"}),
         ("utils/stages.py", "LIMIT = 3", "LIMIT = 4", {"one"}),
-        ("utils/stages.py", "return helper(x, LIMIT)", "return helper(LIMIT, x)", {"one"}),
+        ("utils/stages.py", "return helper(x, LIMIT,", "return helper(LIMIT, x,", {"one"}),
         ("utils/stages.py", '"python"', '"python3"', {"two"}),
         ("utils/program.py", "x = 1", "x = 2", {"two"}),
         ("utils/unused.py", "z = 1", "z = 2", set()),
@@ -136,8 +146,8 @@ def _imported_by_packages(files: set[str]) -> set[str]:
     found: set[str] = set()
     waiting = [ROOT / name for name in files]
     while waiting:
-        tree = module._parsed(waiting.pop(), 0)
-        for file in module._imported_files(tree):
+        path = waiting.pop()
+        for file in module._imported_files(module._parsed(path, 0), path):
             name = str(file.relative_to(ROOT))
             if name not in found:
                 found.add(name)

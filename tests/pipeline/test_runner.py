@@ -199,21 +199,14 @@ def test_a_flipped_bit_is_found(
     assert (tmp_path / "two" / "text").read_text() == "ab"
 
 
-def test_any_flipped_byte_of_a_manifest_is_found_or_harmless(tmp_path: Path) -> None:
-    """Harmless: what was made and what it was made from still stand there as they did."""
+def test_any_flipped_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
     runner = Runner(tmp_path, fake_stages.chain(), {})
     runner.run()
     stage, path = runner.stages["one"], tmp_path / "one" / "manifest.json"
-    data, right = path.read_bytes(), runner.manifest("one")
-    harmless = 0
+    data = path.read_bytes()
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        if runner.is_current(stage) and runner._damage("one") is None:
-            found = runner.manifest("one")
-            assert [found[k] for k in ("key", "outputs")] == [right[k] for k in ("key", "outputs")]
-            harmless += 1
-        runner._verified.clear()
-    assert 0 < harmless < len(data) / 2
+        assert not runner.is_current(stage), at
 
 
 @pytest.mark.parametrize(

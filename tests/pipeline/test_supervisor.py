@@ -7,13 +7,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from utils.pipeline.process import program_pid, stop, supervised
+from utils.pipeline.process import WorkerError, program_pid, run_worker, stop, supervised
 
 ROOT = Path(__file__).parents[2]
 # A program that starts another one, in a session of its own, as vLLM's server does its engine.
@@ -84,6 +85,35 @@ def test_what_a_killed_program_leaves_behind_is_ended() -> None:
     assert eventually(lambda: len(family(name)) == 3)
     os.kill(program_pid(process), signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+    assert not family(name)
+
+
+def test_stop_ends_what_a_killed_supervisor_leaves_behind() -> None:
+    name = f"family-{os.getpid()}-supervisor"
+    process = subprocess.Popen(
+        supervised([sys.executable, "-c", FAMILY, name]), stdout=subprocess.DEVNULL, text=True
+    )
+    assert eventually(lambda: len(family(name)) == 3)
+    process.kill()
+    process.wait()
+    stop(process)
+    assert not family(name)
+
+
+def test_a_worker_whose_supervisor_is_killed_is_not_waited_for() -> None:
+    name = f"family-{os.getpid()}-worker"
+
+    def kill() -> None:
+        if eventually(lambda: len(family(name)) == 3):
+            next(p for p in family(name) if "supervisor.py" in str(p.cmdline())).kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="was killed, perhaps for memory"):
+        run_worker([sys.executable, "-c", FAMILY, name], dict(os.environ), "It")
+    killer.join()
+    assert time.monotonic() - begin < 40  # its family would sleep for 60 seconds
     assert not family(name)
 
 

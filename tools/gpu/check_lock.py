@@ -55,7 +55,7 @@ def check(folder: Path, version: str) -> int:
             f"Python {version}",
             [*uv, "venv", "--quiet", "--python", version, str(python.parents[1])],
         ),
-        (f"Packages of {LOCK.name}", [*install, "-r", str(LOCK), "-c", str(HASHES)]),
+        (f"Packages of {LOCK.name}", [*install, "--require-hashes", "-r", str(HASHES)]),
         ("Files and imports", look),
     ):
         print(f"{title} ...", flush=True)

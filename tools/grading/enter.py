@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -17,7 +18,9 @@ import sys
 from pathlib import Path
 from tempfile import mkdtemp
 
-SCRATCH = 1024**3  # bytes for everything that is written: files in /tmp, at home, in /dev/shm
+# Bytes for everything that is written: files in /tmp, at home, in /dev/shm. As much for memory that
+# belongs to no process: System V's, and a file without a name.
+SCRATCH = 1024**3
 THREADS = 1024  # of all processes together; the kernel asks no administrator for it
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYS_MOUNT_SETATTR = 442  # the same number on every architecture
@@ -33,6 +36,9 @@ def main() -> None:
     loopback_up()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (THREADS, THREADS))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SCRATCH, SCRATCH))
+    with contextlib.suppress(OSError):  # older kernels leave this to the machine's administrator
+        Path("/proc/sys/kernel/shmall").write_text(str(SCRATCH // resource.getpagesize()))
     root = Path(mkdtemp(dir="/tmp"))
     mount("-t", "tmpfs", "-o", f"size={SCRATCH},mode=755", "tmpfs", str(root))
     for folder in ("proc", "dev/shm", "tmp", "old", room["home"].lstrip("/")):

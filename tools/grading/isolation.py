@@ -103,22 +103,43 @@ def _system() -> tuple[str, ...]:
 def _too_much(pid: int, room: Room, limits: Limits) -> str:
     """What the command and its descendants use beyond the limits, in words, or ""."""
     memory = number = 0
+    files: dict[int, int] = {}
     try:
         for process in psutil.Process(pid).children(recursive=True):
             number += 1
-            try:
-                used = process.memory_info()
-                memory += used.rss - used.shared
-            except psutil.Error:  # gone meanwhile
-                continue
+            with contextlib.suppress(OSError):  # gone meanwhile
+                memory += _resident(process.pid)
+                files |= _in_memory(process.pid)
     except psutil.Error:
         return ""
+    memory += sum(files.values())
     if number > limits.processes:
         return f"more than {limits.processes} processes"
     if memory > limits.memory:
         return f"more than {limits.memory / GIB:.1f} GiB of memory"
     shared = sum(f.stat().st_size for w in room.write for f in Path(w).rglob("*") if f.is_file())
     return "too much was written beside its answers" if shared > limits.shared else ""
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process's own memory, with what it shares with others, but for files' pages."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines
+               if line.startswith(("RssAnon:", "RssShmem:")))  # fmt: skip
+
+
+def _in_memory(pid: int) -> dict[int, int]:
+    """The files without a name that a process holds (`memfd_create`): inode -> bytes.
+
+    They are memory, and nobody's while they are not mapped.
+    """
+    found = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(link).startswith("/memfd:"):
+                status = link.stat()
+                found[status.st_ino] = status.st_blocks * 512
+    return found
 
 
 def main() -> None:

@@ -42,7 +42,9 @@ def pipeline_runner(profile: Profile | None = None) -> Runner:
 
 
 def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
-    """Return the folders of these stages; make those that are absent or out of date.
+    """Return the folders of these stages; make those that are absent, out of date or damaged.
+
+    Every byte of these folders is read and compared with its hash: up to a second or two.
 
     Raises:
         StageError: an unknown stage, or no disk space.
@@ -50,10 +52,16 @@ def need_stages(*names: str, profile: Profile | None = None) -> dict[str, Path]:
     runner = pipeline_runner(profile)
     runner.chosen(list(names))  # refuses unknown names
     wanted = _with_needs(runner, names)
-    missing = [stage.name for stage, is_current in runner.plan(wanted) if not is_current]
+    missing = [
+        stage.name
+        for stage, is_current in runner.plan(wanted)
+        if not is_current or (stage.name in names and runner.damage(stage.name))
+    ]
     if missing:
         times = ", ".join(f"{name} ({ESTIMATES.get(name, 'unknown')})" for name in missing)
-        print(f"Not here yet, made now, once: {times}. Times are for two cores.", flush=True)
+        print(
+            f"Not here, or not whole; made now, once: {times}. Times are for two cores.", flush=True
+        )
         runner.run(wanted, wait=True)  # perhaps `make pipeline` is at it
     return {name: runner.out / name for name in names}
 

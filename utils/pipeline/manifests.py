@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+CHECKSUM = "checksum"
+
+
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest as it is read again, with a hash of all that it says."""
+    plain = json.loads(json.dumps(manifest))
+    return plain | {CHECKSUM: json_hash(plain)}
 
 
 def require_manifest(manifest: Any, name: str) -> None:
-    """Raise a ValueError unless this is what a complete stage of that name has written."""
+    """Check that this is what a complete stage of that name has written, to the last digit.
+
+    Raises:
+        ValueError: it is not.
+    """
     kinds: dict[str, Any] = dict.fromkeys(("inputs", "settings", "versions", "measures"), dict)
     kinds |= {"stage": str, "key": str, "outputs": dict, "peak_memory_bytes": int,
               "seconds": (int, float)}  # fmt: skip
@@ -19,6 +30,9 @@ def require_manifest(manifest: Any, name: str) -> None:
         isinstance(manifest.get(key), kind) for key, kind in kinds.items()
     ):
         raise ValueError("not a manifest")
+    said = {key: value for key, value in manifest.items() if key != CHECKSUM}
+    if manifest.get(CHECKSUM) != json_hash(said):
+        raise ValueError("a manifest that was changed")
     if manifest["stage"] != name:
         raise ValueError(f"the manifest of {manifest['stage']!r}")
     for entry in manifest["outputs"].values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from utils.pipeline.supervisor import PATIENCE
+from utils.pipeline.supervisor import MARK, PATIENCE
 
 TAIL_LINES = 25
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -55,6 +56,7 @@ def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
     )  # fmt: skip
     try:
         assert process.stderr is not None
+        stop_when_killed(process)
         for line in process.stderr:
             tail.append(line.rstrip())
         process.wait()
@@ -69,7 +71,10 @@ def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """End a supervised process and all its descendants: politely first, then by force."""
+    """End a supervised process and all its descendants: politely first, then by force.
+
+    Also when it has ended already: if it was killed, it could not end its family itself.
+    """
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -80,9 +85,33 @@ def stop(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:  # even the supervisor is stuck: on a stopped machine, say
         process.kill()
         process.wait()
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+    if process.returncode == -signal.SIGKILL:
+        family += _marked(process.pid)
+    while family:
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        family = _marked(process.pid) if process.returncode == -signal.SIGKILL else []
+
+
+def stop_when_killed(process: subprocess.Popen[Any]) -> None:
+    """See to it that no pipe to a supervised process stays open when its supervisor is killed.
+
+    What is left of its family would hold the other end, and who reads would wait for it.
+    """
+
+    def watch() -> None:
+        process.wait()
+        stop(process)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _marked(supervisor: int) -> list[psutil.Process]:
+    """What the program of a supervisor that was killed has started, and is still there."""
+    return [member for member in psutil.process_iter(["environ", "status"])
+            if member.info["status"] != psutil.STATUS_ZOMBIE
+            and (member.info["environ"] or {}).get(MARK) == str(supervisor)]  # fmt: skip
 
 
 def folder_bytes(folder: Path) -> int:

@@ -28,6 +28,7 @@ from utils.pipeline.manifests import (
     json_hash,
     outputs_of,
     require_manifest,
+    sealed,
     sizes_of,
 )
 from utils.pipeline.process import PeakMemory, folder_bytes
@@ -122,7 +123,7 @@ class Runner:
                 if not self.is_current(stage):
                     print(header, flush=True)
                     self._run_stage(stage)
-                elif damage := self._damage(stage.name):
+                elif damage := self.damage(stage.name):
                     print(f"{header} - {damage}: made anew", flush=True)
                     self._run_stage(stage)
                 else:
@@ -183,7 +184,8 @@ class Runner:
                 "peak_memory_bytes": memory.peak,
                 "outputs": outputs_of(work),
             }
-            (work / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
+            text = json.dumps(sealed(manifest), indent=1, ensure_ascii=False)
+            (work / MANIFEST).write_text(text)
             _replace(work, self.out / stage.name)
         except StageKilledError as error:
             raise StageError(
@@ -250,10 +252,10 @@ class Runner:
 
     def _check_whole(self, name: str) -> None:
         """Raise when a stage that is needed is not complete, or not what it was."""
-        if damage := self._damage(name):
+        if damage := self.damage(name):
             raise StageError(f"{damage}. Run the stage {name!r} again: it is made anew.")
 
-    def _damage(self, name: str) -> str | None:
+    def damage(self, name: str) -> str | None:
         """The first file of a complete stage that is not as it was written, in words; or None.
 
         Every byte is read, once a run: a disk or a copy may change one without changing the length.

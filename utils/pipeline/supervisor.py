@@ -30,6 +30,9 @@ PATIENCE = 10.0  # seconds for a program to end politely
 # Of Linux' prctl: the signal that a process gets when its parent dies; and: what a dying child
 # leaves behind becomes ours, so that it can be found.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# In the environment of the program and of all that it starts: this process's number. If this one is
+# killed, with the program, `process.stop` finds the others by it.
+MARK = "COURSE_SUPERVISOR"
 
 
 def supervise(parent: int, command: list[str]) -> int:
@@ -41,7 +44,8 @@ def supervise(parent: int, command: list[str]) -> int:
     if os.getppid() != parent:
         return 1
     try:
-        process = subprocess.Popen(command, preexec_fn=_die_with_supervisor)
+        env = os.environ | {MARK: str(os.getpid())}
+        process = subprocess.Popen(command, env=env, preexec_fn=_die_with_supervisor)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127

@@ -48,7 +48,7 @@ def all_windows(model_dir: Path, texts: list[str]) -> list[list[int]]:
     """Join `texts`, each ended by the model's EOS, and cut them into windows of 512 token ids."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
     token_ids: list[int] = []
     for text in texts:
         # verbose=False: a text may be longer than the model's context, since it is cut below.

@@ -252,7 +252,7 @@ def load_nf4(model_dir: Path, settings: TrainSettings) -> PreTrainedModel:
     )
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, quantization_config=config, dtype=dtype, device_map={"": settings.device},
-        attn_implementation=ATTENTION,
+        attn_implementation=ATTENTION, trust_remote_code=False, use_safetensors=True,
     )  # fmt: skip
     for layer in model.modules():
         if isinstance(layer, bnb.nn.Linear4bit):
@@ -323,7 +323,7 @@ def finetune(
             f"{len(train)} training examples, but one batch needs {settings.batch_size}."
         )
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
     model = add_lora(load_nf4(model_dir, settings), settings)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -35,7 +35,9 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
 
     check_adapter(adapter_dir)
     quiet_peft()
-    base = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(
+        base_dir, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     mismatch = (
         f"The adapter in {adapter_dir} does not fit the model in {base_dir}: it was trained on "
         "another base. Run the finetune stage again, with this base."

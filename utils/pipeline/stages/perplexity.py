@@ -56,9 +56,9 @@ def load_model(model_dir: Path, dtype: torch.dtype = torch.float32) -> PreTraine
     raw = json.loads((model_dir / "config.json").read_text())
     if not raw.get("quantization_config"):
         return load_hf_model(model_dir, dtype=dtype)
-    config = AutoConfig.from_pretrained(model_dir)
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     missing, unexpected = model.load_state_dict(
         dequantized_state_dict(model_dir, dtype), strict=False
     )
@@ -125,9 +125,11 @@ def perplexity(
         raise ValueError(f"{max_tokens=} and {context=}: each must be at least 2.")
     if isinstance(model, (str, Path)):
         folder = Path(model)
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(folder)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model = load_model(folder, dtype)
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(
+        model.config._name_or_path, trust_remote_code=False
+    )
     texts = [load_text()] if texts is None else texts
     windows = token_windows(tokenizer, texts, max_tokens, context)
     if not windows:

@@ -31,6 +31,7 @@ from tqdm.auto import tqdm
 
 from utils.hub import check_weights
 from utils.pipeline.environment import package_version, pipeline_python, worker_environment
+from utils.pipeline.process import stop, supervised
 from utils.pipeline.quantizers.calibration import calibration_windows
 from utils.pipeline.quantizers.checkpoint import (
     quantization_config,
@@ -112,6 +113,7 @@ def quantize(
     group_size: int = 64,
     seed: int = 0,
     check_tokens: int = CHECK_TOKENS,
+    use_tqdm: bool = True,
 ) -> dict[str, Any]:
     """Quantize the linear layers of a model to 4 bits, check the result, and keep it if sound.
 
@@ -125,6 +127,7 @@ def quantize(
             layer, and be a multiple of 32, which is what the kernels handle.
         seed: picks the calibration windows.
         check_tokens: how many tokens the check of the result reads.
+        use_tqdm: show a progress bar.
 
     Returns:
         `method`, `tool`, `version`, `group_size`, `calibration_tokens`, `seconds` (of the tool),
@@ -166,7 +169,7 @@ def quantize(
         }
         (work / "job.json").write_text(json.dumps(job))
         started = time.perf_counter()
-        _run(python, route.script, work / "job.json", f"{method} by {tool}")
+        _run(python, route.script, work / "job.json", f"{method} by {tool}", use_tqdm)
         seconds = time.perf_counter() - started
         tool_version = route.tool_version()
         entry = quantization_config(method, group_size, tool, tool_version)
@@ -255,7 +258,7 @@ def _check_perplexities(max_tokens: int, *folders: Path) -> tuple[float, ...]:
 # --- the subprocess -----------------------------------------------------------------------------
 
 
-def _run(python: Path, script: Path, job: Path, name: str) -> None:
+def _run(python: Path, script: Path, job: Path, name: str, use_tqdm: bool) -> None:
     """Run a worker and turn its progress lines into a bar.
 
     Raises:
@@ -269,11 +272,11 @@ def _run(python: Path, script: Path, job: Path, name: str) -> None:
     tail: deque[str] = deque(maxlen=30)
     with (
         subprocess.Popen(
-            [str(python), str(script), str(job)], env=env, stdout=subprocess.PIPE,
+            supervised([str(python), str(script), str(job)]), env=env, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
             cwd=job.parent,  # gptqmodel writes a folder of logs wherever it stands
         ) as process,
-        tqdm(desc=name, unit="layer") as bar,
+        tqdm(desc=name, unit="layer", disable=not use_tqdm) as bar,
     ):  # fmt: skip
         try:
             assert process.stdout is not None
@@ -285,7 +288,7 @@ def _run(python: Path, script: Path, job: Path, name: str) -> None:
                 elif line.strip():
                     tail.append(line.rstrip())
         except BaseException:  # a cell was interrupted: the worker must not go on alone
-            process.kill()
+            stop(process)
             raise
         code = process.wait()
         if code == 0 and bar.total:

@@ -92,6 +92,6 @@ def layer_inputs(
 def _random_windows(model_dir: Path, num_windows: int, seed: int) -> list[list[int]]:
     from transformers import AutoTokenizer
 
-    vocabulary = range(len(AutoTokenizer.from_pretrained(model_dir)))
+    vocabulary = range(len(AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)))
     rng = random.Random(seed)
     return [rng.choices(vocabulary, k=WINDOW) for _ in range(num_windows)]

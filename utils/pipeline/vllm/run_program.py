@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.process import TAIL_LINES, WorkerError, stop, supervised
+from utils.pipeline.process import TAIL_LINES, WorkerError, stop, stop_when_killed, supervised
 from utils.pipeline.vllm.engine_settings import vllm_environment
 
 
@@ -39,6 +39,7 @@ def run_program(
             supervised([str(pipeline_python()), *map(str, arguments)]), env=environment,
             stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace",
         )  # fmt: skip
+        stop_when_killed(process)
         try:
             printed, _ = process.communicate()
         finally:  # also when the cell is interrupted

@@ -18,7 +18,7 @@ from utils.hub import cache_dir
 from utils.pipeline.virtual_environment import build, find_uv, package_sources, run
 
 LOCK = Path(__file__).parents[4] / "requirements" / "classic.lock"
-HASHES = LOCK.parent / "hashes" / "classic.txt"  # pip would want one of torch, too, and has none
+HASHES = LOCK.parent / "hashes" / "classic.txt"  # of all but torch's CPU build
 # Built from source, so they come last: they need setuptools, wheel and torch in place.
 SOURCE_PACKAGES = ("autoawq",)
 # torch is pinned as "+cpu". The public registry does not have that build; this index does.
@@ -87,18 +87,21 @@ def _install(python: Path, packages: dict[str, str]) -> None:
             _run([sys.executable, "-m", "venv", "--without-pip", folder], env)
     if uv:
         # Compiled now (as pip does), or every start may take 20 s longer.
-        install = [uv, "pip", "install", "-p", str(python), "--no-deps", "--compile-bytecode",
-                   "-c", str(HASHES)]  # fmt: skip
+        install = [uv, "pip", "install", "-p", str(python), "--no-deps", "--compile-bytecode"]
         torch_index = ["--torch-backend", "cpu"]
     else:
         install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
         torch_index = ["--extra-index-url", TORCH_CPU_INDEX]
-    pins = [f"{name}=={version}" for name, version in packages.items()]
-    wheels = [pin for pin in pins if pin.partition("==")[0] not in SOURCE_PACKAGES]
-    probe = [*install, "--quiet", "--dry-run", f"torch=={packages['torch']}"]
+    torch = f"torch=={packages['torch']}"
+    probe = [*install, "--quiet", "--dry-run", torch]
     configured = subprocess.run(probe, env=env, capture_output=True).returncode == 0
-    _run([*install, *([] if configured else torch_index), *wheels], env)
-    sources = [pin for pin in pins if pin not in wheels]
-    # The build must see the environment's own Python packages and compile nothing for CUDA.
-    _run([*install, "--no-build-isolation", *sources], env)
+    _run([*install, *([] if configured else torch_index), torch], env)
+    with_hashes = HASHES.read_text().replace("\\\n", "").splitlines()[1:]
+    sources = [line for line in with_hashes if line.partition("==")[0] in SOURCE_PACKAGES]
+    wheels = [line for line in with_hashes if line not in sources]
+    # A build must see the environment's own Python packages and compile nothing for CUDA.
+    for lines, how in ((wheels, []), (sources, ["--no-build-isolation"])):
+        asked = python.parents[1] / "asked.txt"
+        asked.write_text("\n".join(lines))
+        _run([*install, "--require-hashes", *how, "-r", str(asked)], env)
     _run([str(python), "-W", "ignore", "-c", SMOKE_TEST], env)

@@ -22,7 +22,9 @@ def gptq(job: dict[str, Any]) -> None:
 
     let_auto_gptq_use_the_cpu()
     config = BaseQuantizeConfig(bits=4, group_size=job["group_size"], sym=True, desc_act=False)
-    model = AutoModelForCausalLM.from_pretrained(job["model_dir"], torch_dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        job["model_dir"], torch_dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     model.eval()
     report_layers(model)
     with_bias = {n for n, m in model.named_modules() if getattr(m, "bias", None) is not None}
@@ -34,7 +36,7 @@ def gptq(job: dict[str, Any]) -> None:
         if hasattr(module, "qweight") and name not in with_bias:
             module.bias = None
     # Parameters are what was not quantized; the packed layers hold buffers. Keep the source's type.
-    dtype = AutoConfig.from_pretrained(job["model_dir"]).torch_dtype
+    dtype = AutoConfig.from_pretrained(job["model_dir"], trust_remote_code=False).torch_dtype
     for parameter in wrapper.model.parameters():
         parameter.data = parameter.data.to(dtype)
     # Its own `save_quantized` would write the tied output layer twice, and the scales as float32.
