@@ -29,7 +29,7 @@ from utils.pipeline.estimates.workload import (
 from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.quantizers.calibration import calibration_windows
 from utils.pipeline.stages.chain import MODELS, build_stages, calibration_texts
-from utils.profiles import PROFILES, Profile, get_profile
+from utils.profiles import PROFILES, Profile, fast_dtype, get_profile
 from utils.sim.memory import MODEL_SHAPES
 from utils.sim.memory import kv_bytes_per_token as kv_bytes_of_notebook_02
 
@@ -85,9 +85,12 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
     tensors = training_memory(
         shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
         num_predicted=round(profile.train_batch_size * lengths.answer),
-    ).total  # fmt: skip
+    )  # fmt: skip
+    total = tensors.total
+    if fast_dtype() == "float32":  # what is 16 bits wide elsewhere
+        total += tensors.weights + tensors.gradients + tensors.activations
     peak = manifest(pipeline_run, "finetune")["peak_memory_bytes"]
-    assert peak == pytest.approx(tensors + HOST_LIBRARIES, rel=0.5)
+    assert peak == pytest.approx(total + HOST_LIBRARIES, rel=0.5)
 
 
 def test_enough_calibration_text_for_the_widest_model(pipeline_run: Path, model_path: Path) -> None:

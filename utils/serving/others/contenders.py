@@ -13,6 +13,7 @@ from utils.hub import BUNDLED_GGUF, resolve_model
 from utils.pipeline.environment import pipeline_python, worker_environment
 from utils.pipeline.vllm.command import serve
 from utils.pipeline.vllm.local_server import LocalServer, start_together
+from utils.profiles import fast_dtype
 from utils.serving.launch import course_server
 from utils.serving.load_generator import Body
 
@@ -43,13 +44,14 @@ def bundled_gguf() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / BUNDLED_GGUF
 
 
-def contenders(dtype: str = "bfloat16", compiled: bool = False) -> dict[str, Contender]:
+def contenders(dtype: str | None = None, compiled: bool = False) -> dict[str, Contender]:
     """The four, by name.
 
     Args:
-        dtype: of all but llama.cpp.
+        dtype: of all but llama.cpp. Default: what this machine multiplies fastest.
         compiled: let vLLM compile the model when it starts; takes a minute, and answers sooner.
     """
+    dtype = dtype or fast_dtype()
     return {
         "ours": Contender(dtype, lambda: _ours(dtype)),
         "vLLM": Contender(dtype, lambda: _vllm(dtype, compiled)),
