@@ -5,12 +5,15 @@ The oracle is an engine that was never interrupted.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny_engines import tiny_llama, tiny_medusa
-from utils.engine import LLM, BeamSearchParams, SamplingParams
+from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
+from utils.engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from utils.engine.beam_search import BeamSearchOutput, beam_search_steps
 from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.store import MemoryStore
 
@@ -30,11 +34,18 @@ PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 1], [7, 
 SMALL = {"block_size": 2, "num_gpu_blocks_override": 24, "max_model_len": 48, "max_num_seqs": 4,
          "max_num_batched_tokens": 8, "device": "cpu"}  # fmt: skip
 SAMPLES = 40  # interrupted lines a case
+SIGNALS = 100  # a case, of those that are interrupted by real ones
 BEAMS = BeamSearchParams(3, 7, ignore_eos=True)
 
 
 def generate(llm: LLM) -> Any:
     return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+def fill_in(llm: LLM) -> Any:
+    form = StructuredOutputsParams(regex="( ?w[0-9]+)+")
+    params = replace(GREEDY, ignore_eos=False, structured_outputs=form)
+    return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
 def search(llm: LLM) -> Any:
@@ -50,27 +61,29 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
     "draft model": ({"speculative_config": {"method": "draft_model",
                                             "num_speculative_tokens": 3}}, generate),
     "connector": ({}, generate),
+    "form": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, fill_in),
     "beams": ({"num_gpu_blocks_override": 60}, search),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("tiny")
     tiny_llama(path, seed=3)
     tiny_llama(path / "draft", seed=4, layers=1)
     tiny_medusa(path / "heads", 2)
+    tiny_speaker(path / "speaker", model_path)
     return path
 
 
 def engine(folder: Path, case: str) -> LLM:
     options = SMALL | CASES[case][0]
     if speculative := options.pop("speculative_config", None):
-        model = folder / ("draft" if speculative["method"] == "draft_model" else "heads")
-        options["speculative_config"] = speculative | {"model": model}
+        models = {"draft_model": folder / "draft", "medusa": folder / "heads", "ngram": None}
+        options["speculative_config"] = speculative | {"model": models[speculative["method"]]}
     if case == "connector":
         options["kv_connector"] = PoolConnector(MemoryStore())
-    return LLM(folder, **options)
+    return LLM(folder / "speaker" if case == "form" else folder, **options)
 
 
 class Interrupt:
@@ -179,7 +192,7 @@ def interrupts() -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGINT, handler)
 
 
-@pytest.mark.parametrize("case", ["swapped", "beams"])
+@pytest.mark.parametrize("case", ["swapped", "form", "beams"])
 def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
     """By a real signal, which can come between two bytecodes."""
     run = CASES[case][1]
@@ -189,7 +202,7 @@ def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
     run(llm)
     seconds = time.perf_counter() - begin
     rng = random.Random(0)
-    for _ in range(40):
+    for _ in range(SIGNALS):
         try:
             interrupts(rng.random() * seconds)
             run(llm)
@@ -199,6 +212,71 @@ def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
         llm.llm_engine.abort_requests([])
         assert_whole(llm, "")
         assert run(llm) == right
+
+
+def half_read(llm: LLM, what: str) -> None:
+    """Leave something half-read in a circle, as tracebacks and a notebook's `Out` make them."""
+    if what == "stream":
+        begun: Iterator[Any] = llm.stream([7, 8, 9], GREEDY)
+    else:
+        [request] = llm.llm_engine.inputs.from_prompts([[7, 8, 9]], GREEDY)
+        begun = beam_search_steps(llm.llm_engine, request, BEAMS, BeamSearchOutput())
+    next(begun)
+    circle: list[Any] = [begun]
+    circle.append(circle)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["", "in another thread"])
+@pytest.mark.parametrize("what", ["stream", "beams"])
+@pytest.mark.parametrize("case", ["recomputed", "beams"])
+def test_what_is_half_read_may_be_collected_at_any_time(
+    folder: Path, case: str, what: str, elsewhere: bool
+) -> None:
+    """Python's garbage collector ends it in the midst of a step of others."""
+    run = CASES[case][1]
+    llm = engine(folder, case)
+    core = llm.llm_engine
+    name = "execute_model" if run is generate else "compute_logits"
+    compute, right = getattr(core.runner, name), run(llm)
+    gc.collect()
+    gc.freeze()  # there is little to look at then
+    gc.disable()
+    try:
+        for at in range(8):
+            half_read(llm, what)
+            steps = itertools.count()
+
+            def collecting(output: Any, steps: Any = steps, at: int = at) -> Any:
+                if next(steps) == at:
+                    thread = threading.Thread(target=gc.collect)
+                    (thread.start if elsewhere else gc.collect)()
+                    if elsewhere:
+                        thread.join()
+                return compute(output)
+
+            setattr(core.runner, name, collecting)
+            assert run(llm) == right
+            assert next(steps) > at
+            assert_whole(llm, "")
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def test_who_was_forgotten_is_told(folder: Path) -> None:
+    """A stream that is read on after another cell was interrupted must not look finished."""
+    llm = engine(folder, "recomputed")
+    right = generate(llm)
+    stream = llm.stream([7, 8, 9], GREEDY)
+    next(stream)
+    runner = llm.llm_engine.runner
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner, "execute_model", lambda _: signal.raise_signal(signal.SIGINT))
+        generate(llm)
+    with pytest.raises(RuntimeError, match="step was broken off"):
+        list(stream)
+    assert_whole(llm, "")
+    assert generate(llm) == right
 
 
 def test_a_search_that_ends_early_promises_nothing(folder: Path) -> None:

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from utils.engine import LLM, MedusaHeads
+from utils.hub import load_tokenizer
 
 NEAR_TIE = 1e-4  # below this gap between the two best logits, rounding may choose either
 
@@ -32,6 +33,15 @@ def tiny_llama(folder: Path, seed: int, vocab_size: int = 13, layers: int = 2) -
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
     return model
+
+
+def tiny_speaker(folder: Path, model_path: Path) -> Path:
+    """A tiny Llama with the tokenizer of another model: a real one's words are made of letters, so
+    it can follow forms, and it knows what a conversation looks like."""
+    tokenizer = load_tokenizer(model_path)
+    tiny_llama(folder, seed=3, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def tiny_medusa(folder: Path, num_heads: int, hidden_size: int = 32) -> Path:

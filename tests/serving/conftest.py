@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from tests.engine.tiny_engines import tiny_llama
+from tests.engine.tiny_engines import tiny_llama, tiny_speaker
 from utils.engine import LLM, LLMEngine
 from utils.pipeline.vllm.local_server import HOST, listener
 from utils.serving.api_server import build_app
@@ -85,6 +85,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     tiny_llama(folder, seed=3)
     return folder
+
+
+@pytest.fixture(scope="session")
+def speaking_folder(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with the course's tokenizer."""
+    return tiny_speaker(tmp_path_factory.mktemp("speaking") / "model", model_path)
 
 
 @pytest.fixture

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,26 +18,48 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serving.conftest import Served, slow_down
-from utils.engine import LLM, SamplingParams
+from tests.serving.conftest import Served, eventually, slow_down
+from utils.engine import LLM, SamplingParams, StructuredOutputsParams
 from utils.serving.http import guard
 from utils.serving.http.guard import is_local_name
+from utils.serving.protocol import (
+    IGNORED,
+    NEUTRAL,
+    ChatCompletionRequest,
+    CompletionRequest,
+    JsonSchemaResponseFormat,
+    ResponseFormat,
+    StreamOptions,
+)
 
 WORST: list[Any] = [
     None, True, False, 0, -1, 1, 1.5, -0.0, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1,
     10**400, 1e308, -1e308, 1e-320, "", "a", "\ud800", "\0", [], [[]], [""], [None], [True], [-1],
     [2**63], ["\udfff"], {}, {"a": 1}, [{}], "x" * 100_000, ["w3"] * 1000,
 ]  # fmt: skip
-FIELDS = (
-    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
-    "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options", "temperature", "top_p",
-    "top_k", "min_p", "priority", "cache_salt", "logprobs", "top_logprobs", "logit_bias", "tools",
-    "response_format", "user", "unknown",
-)  # fmt: skip
+FIELDS = sorted({*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields,
+                 *NEUTRAL, *IGNORED, "unknown"})  # fmt: skip
+FORMS = [field.name for field in dataclasses.fields(StructuredOutputsParams)]
 GOOD = {
     "/v1/completions": {"prompt": "w3 w4 w5", "max_tokens": 4, "temperature": 1.0},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "w3"}], "max_tokens": 4},
 }
+
+
+def in_fields(value: Any) -> Iterator[dict[str, Any]]:
+    """Bodies with this value in a field of a field."""
+    for name in FORMS:
+        yield {"structured_outputs": {name: value}}
+        yield {"structured_outputs": {"choice": ["w3", "w4"], name: value}}
+    schema = {"name": "a", "schema": {"type": "object"}}
+    for name in JsonSchemaResponseFormat.model_fields:
+        name = "schema" if name == "json_schema" else name
+        form = {"type": "json_schema", "json_schema": schema | {name: value}}
+        yield {"response_format": form}
+    for name in ResponseFormat.model_fields:
+        yield {"response_format": {"type": "json_schema", "json_schema": schema} | {name: value}}
+    for name in StreamOptions.model_fields:
+        yield {"stream": True, "stream_options": {name: value}}
 
 
 def send(server: Served, path: str, body: Any) -> httpx.Response:
@@ -74,6 +100,11 @@ class Bystander:
 
 
 @pytest.fixture
+def tiny(speaking_folder: Path) -> LLM:
+    return LLM(speaking_folder, max_num_seqs=4, block_size=4)
+
+
+@pytest.fixture
 def right(tiny: LLM) -> str:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     return tiny.generate("w3 w4 w5 w6", params, use_tqdm=False)[0].outputs[0].text
@@ -90,12 +121,16 @@ def assert_answered(response: httpx.Response, body: Any) -> None:
 @pytest.mark.parametrize("path", GOOD)
 def test_the_worst_of_each_field(right: str, served: Served, path: str) -> None:
     bodies = [GOOD[path] | {name: value} for name in FIELDS for value in WORST]
+    bodies += [GOOD[path] | fields for value in WORST for fields in in_fields(value)]
     bodies += [{name: value} for name in ("prompt", "messages") for value in WORST]
+    num_in_form = 0
     with Bystander(served, right) as bystander, ThreadPoolExecutor(2) as pool:
         for body, response in zip(bodies, pool.map(lambda b: send(served, path, b), bodies),
                                   strict=True):  # fmt: skip
             assert_answered(response, body)
+            num_in_form += response.status_code == 200 and bool(body.get("structured_outputs"))
     bystander.check()
+    assert num_in_form >= 10
 
 
 def test_the_worst_messages(right: str, served: Served) -> None:
@@ -110,6 +145,31 @@ def test_the_worst_messages(right: str, served: Served) -> None:
                 body = {"messages": [message], "max_tokens": 2}
                 assert_answered(send(served, "/v1/chat/completions", body), body)
     bystander.check()
+
+
+def test_an_ambiguous_grammar_stalls_nobody(right: str, served: Served) -> None:
+    """Without a limit, each of these masks takes some hundred steps' time."""
+    body = {"prompt": "w3 w4 w5 w6", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    grammar = 'start: "0" e\ne: e e | e e e | /[a-z ]/'
+    ambiguous = {"prompt": "w3", "max_tokens": 100, "min_tokens": 90, "temperature": 1.0,
+                 "structured_outputs": {"grammar": grammar}}  # fmt: skip
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        answer = send(served, "/v1/completions", body).json()["choices"][0]["text"]
+        assert answer == right
+        return time.perf_counter() - begin
+
+    seconds()  # the first one is slower
+    alone = seconds()
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(send, served, "/v1/completions", ambiguous) for _ in range(3)]
+        eventually(lambda: served.metrics().value("vllm:num_requests_running") > 0
+                   or all(other.done() for other in others), "they are at work")  # fmt: skip
+        beside = seconds()
+    for other in others:
+        assert other.result().status_code == 500 and "too complex" in other.result().text
+    assert beside < 30 * alone
 
 
 VALUES = st.recursive(
@@ -168,6 +228,52 @@ def test_who_does_not_go_on_is_let_go(
         answer = connection.recv(10_000)
         assert time.monotonic() - begin < 5
     assert b"408" in answer.partition(b"\r\n")[0] if b"{" in beginning else answer == b""
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [("POST /v1/completions HTTP/1.1\r\nHost: evil.example", 403),
+     ("POST /nothing HTTP/1.1\r\nHost: localhost", 404),
+     ("GET /health HTTP/1.1\r\nHost: localhost", 200),
+     ("POST /v1/completions HTTP/1.1\r\nHost: localhost", 408)],
+)  # fmt: skip
+def test_who_goes_on_after_the_answer_is_let_go(
+    served: Served, monkeypatch: pytest.MonkeyPatch, head: str, status: int
+) -> None:
+    """A byte now and then, of a body that nobody needs."""
+    monkeypatch.setattr(guard, "PATIENCE", 0.3)
+    address = served.http.base_url
+    with socket.create_connection((address.host, address.port), timeout=0.05) as connection:
+        connection.sendall(f"{head}\r\nContent-Length: 1000\r\n\r\n".encode())
+        answer, deadline = b"", time.monotonic() + 8
+        while time.monotonic() < deadline:
+            try:
+                if not (piece := connection.recv(10_000)):
+                    break
+                answer += piece
+            except TimeoutError:
+                connection.sendall(b"x")
+            except ConnectionError:
+                break
+        else:
+            pytest.fail(f"The connection is held open. Its answer was {answer[:40]!r}")
+    assert answer.startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_who_sends_the_rest_late_can_go_on(served: Served) -> None:
+    """A body that comes after the answer is read and thrown away; then comes the next request."""
+    address = served.http.base_url
+    connection = HTTPConnection(address.host, address.port, timeout=10)
+    for _ in range(2):
+        connection.putrequest("POST", "/nothing")
+        connection.putheader("Content-Length", "4")
+        connection.endheaders()
+        socket_before = connection.sock
+        response = connection.getresponse()
+        assert response.status == 404 and response.read()
+        connection.sock.sendall(b"body")
+    assert connection.sock is socket_before
+    connection.close()
 
 
 def test_a_long_answer_is_not_too_long(

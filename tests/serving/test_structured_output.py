@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any, Literal
 
+import httpx
 import jsonschema
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.serving.conftest import Served, serve
+from tests.serving.conftest import Served, eventually, serve
 from utils.engine import LLM
 from utils.engine.structured_output import grammar
 
@@ -151,3 +152,37 @@ def test_a_costly_schema_is_refused_and_keeps_nobody_waiting(
         assert not any(request.done() for request in costly)
         answered.set()
     assert {request.result().status_code for request in costly} == {400}
+
+
+def test_who_waits_for_a_compiler_counts_and_can_leave(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two forms are compiled, a third one waits, and there is no room for a fourth request."""
+    tried, may_go_on = [], Event()
+
+    def slowly(kind: str, text: str) -> None:
+        tried.append(text)
+        may_go_on.wait(120)
+
+    monkeypatch.setattr(grammar, "_try", slowly)
+
+    def ask_for(pattern: str, seconds: float) -> int | None:
+        try:
+            return httpx.post(f"{server.url}/v1/completions", timeout=seconds, json={
+                "prompt": "w3", "max_tokens": 2, "structured_outputs": {"regex": pattern},
+            }).status_code  # fmt: skip
+        except httpx.ReadTimeout:
+            return None
+
+    with serve(tiny.llm_engine, max_num_queued_reqs=3) as server, ThreadPoolExecutor() as people:
+        two = [people.submit(ask_for, pattern, 60) for pattern in ("w3", "w4")]
+        eventually(lambda: len(tried) == 2, "both are compiled")
+        leaving = people.submit(ask_for, "w5", 1.5)
+        eventually(lambda: server.engine.num_requests == 3, "the third one waits")
+        assert server.complete(prompt="w3", max_tokens=2).status_code == 503
+        assert leaving.result() is None
+        eventually(lambda: server.engine.num_requests == 2, "it is not counted any more")
+        assert server.complete(prompt="w3", max_tokens=2).status_code == 200
+        may_go_on.set()
+        assert {request.result() for request in two} <= {200, 400}
+        assert server.engine.num_requests == 0 and len(tried) == 2

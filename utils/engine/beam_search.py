@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,16 +129,19 @@ def beam_search_steps(
                 beams[:] = _fork(engine, beams, running[:width])
                 log_probs = _compute(engine, beams, [1] * len(beams))
             yield beams
-    finally:
-        with engine.whole_steps:
-            for beam in beams:
-                engine.kv_cache_manager.free(beam)
+    finally:  # also when nobody reads on, which may turn out in the midst of others' step
+        engine.whole_steps.soon(partial(_free, engine, beams))
     tokenizer = engine.inputs.tokenizer
     for sequence in finished:
         sequence.text = tokenizer.decode(
             sequence.tokens[num_prompt_tokens:], skip_special_tokens=True
         )
     output.sequences = finished
+
+
+def _free(engine: LLMEngine, beams: list[Request]) -> None:
+    for beam in beams:
+        engine.kv_cache_manager.free(beam)
 
 
 def _check(engine: LLMEngine, request: Request, params: BeamSearchParams) -> None:

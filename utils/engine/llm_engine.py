@@ -34,9 +34,8 @@ ManagerFactory = Callable[[EngineConfig], KVCacheManager]
 
 def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
     """The manager an engine has unless it is given another one."""
-    hasher = get_request_block_hasher(
-        config.block_size, get_hash_fn_by_name(config.prefix_caching_hash_algo)
-    )
+    hash_fn = get_hash_fn_by_name(config.prefix_caching_hash_algo)
+    hasher = get_request_block_hasher(config.block_size, hash_fn)
     return KVCacheManager(
         config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher,
         config.num_cpu_blocks,
@@ -180,8 +179,7 @@ class LLMEngine:
             num_sampled = Counter(token.request.request_id for token in sampled)
             for request in output.scheduled_requests:
                 if draft := output.scheduled_spec_decode_tokens.get(request.request_id):
-                    accepted = num_sampled[request.request_id] - 1
-                    self.drafter.observe(request, len(draft), accepted)
+                    self.drafter.observe(request, len(draft), num_sampled[request.request_id] - 1)
         self.scheduler.update_from_output(output, list(gained))
         for request in gained:
             if request.is_answered:
@@ -198,14 +196,18 @@ class LLMEngine:
         self.abort_requests([request_id])
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Drop requests with all their answers. Unknown and finished ones are ignored."""
-        with self.whole_steps:
-            dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
-            self.scheduler.abort_requests([member for r in dropped for member in r.family])
+        """Drop requests with all their answers. Unknown and finished ones are ignored.
+
+        In the midst of a step (see `WholeSteps.soon`), they are dropped at its end.
+        """
+        self.whole_steps.soon(lambda: self._drop(request_ids))
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
+        self.scheduler.abort_requests([member for r in dropped for member in r.family])
 
     def forget_everything(self) -> None:
         """Drop all requests and all cached contents, whatever state an interrupt left them in."""
-        members = [member for r in self._requests.values() for member in r.family]
+        self.scheduler.forget_requests([m for r in self._requests.values() for m in r.family])
         self._requests.clear()
-        self.scheduler.forget_requests(members)
         self.kv_cache_manager.forget_everything()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from utils.engine.request import Request, RequestOutput
+from utils.engine.request import Request, RequestOutput, RequestStatus
 
 
 def answer(engine: Any, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
@@ -29,6 +29,10 @@ def run_to_end(engine: Any, requests: list[Request]) -> Iterator[list[Request]]:
 
     Args:
         engine: an `LLMEngine`, or a `DataParallelEngine`.
+
+    Raises:
+        RuntimeError: one was dropped before its end: somebody aborted it, or a step failed or was
+            interrupted while this was not running, and the engine has forgotten everything.
     """
     members = [member for request in requests for member in request.family]
     reported = [0] * len(members)
@@ -41,6 +45,8 @@ def run_to_end(engine: Any, requests: list[Request]) -> Iterator[list[Request]]:
             if updated := [member for member, count, before in news if count > before]:
                 reported = counts
                 yield updated
+            elif any(m.status is RequestStatus.FINISHED_ABORTED for m in members):
+                raise RuntimeError("Dropped: aborted, or others' step was broken off. Ask again.")
             elif all(request.is_answered for request in requests):
                 return
             else:

@@ -42,6 +42,8 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         self.kind_and_text()
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise ValueError("structured_outputs.disable_any_whitespace must be true or false.")
 
     def kind_and_text(self) -> tuple[str, str]:
         """Which of them it is, and its text. A choice's is a JSON list."""

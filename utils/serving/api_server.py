@@ -101,35 +101,38 @@ def build_app(
     if enable_scale_out:
 
         @app.post("/v1/completions/render")
-        async def render_completion(body: CompletionRequest) -> list[dict[str, Any]]:
-            return rendered(body, await prepare(body, inputs.from_prompts, body.prompts))
+        async def render_completion(body: CompletionRequest, http: Request) -> list[dict[str, Any]]:
+            return rendered(body, await prepare(body, http, inputs.from_prompts, body.prompts))
 
         @app.post("/v1/chat/completions/render")
-        async def render_chat_completion(body: ChatCompletionRequest) -> dict[str, Any]:
-            made = await prepare(body, inputs.from_conversations, body.conversations)
+        async def render_chat_completion(
+            body: ChatCompletionRequest, http: Request
+        ) -> dict[str, Any]:
+            made = await prepare(body, http, inputs.from_conversations, body.conversations)
             return rendered(body, made)[0]
 
     async def prepare(
-        body: GenerationRequest, make: Any, prompts: Callable[[], Any]
+        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], list[Any]]
     ) -> list[EngineRequest]:
         """Checked requests for the engine, which have not been queued."""
         if body.model not in (None, model_name):
             raise HTTPException(404, f"The model {body.model!r} does not exist. "
                                      f"This server has {model_name!r}.")  # fmt: skip
-        with bad_request():
+        with bad_request(), engine.room_for(len(given := prompts())):
             # Tokenizing a long prompt takes a while, and others want to be heard meanwhile.
             params = body.to_sampling_params()
             # Nor shall they wait for those whose schemas are compiled.
             pool = None if params.structured_outputs is None else compilers
-            requests = await loop().run_in_executor(pool, make, prompts(), params)
+            made = loop().run_in_executor(pool, make, given, params)
+            requests = await while_connected(http, made)
             check_room(requests, body, max_model_len)
             check_salt("", body.cache_salt)
         return requests
 
     async def answer(
-        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], Any]
+        body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], list[Any]]
     ) -> Any:
-        requests = await prepare(body, make, prompts)
+        requests = await prepare(body, http, make, prompts)
         for member in (member for request in requests for member in request.family):
             member.priority, member.cache_salt = body.priority, body.cache_salt
         with bad_request():

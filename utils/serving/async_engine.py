@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -104,6 +105,16 @@ class AsyncLLM:
                 f"The server is busy: {self.num_requests} requests are in progress, and "
                 f"{limit} is the limit (--max-num-queued-reqs). Try again later."
             )
+
+    @contextmanager
+    def room_for(self, num_requests: int) -> Iterator[None]:
+        """Count requests that are still prepared. Raises as `check_admission`."""
+        self.check_admission(num_requests)
+        self.num_requests += num_requests
+        try:
+            yield
+        finally:
+            self.num_requests -= num_requests
 
     def generate(self, requests: Sequence[Request]) -> Answers:
         """Queue requests, and return their answers as they grow. Close it when you go.

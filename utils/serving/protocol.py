@@ -151,6 +151,7 @@ class GenerationRequest(BaseModel):
         given = (self.structured_outputs or {}) | (
             self.response_format.form() if self.response_format else {}
         )
+        given = {name: value for name, value in given.items() if value is not None}
         known = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"structured_outputs.{unknown[0]}: this server knows no such field")

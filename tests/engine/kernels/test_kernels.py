@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,6 +205,32 @@ def test_packed_linear(dtype: torch.dtype, seed: int, tokens: int, inputs: int, 
     assert_close(PackedLinear(weight)(x), x.float() @ weight.float().T, dtype)
 
 
+GROWTH = """
+import torch
+from utils.engine.kernels.packed_linear import NUM_KEPT_PRODUCTS, PackedLinear
+
+def pages():
+    return int(open("/proc/self/statm").read().split()[1])
+
+layer = PackedLinear(torch.ones(8, 8))
+layer(torch.ones(1, 8))
+seen = [pages()]
+for part in range(3):
+    for rows in range(NUM_KEPT_PRODUCTS):
+        layer(torch.ones(2 + rows + part * NUM_KEPT_PRODUCTS, 8))
+    seen.append(pages())
+print(*seen)
+"""
+
+
+def test_memory_does_not_grow_with_each_new_number_of_tokens() -> None:
+    """What oneDNN compiles for each is kept, up to a limit."""
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True,
+                          check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    begin, full, _, end = map(int, done.stdout.split())
+    assert end - full < (full - begin) / 2
+
+
 def test_nan_stays_visible() -> None:
     """A forward pass that went wrong must not look as if it had not."""
     x = torch.tensor([[1.0, torch.nan, 2.0, 3.0]])
@@ -346,7 +375,27 @@ def attend(**changes: Tensor) -> Tensor:
     return torch.ops.llm_course.paged_attention(*(ATTENTION | changes).values(), 1.0)
 
 
+# Of a layer with 8 hidden numbers, 3 query and 3 key/value heads, and 5 in the MLP's middle
+LAYER = [torch.ones(8), torch.ones(36, 8), torch.ones(8, 12), torch.ones(8), torch.ones(10, 8),
+         torch.ones(8, 5)]  # fmt: skip
+
+
+def changed(index: int, *shape: int) -> list[Tensor]:
+    return [*LAYER[:index], torch.ones(shape), *LAYER[index + 1 :]]
+
+
+def all_layers(*weights: Tensor, cache: Tensor = CACHE[None]) -> Tensor:
+    """Two requests of one token each, through one layer."""
+    angles = torch.ones(2, 4)
+    output: Tensor = torch.ops.llm_course.decoder_layers(
+        torch.ones(2, 8), angles, angles, weights, cache.clone(), cache.clone(), SLOTS,
+        *list(ATTENTION.values())[3:], 1.0, 1e-5,
+    )  # fmt: skip
+    return output
+
+
 def test_what_fits_is_taken() -> None:
+    assert all_layers(*LAYER).shape == (2, 8)
     assert attend().shape == (2, 6, 4)
     OPS.reshape_and_cache(X, X, CACHE.clone(), CACHE.clone(), SLOTS)
 
@@ -357,6 +406,8 @@ def test_what_fits_is_taken() -> None:
         (lambda: OPS.rms_norm(X, torch.ones(3), 1e-5), r"weight has shape \[3\]; expected \[4\]"),
         (lambda: OPS.rms_norm(X, WEIGHT.double(), 1e-5), "weight is Double; expected Float"),
         (lambda: OPS.rms_norm(X[:0], WEIGHT, 1e-5), "expected numbers"),
+        (lambda: OPS.rms_norm(torch.tensor(1.0), WEIGHT, 1e-5), "expected numbers in rows"),
+        (lambda: OPS.rms_norm(torch._neg_view(X), WEIGHT, 1e-5), "x is negated"),
         (lambda: OPS.silu_and_mul(X), "gate_up has shape"),
         (lambda: OPS.silu_and_mul(torch.ones(2, 3)), "not two halves"),
         (lambda: OPS.apply_rotary(X, torch.ones(1, 4), torch.ones(2, 4)), "cos has shape"),
@@ -375,9 +426,20 @@ def test_what_fits_is_taken() -> None:
         (lambda: attend(query_start_loc=torch.tensor([0, 3, 2])), "do not fit together"),
         (lambda: attend(seq_lens=torch.tensor([3, 5])), "request 1 .* do not fit together"),
         (lambda: attend(seq_lens=torch.tensor([0, 4])), "request 0 .* do not fit together"),
+        (lambda: attend(seq_lens=torch.tensor([3, 2**63 - 1])), "request 1 .* do not fit together"),
         (lambda: attend(block_table=torch.tensor([[0, 5], [1, 2]])), "names block 5; .* has 5"),
         (lambda: attend(block_table=torch.tensor([[0, 4]])), "block_table has shape"),
         (lambda: attend(value_cache=CACHE[:4].clone()), "value_cache has shape"),
+        (lambda: all_layers(), "0 weights for 1 layers"),
+        (lambda: all_layers(*[torch.ones(0)] * 6), r"input_layernorm has shape \[0\]; .* \[8\]"),
+        (lambda: all_layers(*changed(1, 22, 8)), "qkv_proj has 22 rows, which are no heads of 4"),
+        (lambda: all_layers(*changed(1, 32, 7)), r"qkv_proj has shape \[32, 7\]"),
+        (lambda: all_layers(*changed(2, 8, 4)), r"o_proj has shape \[8, 4\]; expected \[8, 12\]"),
+        (lambda: all_layers(*changed(3, 7)), "post_attention_layernorm has shape"),
+        (lambda: all_layers(*changed(4, 9, 8)), "gate_up_proj has 9 rows"),
+        (lambda: all_layers(*changed(5, 8, 6)), r"down_proj has shape \[8, 6\]; expected \[8, 5\]"),
+        (lambda: all_layers(*LAYER, cache=CACHE[None, :, :0].clone()), "names slot 0; .* has 0"),
+        (lambda: all_layers(*LAYER, cache=CACHE[None, :, :, :0].clone()), "expected heads"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], Tensor], words: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import resource
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -14,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from utils.engine.sampling_params import StructuredOutputsParams
 from utils.engine.structured_output import grammar as module
+from utils.engine.structured_output import trial
 from utils.engine.structured_output.grammar import StructuredOutputManager, unpack_bitmask
 
 SCHEMA: dict[str, Any] = {
@@ -165,6 +169,7 @@ def test_no_whitespace_if_none_is_wanted(
         ({"choice": []}, "choice must be a list"),
         ({"json_object": False}, "json_object must be true"),
         ({"json": {"a": object()}}, "json is no JSON"),
+        ({"regex": "a", "disable_any_whitespace": [[]]}, "must be true or false"),
         ({"json": '{"type": '}, "json cannot be used"),
         ({"json": {"type": "strin"}}, "json cannot be used"),
         ({"json": {"not": {"type": "string"}}}, "json cannot be used"),
@@ -190,22 +195,84 @@ HOSTILE = {
     "alternatives": {"regex": "(a|aa|aaa)*b(.*a.*){60}"},
     "lookback": {"regex": ".*a.{300}"},
     "in circles": {"json": {"$ref": "#"}},
+    "multiples": {"json": {"type": "integer", "multipleOf": 999_983}},
+    "more multiples": {"json": {"type": "integer", "multipleOf": 99_999_989}},
+    "ambiguous": {"grammar": 'start: "0" e\ne: e e | e e e | /[a-z ]/'},
 }
+RECURSIVE = {f"field{i}": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"$ref": "#"}]}
+             for i in range(60)}  # fmt: skip
+TEXTS = {f"f{i}": {"type": "string", "maxLength": 200} for i in range(1000)}
+HONEST: dict[str, tuple[dict[str, Any], Any]] = {  # with what shall be written
+    "usual": (SCHEMA, {"name": "Ada", "age": 36, "kind": "cat"}),
+    "recursive": (
+        {"type": "object", "properties": RECURSIVE, "additionalProperties": False},
+        {name: "x y" if i % 3 else {"field1": i, "field2": {"field3": "abc"}}
+         for i, name in enumerate(RECURSIVE)},
+    ),
+    "many fields": (
+        {"type": "object", "properties": TEXTS, "required": [*TEXTS]}, dict.fromkeys(TEXTS, "a b")
+    ),
+    "multiples": ({"type": "integer", "multipleOf": 9973}, 9973 * 2024),
+}  # fmt: skip
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    """Of this thread: however busy the machine is."""
+    begin = time.thread_time()
+    work()
+    return time.thread_time() - begin
+
+
+def worst_mask(grammar: Any, tokens: list[int]) -> float:
+    """The most seconds that the mask after one of these tokens takes."""
+    ends = range(len(tokens) + 1)
+    return max(cpu_seconds(lambda: grammar.bitmask(tokens[:end], [])) for end in ends)  # noqa: B023
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_large_form_is_followed_to_its_end(
+    manager: StructuredOutputManager, tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    """What is hostile is refused by what it takes, and these take little."""
+    schema, document = HONEST[name]
+    grammar = manager.grammar_init(StructuredOutputsParams(json=schema))
+    tokens = tokenizer.encode(json.dumps(document))
+    for end in range(len(tokens)):
+        allowed_bits = grammar.bitmask(tokens[:end], [])
+        assert allowed_bits[tokens[end] // 8] >> (tokens[end] % 8) & 1
+    assert grammar.accepts(tokens)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_form_is_refused_or_followed_in_bounded_time(
-    manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_hostile_form_is_refused_or_followed_in_bounded_time_and_memory(
+    manager: StructuredOutputManager,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
-    """Without the trial's limits some of these take hours, or end the process."""
+    """Without the limits some of these take hours or all memory, or end the process; of others
+    each mask takes seconds."""
+    honest = manager.grammar_init(StructuredOutputsParams(json=SCHEMA))
+    usual = worst_mask(honest, tokenizer.encode(json.dumps(HONEST["usual"][1])))
     monkeypatch.setattr(module, "MAX_SECONDS", 2)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+    seconds = cpu_seconds(lambda: follow(manager, HOSTILE[name], 150 * usual))
+    # The trial would not have let through what takes longer.
+    assert seconds < 2 * trial.CPU_SECONDS
+    gained = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024
+    assert gained < 2 * trial.MEMORY_BYTES
+
+
+def follow(manager: StructuredOutputManager, form: dict[str, Any], most_seconds: float) -> None:
+    """Write something in this form, unless it is refused."""
     try:
-        grammar = manager.grammar_init(StructuredOutputsParams(**HOSTILE[name]))
+        grammar = manager.grammar_init(StructuredOutputsParams(**form))
     except ValueError as error:
         assert "cannot be used" in str(error)
         return
     make, tokens = random.Random(0), []
     for _ in range(40):
+        assert cpu_seconds(lambda: grammar.bitmask(tokens, [])) < most_seconds
         choices = sorted(allowed(manager, grammar, tokens))
         tokens.append(make.choice(choices))
         if tokens[-1] == EOS:

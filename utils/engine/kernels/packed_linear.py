@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from utils.engine.models.llama import LlamaForCausalLM
+
+# For each number of rows, oneDNN compiles each product anew, which takes about as long as one of a
+# few tokens, and half a megabyte. Both oneDNN and PyTorch's layer above it (ideep) keep the last
+# 1024 of them. These are enough for the five products of a model, with 1 to 64 tokens. The
+# variables are read when the first product is computed.
+NUM_KEPT_PRODUCTS = 5 * 64
+for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, str(NUM_KEPT_PRODUCTS))
 
 
 class PackedLinear(nn.Module):

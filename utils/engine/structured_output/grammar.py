@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from utils.engine.sampling_params import StructuredOutputsParams
+from utils.engine.structured_output.trial import compile_grammar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CHARS = 1 << 16  # of a schema or a grammar
 MAX_SECONDS = 10  # to compile it, in a process of its own
-MAX_LEXER_STATES = 50_000  # of one answer, about a kilobyte each
 NUM_CACHED = 32  # forms that are not compiled again
 BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
@@ -139,7 +139,7 @@ class StructuredOutputManager:
             raise ValueError(f"structured_outputs and this tokenizer: {error}.") from error
 
     def _compile(self, kind: str, text: str, no_whitespace: bool) -> StructuredOutputGrammar:
-        from llguidance import LLMatcher, LLParserLimits, grammar_from
+        from llguidance import LLMatcher, grammar_from
 
         form: Any = "lark" if kind == "grammar" else kind
         options: Any = {"whitespace_flexible": not no_whitespace}
@@ -151,26 +151,26 @@ class StructuredOutputManager:
         except ValueError as error:
             raise _refusal(kind, str(error)) from error
         _try(kind, grammar)
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits)
-        matcher.compute_bitmask()  # that nothing at all fits is found only here
+        matcher = compile_grammar(self._ll_tokenizer, grammar)
         if matcher.is_error():
-            raise _refusal(kind, matcher.get_error().removesuffix("<non-verbose/>"))
+            raise _refusal(kind, matcher.get_error())
         return StructuredOutputGrammar(matcher)
 
 
 def _try(kind: str, grammar: str) -> None:
     """Raise a ValueError unless the grammar can be compiled."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))]
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # One arena: glibc would reserve for a thread more addresses than all that may be taken.
+    changes = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
     try:
         trial = subprocess.run(command, input=grammar, capture_output=True, text=True,
-                               timeout=MAX_SECONDS, env=os.environ | path)  # fmt: skip
+                               timeout=MAX_SECONDS, env=os.environ | changes)  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _refusal(kind, f"it takes more than {MAX_SECONDS} s to compile") from None
     if trial.returncode or trial.stdout:
-        raise _refusal(kind, trial.stdout or "it is too deep or too large")
+        raise _refusal(kind, trial.stdout or "it takes too long to compile, or too much memory")
 
 
 def _refusal(kind: str, reason: str) -> ValueError:
-    return ValueError(f"structured_outputs.{kind} cannot be used: {' '.join(reason.split())}")
+    words = " ".join(reason.removesuffix("<non-verbose/>").split())
+    return ValueError(f"structured_outputs.{kind} cannot be used: {words}")

@@ -150,13 +150,16 @@ def is_local_name(host: str) -> bool:
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection on which the head of a request does not come in time.
+    """Closes a connection on which a request does not come in time, and nobody else waits for it.
 
-    Somebody who opens connections and says nothing could hold all that there are: "slow loris".
-    uvicorn itself limits only the time between two requests.
+    Somebody who opens connections and says little could hold all that there are: "slow loris".
+    uvicorn itself limits only the time between two requests, and begins anew at each byte. While a
+    request is answered, its body is waited for by `BodyPatience`, which can say so. The head comes
+    before that; and after it what is left of a body that was not needed for the answer.
     """
 
     _waiting: asyncio.TimerHandle | None = None
+    _is_whole = True  # the request that is being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -168,11 +171,22 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_whole = False
         self._wait()
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_whole:
+            self._wait()
 
     def _wait(self) -> None:
         self._stop_waiting()

@@ -7,10 +7,11 @@
 
 constexpr int64_t ANY = -1;  // in expected sizes
 
-// Its sizes and type, in the memory of the CPU.
+// Its sizes and type, in the memory of the CPU as they are to be read.
 inline void expect_like(const Tensor& tensor, const char* name, at::IntArrayRef sizes,
                         at::ScalarType type) {
   TORCH_CHECK(tensor.is_cpu(), name, " lies on ", tensor.device(), "; expected the CPU.");
+  TORCH_CHECK(!tensor.is_neg(), name, " is negated, and its memory is not yet: resolve_neg() it.");
   TORCH_CHECK(tensor.scalar_type() == type, name, " is ", tensor.scalar_type(), "; expected ",
               type, ".");
   bool fits = tensor.dim() == int64_t(sizes.size());
@@ -47,6 +48,7 @@ inline void expect_slots(const Tensor& slot_mapping, int64_t tokens, int64_t num
 inline void expect_batch(int64_t tokens, int64_t num_blocks, int64_t block_size,
                          const Tensor& query_start_loc, const Tensor& seq_lens,
                          const Tensor& block_table) {
+  TORCH_CHECK(block_size > 0, "The cache has blocks of ", block_size, " tokens.");
   const int64_t B = seq_lens.numel();
   expect(seq_lens, "seq_lens", {B}, at::kLong);
   expect(query_start_loc, "query_start_loc", {B + 1}, at::kLong);
@@ -57,7 +59,7 @@ inline void expect_batch(int64_t tokens, int64_t num_blocks, int64_t block_size,
               start[B], "; expected 0 to ", tokens, ", the tokens of query.");
   for (int64_t i = 0; i < B; i++, table += most) {
     const int64_t queries = start[i + 1] - start[i];
-    const int64_t blocks = (length[i] + block_size - 1) / block_size;
+    const int64_t blocks = length[i] / block_size + (length[i] % block_size > 0);
     TORCH_CHECK(0 <= queries && queries <= length[i] && blocks <= most, "request ", i, " has ",
                 queries, " new tokens, seq_lens ", length[i], " and ", most, " blocks of ",
                 block_size, ": these do not fit together.");

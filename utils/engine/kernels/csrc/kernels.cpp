@@ -11,8 +11,8 @@
 
 // x / rms(x) * weight, row by row.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(x.is_cpu() && x.numel() > 0, "x has shape ", x.sizes(), " on ", x.device(),
-              "; expected numbers on the CPU.");
+  expect_like(x, "x", x.sizes(), x.scalar_type());
+  TORCH_CHECK(x.dim() > 0 && x.numel() > 0, "x has shape ", x.sizes(), "; expected numbers in rows.");
   const Tensor in = x.contiguous(), out = at::empty_like(in);
   const int64_t size = x.size(-1), rows = x.numel() / size;
   expect(weight, "weight", {size}, x.scalar_type());

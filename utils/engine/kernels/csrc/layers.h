@@ -51,6 +51,21 @@ void rotate_and_cache(const Tensor& qkv, const Tensor& cos, const Tensor& sin, T
   }
 }
 
+// One layer's weights, as `decoder_layers` says. How many query heads there are, they say.
+inline void expect_layer(const Tensor* layer, int64_t hidden, int64_t H_kv, int64_t D,
+                         at::ScalarType type) {
+  expect(layer[0], "input_layernorm", {hidden}, type);
+  expect_like(layer[1], "qkv_proj", {ANY, hidden}, type);
+  const int64_t query = layer[1].size(0) - 2 * H_kv * D;
+  TORCH_CHECK(query > 0 && query % (H_kv * D) == 0, "qkv_proj has ", layer[1].size(0),
+              " rows, which are no heads of ", D, " that ", H_kv, " key/value heads can serve.");
+  expect_like(layer[2], "o_proj", {hidden, query}, type);
+  expect(layer[3], "post_attention_layernorm", {hidden}, type);
+  expect_like(layer[4], "gate_up_proj", {ANY, hidden}, type);
+  TORCH_CHECK(layer[4].size(0) % 2 == 0, "gate_up_proj has ", layer[4].size(0), " rows.");
+  expect_like(layer[5], "down_proj", {hidden, layer[4].size(0) / 2}, type);
+}
+
 // x [T, hidden] through all layers, whose caches are [layers, blocks, block_size, H_kv, D]. Of each
 // layer `weights` holds the first norm, qkv, o, the second norm, gate_up, down. Returns the
 // hidden states before the last norm. The other arguments are those of the single kernels. What is
@@ -66,8 +81,12 @@ Tensor decoder_layers(const Tensor& hidden, const Tensor& cos, const Tensor& sin
   const int64_t tokens = x.size(0), D = key_caches.size(4), H_kv = key_caches.size(3);
   const int64_t num_blocks = key_caches.size(1), block_size = key_caches.size(2);
   TORCH_CHECK(0 < D && D <= 128, "The kernel takes heads of at most 128 numbers, not ", D, ".");
+  TORCH_CHECK(H_kv > 0 && D % 2 == 0, "key_caches has shape ", key_caches.sizes(),
+              "; expected heads, made of pairs.");
   TORCH_CHECK(int64_t(weights.size()) == 6 * key_caches.size(0), weights.size(), " weights for ",
               key_caches.size(0), " layers; expected 6 for each.");
+  for (size_t i = 0; i < weights.size(); i += 6)
+    expect_layer(&weights[i], x.size(1), H_kv, D, hidden.scalar_type());
   expect(cos, "cos", {tokens, D}, hidden.scalar_type());
   expect(sin, "sin", {tokens, D}, hidden.scalar_type());
   expect_slots(slot_mapping, tokens, num_blocks * block_size);
