@@ -21,6 +21,12 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def show(figure: Figure, image: ipywidgets.Image) -> None:
+    """Put a figure into a widget, with a text that is read out where the picture is not seen."""
+    image.tooltip = figure_text(figure)
+    image.value = png(figure)
+
+
 class Explorer(ipywidgets.VBox):
     """Controls above the figure that `draw(**values of the controls)` returns.
 
@@ -45,9 +51,7 @@ class Explorer(ipywidgets.VBox):
     def _redraw(self, change: object = None) -> None:
         try:
             values = {name: control.value for name, control in self.controls.items()}
-            figure = self.draw(**values)
-            self._image.tooltip = figure_text(figure)  # read out where the picture is not seen
-            self._image.value = png(figure)
+            show(self.draw(**values), self._image)
             self.error, self._message.value = None, ""
         except Exception as error:
             self.error = error

@@ -18,7 +18,7 @@ from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_bl
 from utils.engine.input_processor import InputProcessor
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
-from utils.viz.explore import png
+from utils.viz.explore import show
 from utils.viz.style import BLUE, GREY, INK
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         title = f"{len(self.running)} running, {self.manager.prefix_cache_stats.hits} tokens found"
         title += f" of {self.manager.prefix_cache_stats.queries} so far"
         figure = plot_prefix_blocks(self.manager, self.running, self.inputs.tokenizer, title)
-        self._image.value = png(figure)
+        show(figure, self._image)
 
     def _restart(self) -> str:
         hasher = get_request_block_hasher(self.block_size, get_hash_fn_by_name("sha256"))

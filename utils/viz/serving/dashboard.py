@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from utils.serving.scrape import Reading
-from utils.viz.explore import png
+from utils.viz.explore import show
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 TTFT = "vllm:time_to_first_token_seconds"
@@ -99,7 +99,7 @@ class Dashboard(ipywidgets.VBox):
                 self._charts.value = charts_as_html(self.points)
                 before, idle = now, idle + self.interval if work.done() else 0.0
             await work  # its error, if there is one
-            self._figure.value = png(plot_dashboard(self.points))
+            show(plot_dashboard(self.points), self._figure)
             self._figure.layout.display, self._charts.layout.display = "block", "none"
         except Exception as error:
             self.error = error
