@@ -42,7 +42,7 @@ MAX_MERGE_RATIO = 2.0
 
 def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0) -> list[Stage]:
     """The chain for a profile, with a tool for each quantization method."""
-    compute = fast_dtype() if profile.device == "cpu" else profile.dtype
+    on_cpu = profile.device == "cpu"
     model_bytes = _model_bytes(profile)
     train = {
         "steps": profile.train_steps,
@@ -50,13 +50,13 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         "learning_rate": profile.learning_rate,
         "lora_r": profile.lora_r,
         "lora_alpha": profile.lora_alpha,
-        "dtype": compute,
+        "dtype": fast_dtype() if on_cpu else profile.dtype,
         "device": profile.device,
         "gradient_checkpointing": profile.gradient_checkpointing,
         "seed": seed,
     }
     engine = {
-        "dtype": compute,
+        "dtype": "bfloat16" if on_cpu else profile.dtype,  # vLLM serves 4 bits in 16 bits only
         "max_model_len": profile.max_model_len,
         "gpu_memory_utilization": profile.gpu_memory_utilization,
         "seed": seed,
