@@ -61,10 +61,10 @@ def test_the_index_is_that_of_the_course() -> None:
             last = dice.randrange(len(truths.PROMPTS[prompt]) // truths.SIZE)
             kinds: list[Any] = [
                 (0, "stored", 1, prompt, dice.randrange(last + 1), last),
-                (0, "removed", 1, prompt, last), (0, "cleared", 1),
+                (0, "removed", 1, prompt, (last,)), (0, "cleared", 1),
             ]  # fmt: skip
             steps.append(dice.choices(kinds, (6, 4, 1))[0])
-        story = truths.Story(2, True, tuple(steps))
+        story = truths.Story(2, "the same", tuple(steps))
         plain, index = truths.PlainIndex(2), KVIndex(2)
         names = EventNames(index, 1)
         for step in steps:

@@ -388,7 +388,7 @@ def as_if_all_were_bfloat16(config, tensors, base, merged):
     return checked(config, tensors, base, merged, is_it)
 
 
-@wrong("check_merge", "A single number is not")
+@wrong("check_merge", "A fault is not seen")
 def by_the_length_of_the_difference(config, tensors, base, merged):
     def is_it(stored, exact, sizes):
         return bool((stored.double() - exact).norm() <= room(stored, exact, sizes).norm())

@@ -292,12 +292,24 @@ class WithAnEvent:
             self.wish(self.leave, box, request_id)
 
 
-@wrong("async_llm", "A client has got")
+@wrong("async_llm", "The engine holds the requests")
 class OneWishAStep(WithAnEvent):
     def fulfil(self):
         if self.wishes:
             what, args = self.wishes.pop(0)
             what(*args)
+
+
+@wrong("async_llm", "has come to an end, or not: runs")
+class CannotBeStopped(WithAnEvent):
+    """It swallows what should end it, also when the check tidies up."""
+
+    async def one_step(self):
+        try:
+            await super().one_step()
+        except BaseException as error:
+            for box in self.boxes.values():
+                box.put(RuntimeError(str(error)))
 
 
 @wrong("async_llm", "wakes up again and again")

@@ -34,7 +34,7 @@ def draw(c: Choices) -> Given:
         c.size(1, 40), kv_heads * group, kv_heads, head_dim, hidden, c.size(1, 53_000),
         c.size(1, 150_000), not c.rarely(2),
     )  # fmt: skip
-    return Given(config, c.size(1, 1_000_000), c.pick((2, 1, 4, 8)))
+    return Given(config, c.size(1, 1_000_000) * c.pick((1, 1, 10**9 + 7)), c.pick((2, 1, 4, 8)))
 
 
 def weights(config: ModelConfig) -> list[Tensor]:

@@ -90,7 +90,8 @@ def draw(c: Choices) -> Pair:
         other_extra = (str(other_extra), *(["ada"] if c.rarely(4) else []))
     elif kind == "salts joined":
         by = c.pick(SEPARATORS)
-        extra, other_extra = c.pick(((("ab", "c"), ("a", "bc")), (("a", "b"), (f"a{by}b",))))
+        extra, other_extra = c.pick(((("ab", "c"), ("a", "bc")), (("a", "b"), (f"a{by}b",)),
+                                     (("a", "b"), ("b", "a"))))  # fmt: skip
     elif kind == "moved":
         tokens, other, extra, other_extra = _token_as_salt(c, tokens)
     one, two = Block(parent, tuple(tokens), extra), Block(other_parent, tuple(other), other_extra)
@@ -121,8 +122,10 @@ def _cut_twice(c: Choices) -> tuple[list[int], list[int]]:
     count = c.integer(3, 2 * most - 1)
     digits = [1 + (i + c.integer(0, 5)) % 8 for i in range(count)]
 
+    last_first = -1 if not c.rarely(2) else 1
+
     def value(part: list[int]) -> int:
-        return sum(digit * base**i for i, digit in enumerate(reversed(part)))
+        return sum(digit * base**i for i, digit in enumerate(part[::last_first]))
 
     low = max(1, count - most)
     cuts = low, c.integer(low + 1, min(most, count - 1))

@@ -205,7 +205,7 @@ def draw_merge(c: Choices) -> Given:
     dtype, o, i, r = c.pick(DTYPES), c.size(1, 60), c.size(1, 60), c.size(1, 20)
     weight = tensor(c, (o, i), (dtype,), (*VALUES, "large", "negative"))
     a, b = (tensor(c, s, values=("plain", "plain", "ties")) for s in ((r, i), (o, r)))
-    small = c.pick((1.0, 0.1, 0.01, 1e-4))
+    small = c.pick((1.0, 0.1, 0.01, 1e-4, 0.0))
     return Given(weight, a, b * small, c.pick(ALPHAS))
 
 

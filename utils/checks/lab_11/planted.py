@@ -99,7 +99,7 @@ def near(merged: Tensor, exact: Tensor, sizes: Tensor) -> str:
         return "no"
     if (off <= best + FLOAT32 * sizes).all():
         return "yes"
-    surely = ~(off <= 2 * SURELY * step + 2 * SIZES * sizes)  # NaN is sure, too
+    surely = ~(off <= SURELY * step + SIZES * sizes)  # NaN is sure, too
     return "no" if surely.any() else "perhaps"
 
 
@@ -131,8 +131,8 @@ def planted(
         if fault == "sign":
             right.view(-1)[place] *= -1
             return right
-        kick = 20 * steps(right, dtype) + 4 * SIZES * sizes_of(name, config, pairs, base)
-        more = kick.flatten()[place] * c.pick((1, 1, 30, 1e4))
+        kick = 5 * steps(right, dtype) + 1.5 * SIZES * sizes_of(name, config, pairs, base)
+        more = kick.flatten()[place] * c.pick((4, 1, 100, 1e4))
         right.view(-1)[place] += more if fault == "one number" else float(fault)
         return right
     times = {"not merged": 0.0, "twice": 2.0, "negative": -1.0, "other scale": 1 / config["r"]}

@@ -13,6 +13,7 @@ from utils.checks.lab_11.adapters import Config, Tensors, exact_delta, told
 from utils.checks.lab_11.matching import by_expression
 from utils.checks.lab_11.planted import draw_merged, explanations, sizes_of, steps, verdict
 
+RIGHT = "right (no word)"
 Check = Callable[[Config, Tensors, Tensors, Tensors], Any]
 
 
@@ -38,14 +39,14 @@ def _wrong(expected: dict[str, str], got: Any, given: Given) -> Fault | None:
         says = f"Expected a dict, not a {type(got).__name__}."
         return Fault("form", "", expected, got, says)
     for name in sorted(map(str, set(expected) | set(got))):
-        want, have = expected.get(name, "right"), got.get(name, "right")
+        want, have = expected.get(name, RIGHT), got.get(name, RIGHT)
         if want == have:
             continue
         dtypes = [str(t[name].dtype).removeprefix("torch.") for t in (base, merged) if name in t]
         says = f"`{name}` ({' merged as '.join(dtypes)}) is {want}; you say: {have}."
         if name in base and name in merged and base[name].shape == merged[name].shape:
             says += _farthest(name, given)
-        clause = "refused" if want == "right" else "missed" if have == "right" else "named"
+        clause = "refused" if want == RIGHT else "missed" if have == RIGHT else "named"
         return Fault(clause, "", expected, got, says)
     return None
 

@@ -29,7 +29,7 @@ def draw_codes(c: Choices) -> Given:
     bad = "" if not c.rarely(2) else c.pick((
         "code", "negative code", "zero", "no zero", "width", "out", "scale", "nan", "group",
         "negative group", "format", "bits", "negative zero", "minus one", "odd scale",
-        "groups from 1", "bits", "code", "zero",
+        "groups from 1", "bits", "code", "zero", "no zero", "no zero",
     ))  # fmt: skip
     width -= (bad == "width") * c.pick((1, per // 2))
     out -= (bad == "out") * c.pick((1, per // 2))

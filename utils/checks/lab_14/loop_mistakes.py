@@ -259,5 +259,5 @@ ASYNC_LLM = Contract(
         mistake("One request after the other: the engine could move all of them in one step.",
                 "Add each as soon as no step runs.", _OneAfterTheOther),
     ),
-    examples=150,
+    examples=300,
 )  # fmt: skip

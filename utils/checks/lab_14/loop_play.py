@@ -111,19 +111,24 @@ class PretendedEngine:
 class Client:
     """Reads one answer, unless it leaves."""
 
-    def __init__(self, number: int, loop: OneLoop, llm: Any, request_id: str, tokens: int) -> None:
+    def __init__(
+        self, number: int, loop: OneLoop, llm: Any, request_id: str, tokens: int, late: bool
+    ) -> None:
         self.number, self.loop, self.request_id = number, loop, request_id
         self.read: list[str] = []
         self.end = "reads"
-        self.slow = self.leaving = False
+        self.leaving, self.late = False, late
         self.sure: int | None = None  # so much had been read when it was slow
         self.go_on = asyncio.Event()
-        self.go_on.set()
+        if not late:
+            self.go_on.set()
         self.task = loop.start(self.run(llm, tokens))
 
     async def run(self, llm: Any, tokens: int) -> None:
         outputs = llm.generate(self.request_id, self.number, Params(tokens))
         async with aclosing(outputs):
+            if self.late:  # has called `generate`, and does not read yet
+                await self.go_on.wait()
             async for output in outputs:
                 self.read.append(output.text + "." * output.finished)
                 await self.go_on.wait()
@@ -157,19 +162,23 @@ class Client:
 
 
 def draw_story(c: Choices) -> Story:
-    def step() -> Step:
-        kind = c.pick(("step", "come", "step", "come", "leave", "pause", "resume", "fail"))
+    def part() -> list[Step]:
+        kind = c.pick(("step", "come", "step", "come", "leave", "pause", "resume", "fail", "step"))
         if kind == "come":
-            return kind, c.pick(("a", "b", "c", "a")), c.pick((2, 1, 3, 5, 2, 0)[: 5 + c.rarely(3)])
+            tokens = c.pick((2, 1, 3, 5, 2, 0)[: 5 + c.rarely(3)])
+            how = c.pick(("", "", "", "slow", "late"))
+            return [(kind, c.pick(("a", "b", "c", "a")), tokens, how)]
         if kind in ("leave", "pause", "resume"):
-            return kind, c.integer(0, 3), c.rarely(2)
-        return kind, c.pick((0, 0, 0, 1, 2, 7))
+            return [(kind, c.integer(0, 3), c.rarely(2))]
+        count = c.pick((1, 1, 2, 3)) if kind == "step" else 1
+        return count * [(kind, c.pick((0, 0, 0, 1, 2, 7)))]
 
-    steps = c.some(step, 1, 16)
+    steps = [step for steps in c.some(part, 1, 16) for step in steps]
     start = c.integer(0, 2) if c.rarely(3) else 0
     steps.insert(min(start, len(steps)), ("start", 0))
+    steps.append(("all_resume",))
     if c.rarely(2):
-        steps += [("stop", 0), *c.some(lambda: ("come", "d", 2), 0, 1)]
+        steps += [("stop", 0), *c.some(lambda: ("come", "d", 2, ""), 0, 1)]
     return Story(tuple(steps))
 
 
@@ -243,10 +252,15 @@ class _Scene:
         self.running = self.loop.start(self.llm.run())
         return "`run` begins"
 
-    def _come(self, request_id: str, tokens: int) -> str:
+    def _come(self, request_id: str, tokens: int, how: str) -> str:
         number = len(self.clients)
-        self.clients.append(Client(number, self.loop, self.llm, request_id, tokens))
-        return f"client {number} comes with id {request_id!r} and max_tokens={tokens}"
+        client = Client(number, self.loop, self.llm, request_id, tokens, how == "late")
+        self.clients.append(client)
+        told = f"client {number} comes with id {request_id!r} and max_tokens={tokens}"
+        if how == "slow":
+            client.pause()
+            told += ", reads one output, then pauses"
+        return told + ", and does not read yet" * (how == "late")
 
     def _leave(self, number: int, closes: bool) -> str:
         client = self._present(number)
@@ -274,6 +288,11 @@ class _Scene:
         client.resume()
         return f"client {client.number} goes on reading"
 
+    def _all_resume(self) -> str:
+        for client in self.clients:
+            client.resume()
+        return "all go on reading"
+
     def _step(self, mask: int) -> str:
         if self.engine.stepping is None:
             return ""
@@ -291,9 +310,6 @@ class _Scene:
     def _stop(self, _: int) -> str:
         if self.running is None:
             return ""
-        for client in self.clients:
-            client.resume()
-        self.look()
         self.stopped = self.engine.over = True
         self.running.cancel()
         return "`run` is cancelled"

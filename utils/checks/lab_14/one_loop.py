@@ -13,6 +13,9 @@ import selectors
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from utils.checks.kit.contracts.faults import attempt
+from utils.checks.kit.contracts.patience import short_patience
+
 MOST_ROUNDS = 3000  # of a loop that has something to do again and again
 ASLEEP, SPINS, TIMER = "asleep", "always busy", "waiting for a timer"
 
@@ -57,12 +60,17 @@ class OneLoop:
 
     def close(self) -> None:
         """End everything that still waits."""
-        for _ in range(3):  # a coroutine may swallow the first
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self.settle()
-        with _no_other_loop():
-            self._loop.close()
+        with short_patience(1):
+            for _ in range(3):  # a coroutine may swallow the first
+                for task in asyncio.all_tasks(self._loop):
+                    task.cancel()
+                attempt(self.settle)
+            with _no_other_loop():
+                # Who swallows all of them, and goes on, is ended here: a garbage collection would
+                # wait for it for ever.
+                for task in asyncio.all_tasks(self._loop):
+                    attempt(task.get_coro().close)
+                self._loop.close()
 
 
 @contextlib.contextmanager

@@ -40,7 +40,8 @@ def draw_chunks(c: Choices) -> Given:
     """Each rank has a chunk for each rank; chunk `i` has the same shape everywhere."""
     size, tail = _size(c), ((3,) if c.rarely(4) else ())
     shapes = [(c.size(0, 6), *tail) for _ in range(size)]
-    per_rank = [[tensor(c, shape, values=VALUES) for shape in shapes] for _ in range(size)]
+    dtype = c.pick((torch.float32, torch.float32, torch.float64))
+    per_rank = [[tensor(c, s, values=VALUES).to(dtype) for s in shapes] for _ in range(size)]
     return Given(per_rank, c.integer(0, 3))
 
 

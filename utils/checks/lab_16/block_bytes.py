@@ -10,7 +10,8 @@ from torch import Tensor
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Stage, mistake
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+          "int8": torch.int8}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def draw_payload(c: Choices) -> Memory:
 
 def right_extract(kv_caches: list[Tensor], block_id: int) -> bytes:
     """Number by number: each as the integer that has its bits."""
-    whole = {2: torch.int16, 4: torch.int32}
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     data = bytearray()
     for cache in kv_caches:
         size = cache.element_size()
@@ -107,9 +108,9 @@ def play_extract(stage: Stage, function: Any, memory: Memory) -> None:
 def play_inject(stage: Stage, function: Any, memory: Memory) -> None:
     """What comes back, and the memory afterwards."""
     caches = memory.tensors()
-    got = stage.do(function, caches, memory.block_id, payload_of(memory))
+    got = stage.do(function, list(caches), memory.block_id, payload_of(memory))
     stage.see("inject", got)
-    for layer, cache in enumerate(caches):
+    for layer, cache in enumerate(caches):  # the engine's own
         others = [b for b in range(memory.num_blocks) if b != memory.block_id]
         stage.see("block", cache[memory.block_id].float(), look=f"Layer {layer}.")
         stage.see("others", cache[others].float())
@@ -126,7 +127,7 @@ def _raw(numbers: Tensor) -> bytes:
 EXTRACT_BLOCK = Contract(
     inputs=draw_memory,
     judge=InLockstep(play_extract, right_extract),
-    passed="Right for float32, bfloat16 and float16, and for memory that is a view.",
+    passed="Right for numbers of 4, 2 and 1 bytes, and for memory that is a view.",
     clauses={
         "extract": Clause("The bytes are not those of the block. {says}",
                           "`torch.stack([cache[block_id] for cache in kv_caches])`, and its bytes "

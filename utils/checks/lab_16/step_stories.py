@@ -20,22 +20,22 @@ from utils.checks.lab_16.learners_parts import BareRequest, Pair, Scheduled, Tra
 
 @dataclass(frozen=True)
 class Plan:
-    """A request: its prompt, what the engine has of it, what the store has, how often it is asked.
-
-    `external` None: there is no room when it is first asked for, and it is asked for again.
-    """
+    """A request: its prompt, what the engine has of it, what the store has, when it is asked."""
 
     num_tokens: int
     local: int
     external: int
-    questions: int
+    earlier: tuple[int, ...]  # what the engine had when it was asked before
+    settled: bool  # or nothing is loaded after all
     chunks: tuple[int, ...]  # tokens that the steps give it, as long as the prompt lasts
     answer: int  # tokens that it decodes
+    waits: int  # steps before it is asked
+    lost: int  # after so many steps it loses its blocks, and begins anew; 0: never
 
 
 @dataclass(frozen=True)
 class Story:
-    """Requests for a connector; each joins when the one before has had some steps."""
+    """Requests for a connector, together or one after another."""
 
     block_size: int
     plans: tuple[Plan, ...]
@@ -59,10 +59,14 @@ def draw(c: Choices) -> Story:
         local = c.integer(0, most)
         external = c.integer(0, most - local)
         chunks = tuple(c.some(lambda: c.integer(1, 2 * size), 1, 3))
-        return Plan(num_tokens, local * size, external * size, c.integer(1, 2), chunks,
-                    c.integer(0, 2 * size))  # fmt: skip
+        earlier = tuple(c.some(lambda: size * c.integer(0, most), 0, 1))
+        return Plan(num_tokens, local * size, external * size, earlier, not c.rarely(4), chunks,
+                    c.integer(0, 2 * size), c.pick((0, 1, 2, 3)), c.pick((0, 0, 1, 2)))  # fmt: skip
 
     return Story(size, tuple(c.some(plan, 1, 3)), c.rarely(2))
+
+
+OVER = object()
 
 
 def key_of(request: BareRequest, end: int) -> bytes:
@@ -80,13 +84,13 @@ def play(stage: Stage, side_class: Any, story: Story) -> None:
         )
         for i, p in enumerate(story.plans)
     ]
-    external = {id(r): p.external for r, p in zip(requests, story.plans, strict=True)}
+    stored = {id(r): p.local + p.external for r, p in zip(requests, story.plans, strict=True)}
 
     def keys_of(request: BareRequest) -> list[bytes]:
         return [key_of(request, end) for end in range(size, request.num_tokens + 1, size)]
 
     def matched_tokens(request: BareRequest, num_computed_tokens: int) -> int:
-        return external[id(request)]
+        return max(0, stored[id(request)] - num_computed_tokens)
 
     side = stage.do(side_class, size, keys_of, matched_tokens)
     stage.see("new", side if isinstance(side, Raised) else "a connector")
@@ -95,33 +99,43 @@ def play(stage: Stage, side_class: Any, story: Story) -> None:
     waves = [jobs] if story.together else [[job] for job in jobs]
     for wave in waves:
         while wave:
-            scheduled = [(job, part) for job in wave if (part := next(job, None)) is not None]
-            wave = [job for job, _ in scheduled]
+            parts = {job: part for job in wave if (part := next(job, OVER)) is not OVER}
+            wave = list(parts)
             if wave:
-                _run(stage, side, [part for _, part in scheduled])
+                _run(stage, side, [p for p in parts.values() if isinstance(p, Scheduled)])
 
 
 def _steps(stage: Stage, side: Any, size: int, number: int, request: BareRequest, plan: Plan):  # type: ignore[no-untyped-def]
     """One request's part of each step; a generator, so that several can run together."""
-    for _ in range(plan.questions):
-        stage.step(f"get_num_new_matched_tokens({request.request_id}, {plan.local})")
-        got = stage.call(side, "get_num_new_matched_tokens", request, plan.local)
-        stage.see("get_num_new_matched_tokens", got)
-    request.num_computed_tokens = plan.local + plan.external
-    ids = [100 * (number + 1) + 9 - i for i in range(plan.num_tokens + plan.answer)]
-    stage.step(
-        f"update_state_after_alloc({request.request_id} with num_computed_tokens "
-        f"{request.num_computed_tokens}, block_ids, {plan.external})"
-    )
-    got = stage.call(side, "update_state_after_alloc", request, list(ids), plan.external)
-    stage.see("update_state_after_alloc", got)
-    chunks = list(plan.chunks)
+    yield from [None] * plan.waits
+
+    def begin(local: int, external: int) -> list[int]:
+        for computed in (*plan.earlier, local):
+            stage.step(f"get_num_new_matched_tokens({request.request_id}, {computed})")
+            got = stage.call(side, "get_num_new_matched_tokens", request, computed)
+            stage.see("get_num_new_matched_tokens", got)
+        request.num_computed_tokens = local + external
+        ids = [100 * (number + 1) + 9 - i for i in range(plan.num_tokens + plan.answer)]
+        stage.step(
+            f"update_state_after_alloc({request.request_id} with num_computed_tokens "
+            f"{request.num_computed_tokens}, block_ids, {external})"
+        )
+        got = stage.call(side, "update_state_after_alloc", request, list(ids), external)
+        stage.see("update_state_after_alloc", got)
+        return ids
+
+    ids = begin(plan.local, plan.external if plan.settled else 0)
+    chunks, num_steps = list(plan.chunks), 0
     while (left := request.num_tokens - request.num_computed_tokens) or plan.answer:
         if not left:
             break
         count = min(left, chunks.pop(0) if chunks else left)
         yield Scheduled(request, list(ids), request.num_computed_tokens, count)
         request.num_computed_tokens += count
+        num_steps += 1
+        if num_steps == plan.lost:
+            ids = begin(0, 0)
+            continue
         if request.num_computed_tokens == request.num_tokens < plan.num_tokens + plan.answer:
             request.all_token_ids.append(100 * number + request.num_tokens)
     stage.step(f"request_finished({request.request_id})")

@@ -29,13 +29,13 @@ class PlaceOf:
 
 
 def draw_ring(c: Choices) -> Given:
-    place_of = PlaceOf(c.pick((4, 8, 16, 100, 2**32)), c.integer(0, 9))
+    place_of = PlaceOf(c.pick((4, 8, 16, 100, 2**32, 2**64)), c.integer(0, 9))
     replicas = [i for i in range(c.size(1, 5)) if not c.rarely(4)]
     if c.rarely(4):
         replicas.reverse()
-    loads = {i: c.pick((0, 1, 2, 0, 10)) for i in replicas}
+    loads = {i: c.pick((0, 1, 2, 3, 0, 10)) for i in replicas}
     key = f"session {c.integer(0, 9)}"
-    bound = (c.pick((1.25, 2.0, None)),) if c.rarely(2) else ()
+    bound = (c.pick((1.5, 1.25, 2.0, None)),) if c.rarely(2) else ()
     return Given(key, loads, place_of, c.size(1, 6), *bound)
 
 
@@ -138,4 +138,5 @@ RING_OWNER = Contract(
                 "loaded: the next time it should find its prefix there.",
                 "Try the points one after the other.", _ring("least")),
     ),
+    examples=400,
 )  # fmt: skip

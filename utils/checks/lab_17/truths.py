@@ -20,24 +20,24 @@ SIZE = 2
 PROMPTS: tuple[tuple[int, ...], ...] = (
     (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (1, 2, 7, 8), (5, 6), (5, 6, 3, 4), (9, 9, 9, 9, 9, 9),
 )  # fmt: skip
+NAMES = list(dict.fromkeys(name for p in PROMPTS for name in block_names(p, SIZE)))
 Step = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Story:
     """What some engines say, each step to the first index or the second: (index, "stored",
-    replica, prompt, first block, last), (index, "removed", replica, prompt, block), (index,
-    "cleared", replica). `same`: do all engines have the same hashes?"""
+    replica, prompt, first block, last), (index, "removed", replica, prompt, blocks), (index,
+    "cleared", replica). `hashes`: do all engines have the same, others, or the same for other
+    blocks?"""
 
     num_replicas: int
-    same: bool
+    hashes: str
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
-        hashes = "the same" if self.same else "different"
-        return (
-            f"two indexes of {self.num_replicas} replicas with {hashes} hashes, block size {SIZE}"
-        )
+        return (f"two indexes of {self.num_replicas} replicas with {self.hashes} hashes, "
+                f"block size {SIZE}")  # fmt: skip
 
 
 def draw_story(c: Choices) -> Story:
@@ -50,16 +50,20 @@ def draw_story(c: Choices) -> Story:
         if c.rarely(12):
             return which, "cleared", replica
         if c.rarely(3):
-            return which, "removed", replica, prompt, c.integer(0, blocks - 1)
+            gone = tuple(c.some(lambda: c.integer(0, blocks - 1), 1, 3))
+            return which, "removed", replica, prompt, gone
         first = c.integer(0, blocks - 1) if c.rarely(2) else 0
         return which, "stored", replica, prompt, first, c.integer(first, blocks - 1)
 
-    return Story(num_replicas, not c.rarely(2), tuple(c.some(step, 0, 25)))
+    hashes = c.pick(("the same", "different", "small"))
+    return Story(num_replicas, hashes, tuple(c.some(step, 0, 25)))
 
 
 def external(story: Story, replica: int, name: int) -> int:
     """An engine's own hash of a block. It is not the router's name of it."""
-    salt = 0 if story.same else replica
+    if story.hashes == "small":  # counted from 0 on by each engine, so in another order
+        return (NAMES.index(name) - replica) % len(NAMES)
+    salt = 0 if story.hashes == "the same" else replica
     return (name * 0x9E3779B97F4A7C15 + salt + 1) % 2**64
 
 
@@ -71,7 +75,7 @@ def event_of(story: Story, step: Step) -> Event:
     names = block_names(prompt, SIZE)
     hashes: list[int | bytes] = [external(story, replica, name) for name in names]
     if kind == "removed":
-        return BlockRemoved([hashes[rest[1]]], MEDIUM_GPU)
+        return BlockRemoved([hashes[i] for i in rest[1]], MEDIUM_GPU)
     first, last = rest[1], rest[2]
     return BlockStored(
         hashes[first : last + 1], hashes[first - 1] if first else None,
@@ -87,6 +91,8 @@ def play(stage: Stage, index_class: Any, story: Story) -> None:
         event, (which, _, replica) = event_of(story, step), step[:3]
         stage.step(f"index {which + 1}: apply({replica}, {_told(event)})")
         stage.see("apply", stage.call(indexes[which], "apply", replica, event))
+        kept = event == event_of(story, step)
+        stage.see("event", "as it was" if kept else "changed")
         for index in indexes:
             for prompt in PROMPTS:
                 got = stage.call(index, "matches", block_names(prompt, SIZE))
@@ -226,6 +232,8 @@ KV_INDEX = Contract(
         "new": Clause("`KVIndex(num_replicas)` gives no index."),
         "apply": Clause("`apply(replica, event)` returns nothing, and raises nothing, also for a "
                         "block that the index does not know.", "`dict.get`, `dict.pop(x, None)`."),
+        "event": Clause("`apply` changes the event. Others are told of it, too.",
+                        "Slices, such as `event.token_ids[i * size : (i + 1) * size]`."),
         "matches": Clause("`matches` returns {got}; expected {expected} leading blocks.", CHAIN),
     },
     mistakes=(
