@@ -24,16 +24,27 @@ class PackedLinear(nn.Module):
 
     Such a product needs no copy of the weight into that order each time. With few tokens, where
     reading the weight is the work, it takes half the time.
+
+    Where the CPU has no instructions for bfloat16, the packed weight and the product are float32,
+    which is several times faster; what comes in and goes out stays bfloat16.
     """
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.dtype = torch.float32 if multiplies_in_float32(weight.dtype) else weight.dtype
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features]"""
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
-        return output
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.packed, None, "none", [], ""
+        )
+        return output.to(x.dtype)
+
+
+def multiplies_in_float32(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has no product of this type on this CPU: then float32 stands in for it."""
+    return dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def pack_linears(model: nn.Module) -> None:
@@ -44,10 +55,8 @@ def pack_linears(model: nn.Module) -> None:
     weights, the model stays as it is.
     """
     dtype = next(model.parameters()).dtype
-    if not torch.backends.mkldnn.is_available() or not (
-        dtype == torch.float32
-        or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    ):
+    known = dtype in (torch.float32, torch.bfloat16)
+    if not torch.backends.mkldnn.is_available() or not known:
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -56,7 +65,7 @@ def pack_linears(model: nn.Module) -> None:
                 if name == "lm_head":
                     packed.weight = child.weight
                 setattr(module, name, packed)
-    if isinstance(model, LlamaForCausalLM):
+    if isinstance(model, LlamaForCausalLM) and not multiplies_in_float32(dtype):
         model.model.packed_weights = [w for layer in model.model.layers for w in _weights(layer)]
 
 
