@@ -34,7 +34,7 @@ MAX_ANSWER_TOKENS = 128  # a right answer has 93 at most
 # `promises.py` counts how sure they make it.
 BASE_MESSAGES = 60
 # For the speed without and with prefix caching; an accuracy takes all messages.
-SERVE_MESSAGES = 24
+SERVE_MESSAGES = 12
 CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
