@@ -134,9 +134,12 @@ import resource, sys
 from pathlib import Path
 from utils.pipeline.task.data import generate
 from utils.pipeline.stages.finetune import TrainSettings, finetune
+from utils.profiles import fast_dtype
 
 def run(steps):
-    settings = TrainSettings(steps, batch_size=1, learning_rate=2e-3, lora_r=4, lora_alpha=8)
+    settings = TrainSettings(
+        steps, batch_size=1, learning_rate=2e-3, lora_r=4, lora_alpha=8, dtype=fast_dtype()
+    )
     finetune(Path(sys.argv[1]), generate("train", 40), Path(sys.argv[2]), settings)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
