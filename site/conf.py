@@ -24,7 +24,6 @@ html_static_path = ["static"]
 html_css_files = ["course.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_logo = None
 html_favicon = "static/favicon.svg"
 html_theme_options = {
     "repository_url": _project["urls"]["Repository"],
@@ -40,6 +39,5 @@ html_theme_options = {
         "binderhub_url": "https://mybinder.org",
         "notebook_interface": "jupyterlab",
     },
-    # The theme would fetch its icons' font from the page itself; nothing is fetched elsewhere.
     "article_header_end": ["article-header-buttons"],
 }
