@@ -138,8 +138,18 @@ def test_the_first_cell_without_a_network_says_what_to_do(tmp_path: Path) -> Non
         "GIT_CONFIG_KEY_0": f"url.file://{tmp_path}/nowhere.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/",
     }
-    command = [sys.executable, "-c", cell.read_text()]
+    command = [sys.executable, "-S", "-c", cell.read_text()]  # -S: the course is not installed
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1
     assert "and run this cell again." in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []  # nothing that would stop the next try
+
+
+def test_the_first_cell_finds_the_installed_course_from_any_folder(tmp_path: Path) -> None:
+    """A hub, or nbgrader's exchange, puts a lab into a folder that knows nothing of the course."""
+    cell = Path(__file__).parents[1] / "tools" / "bootstrap_cell.py"
+    command = [sys.executable, "-c", cell.read_text()]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Ready.")
+    assert list(tmp_path.iterdir()) == []  # nothing was fetched

@@ -1,10 +1,13 @@
 # Finds the course's code. On Colab and Kaggle it fetches the code first (a few MB).
+import importlib.util
 import pathlib
 import subprocess
 import sys
 
-here = pathlib.Path.cwd()
-roots = [p for p in (here, *here.parents, here / "course") if (p / "utils/hub.py").is_file()]
+here, spec = pathlib.Path.cwd(), importlib.util.find_spec("utils")
+installed = [pathlib.Path(p).parent for p in spec.submodule_search_locations or []] if spec else []
+places = [here, *here.parents, here / "course", *installed]
+roots = [p for p in places if (p / "utils/hub.py").is_file()]
 if not roots:
     url = "https://github.com/from-kv-cache-to-vllm/course"
     if subprocess.run(["git", "clone", "--quiet", "--depth=1", url, "course"]).returncode:
