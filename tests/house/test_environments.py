@@ -44,7 +44,7 @@ def load_yaml(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("target", EXTRAS)
 def test_lock_pins_every_direct_dependency(target: str) -> None:
     direct = list(project()["dependencies"])
     for extra in EXTRAS[target]:
@@ -59,7 +59,7 @@ def test_lock_pins_every_direct_dependency(target: str) -> None:
         )
 
 
-@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("target", EXTRAS)
 def test_lock_is_exact_and_sorted(target: str) -> None:
     lines = (ROOT / "requirements" / f"{target}.lock").read_text().splitlines()
     names = [line.split("==")[0] for line in lines if not line.startswith("#")]
@@ -83,7 +83,7 @@ def test_a_lock_that_lacks_what_another_python_needs_is_found() -> None:
     assert missing(lock, "peft==0.20.0\nbackport==1\n") == ["peft==0.20.0", "backport==1"]
 
 
-@pytest.mark.parametrize("target", ["cpu", "gpu", "classic", "site"])
+@pytest.mark.parametrize("target", ["cpu", "gpu", "macos", "classic", "site"])
 def test_every_pin_but_the_cpu_build_of_torch_has_a_hash(target: str) -> None:
     text = (ROOT / "requirements" / "hashes" / f"{target}.txt").read_text()
     lines = text.replace(" \\\n   ", "").splitlines()[1:]
@@ -119,8 +119,9 @@ def test_who_installs_a_lock_demands_hashes(file: str, files: int) -> None:
     assert len(re.findall(r"(?<!cp) -r ", words)) == files
 
 
-def test_gpu_lock_says_that_it_was_not_run() -> None:
-    assert "RESOLVED, NOT RUN" in (ROOT / "requirements" / "gpu.lock").read_text()
+@pytest.mark.parametrize("target", ["gpu", "macos"])
+def test_these_locks_say_that_they_were_not_run(target: str) -> None:
+    assert "RESOLVED, NOT RUN" in (ROOT / "requirements" / f"{target}.lock").read_text()
 
 
 def test_these_tests_run_on_the_cpu_lock() -> None:
@@ -167,7 +168,7 @@ def test_post_build_installs_the_locks() -> None:
 def test_python_versions_agree() -> None:
     assert project()["requires-python"] == f">={PYTHON}" and PYTHONS[0] == PYTHON
     assert tuple("{}.{}".format(*version) for version in setup.PYTHONS) == (PYTHONS[0], PYTHONS[-1])
-    for target in ("cpu", "gpu"):
+    for target in EXTRAS:
         assert (
             f"Python {PYTHONS[0]} to {PYTHONS[-1]}"
             in (ROOT / "requirements" / f"{target}.lock").read_text()

@@ -20,6 +20,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline; return the exit code."""
+    from utils.linux_only import linux_only
+
+    if problem := linux_only("The pipeline"):  # before packages are imported that are not there
+        print(problem, file=sys.stderr)
+        return 1
+
     from utils.hub import ModelError, resolve_model
     from utils.pipeline.estimates.cards import CARDS
     from utils.pipeline.estimates.dry_run import dry_run, misfits

@@ -46,9 +46,10 @@ def load_fast_ops() -> LlamaOps | None:
         torch.ops.load_library(str(_compiled()))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
+        advice = "Install g++ 12 or later to change that. " if sys.platform == "linux" else ""
         warnings.warn(
             f"The engine's C++ kernels cannot be compiled, so it runs on PyTorch's functions, "
-            f"which is slower. Install g++ 12 or later to change that. The reason: {reason}",
+            f"which is slower. {advice}The reason: {reason}",
             stacklevel=2,
         )
         return None
@@ -90,9 +91,12 @@ def _compiled() -> Path:
     """The compiled kernels, from the cache folder if they are there.
 
     Raises:
-        OSError: there is no compiler, or the folder cannot be written to.
+        OSError: there is no compiler, or the folder cannot be written to, or this is not Linux:
+            elsewhere PyTorch is built with another C++ library than g++'s, and they don't mix.
         subprocess.CalledProcessError: it did not compile. `stderr` says why.
     """
+    if sys.platform != "linux":
+        raise OSError(f"They are written for Linux and g++, and this is {sys.platform}.")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise OSError("There is no C++ compiler (g++ or c++) on the PATH.")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from utils.engine.sampling_params import StructuredOutputsParams
 from utils.engine.structured_output.trial import compile_grammar
+from utils.linux_only import linux_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,6 +112,9 @@ class StructuredOutputManager:
             ValueError: the form is not valid, too large, or not supported; or it needs what this
                 tokenizer, or this environment, does not have. The message says which.
         """
+        # A form is tried first in a process whose memory is limited as Linux does it.
+        if problem := linux_only("structured_outputs"):
+            raise ValueError(problem)
         try:
             import llguidance.hf  # noqa: F401
         except ImportError as error:

@@ -6,6 +6,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from utils.linux_only import linux_only
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -31,7 +33,13 @@ class EngineSettings:
 
 
 def vllm_environment() -> dict[str, str]:
-    """The environment for a vLLM process: quiet, offline, and on a CPU, with few surprises."""
+    """The environment for a vLLM process: quiet, offline, and on a CPU, with few surprises.
+
+    Raises:
+        RuntimeError: there is no vLLM for this system; the message says what to do.
+    """
+    if problem := linux_only("vLLM"):
+        raise RuntimeError(problem)
     return os.environ | {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
