@@ -19,12 +19,15 @@ BESIDE = 1e-5  # a sum so near to top_p may count as below it, or as reaching it
 TAIL = 1e-12  # probabilities below it may be rounded away, if the token stays
 NONE = 1e-37  # less than that is 0
 SHOWN = 60  # bars
-TEMPERATURES = (1.0, 1.0, 0.0, 0.5, 0.7, 2.0, 3.0, 0.01, 100.0)
+TEMPERATURES = (1.0, 1.0, 0.0, 0.0, 0.5, 0.7, 2.0, 3.0, 0.01, 100.0)
 TOP_P = (1.0, 1.0, 0.5, 0.9, 0.25, 0.75, 0.99, 1e-6)
 
 
 def draw(c: Choices) -> Given:
     """Peaked and flat ones; ties; tails of 1e-9; k and p at the edges, or left out."""
+    if c.rarely(12):  # sums without rounding, one of which is top_p
+        vocab = c.pick((4, 2, 8, 32))
+        return Given(torch.zeros(vocab), 1.0, 0, c.integer(1, vocab - 1) / vocab)
     large = c.rarely(60)
     vocab = c.integer(65_536, 70_000) if large else c.size(1, 300)
     kinds = ("plain", "plain", "ties", "ties", "negative", "large", "zero")
@@ -71,7 +74,7 @@ def _sorted(ranked: Tensor, temperature: float, top_k: int, top_p: float) -> Ite
     for kept in sorted({count, tied}):
         weights = (ranked[:kept] / temperature).softmax(0)
         before = weights.cumsum(0) - weights
-        exact = bool((ranked[:kept] == ranked[0]).all()) and kept & (kept - 1) == 0
+        exact = not ranked[:kept].any() and kept & (kept - 1) == 0  # equal, and halves of halves
         beside = 0.0 if exact else BESIDE
         fewest, most = (
             kept if top_p == 1 else int((before < top_p + d).sum()) for d in (-beside, beside)
