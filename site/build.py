@@ -27,7 +27,7 @@ SOURCE, PAGES = BUILD / "source", BUILD / "html"
 # What becomes a page, or is read by one. Solutions are left out: nobody should see them by chance.
 COPIED = (
     "notebooks", "labs", "benchmarks", "README.md", "GLOSSARY.md", "TEACHING.md", "CONTRIBUTING.md",
-    "pyproject.toml",
+    "pyproject.toml", "translations",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ _project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 project = html_title = "From KV Cache to vLLM"
 author = "The course's authors"
 release = _project["version"]
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "mathml", "pages"]
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "mathml", "pages", "languages"]
 html_math_renderer = "mathml"
 nb_execution_mode = "off"  # what is shown is what was committed
 nb_merge_streams = True

@@ -17,7 +17,7 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
-from tools.notebook_rules import NAME, executed_notebooks, labs
+from tools.notebook_rules import NAME, executed_notebooks, labs, translations
 from tools.notebooks import METADATA
 
 KERNEL = METADATA["kernelspec"]["name"]
@@ -32,7 +32,8 @@ DEFAULTS: dict[str, Any] = {
 
 def is_of_the_course(path: Path) -> bool:
     """Whether the course has this notebook; a learner's own may lie beside it."""
-    return bool(re.fullmatch(NAME, path.stem)) and path in executed_notebooks() + labs()
+    ours = executed_notebooks() + labs() + translations()
+    return bool(re.fullmatch(NAME, path.stem)) and path in ours
 
 
 def as_committed(notebook: dict[str, Any]) -> None:

@@ -58,6 +58,11 @@ def labs() -> list[Path]:
     return sorted((ROOT / "labs").glob("*/*.ipynb"))
 
 
+def translations() -> list[Path]:
+    """The lessons in other languages. Built from the English ones, and never executed."""
+    return sorted((ROOT / "translations").glob("*/notebooks/*.ipynb"))
+
+
 def executed_notebooks() -> list[Path]:
     """The notebooks that are committed with their outputs."""
     return lessons() + solutions()
