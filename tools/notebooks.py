@@ -53,7 +53,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
         store_widget_state=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute()
+    with tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
+        client.execute(env=os.environ | {"XDG_STATE_HOME": nobody})
     states = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

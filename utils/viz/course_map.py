@@ -1,10 +1,14 @@
-"""The picture of what the course builds."""
+"""The picture of what the course builds, and of how much of it somebody has built."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from utils.viz.style import BLUE, GREEN, INK, ORANGE
 
@@ -30,32 +34,102 @@ _BLOCKS = (
     (7.8, 6.4, 3.7, "17  routing", GREEN),
     (11.7, 6.4, 3.7, "18  vLLM by hand", GREEN),
 )
+_PART_OF = {
+    BLUE: "Part I: build the engine",
+    ORANGE: "Part II: run the real pipeline",
+    GREEN: "Part III: scale out",
+}
+HEIGHT = 0.82  # of a block
+BAR = 0.17  # of the bar at a block's foot
+PALE = 0.82  # how much of a block's colour is white before its lab is done
+
+
+def lesson_titles() -> dict[str, str]:
+    """`02` -> `the KV cache`, for every lesson in the picture."""
+    split = (text.partition("  ") for _, _, _, text, _ in _BLOCKS)
+    return {number: title.replace("\n", " ") for number, _, title in split}
+
+
+PARTS = {
+    part: tuple(text.partition("  ")[0] for *_, text, own in _BLOCKS if own == color)
+    for color, part in _PART_OF.items()
+}
 
 
 def draw_course_map() -> Figure:
     """Draw the notebooks as the floors of a house: what one needs lies below it."""
-    figure, axes = plt.subplots(figsize=(9, 5.2))
+    figure, axes = _house()
     for left, bottom, width, text, color in _BLOCKS:
-        box = FancyBboxPatch(
-            (left, bottom), width, 0.82, boxstyle="round,pad=0,rounding_size=0.12",
-            facecolor=color, edgecolor="none",
-        )  # fmt: skip
-        axes.add_patch(box)
+        axes.add_patch(_block(left, bottom, width, facecolor=color, edgecolor="none"))
         ink = INK if color == GREEN else "white"
         axes.text(left + width / 2, bottom + 0.41, text, ha="center", va="center", color=ink)
-    axes.text(0, -0.45, "Part I: build the engine", color=BLUE, weight="bold")
-    axes.text(10.4, -0.45, "Part II: run the real pipeline", color=ORANGE, weight="bold")
-    axes.text(0, 7.37, "Part III: scale out", color="#3f7d30", weight="bold")
+    axes.set_title("Each notebook stands on those below it, or on its left")
+    return figure
+
+
+def draw_progress(points: Mapping[str, tuple[float, float]]) -> Figure:
+    """The same house, each floor filled as far as its lab is solved.
+
+    Args:
+        points: for each lab, such as "02", the points so far and the points that there are.
+            A lesson that is not named has no lab, and an outline of dots.
+    """
+    figure, axes = _house()
+    for left, bottom, width, text, color in _BLOCKS:
+        number = text.partition("  ")[0]
+        so_far, of = points.get(number, (0.0, 0.0))
+        share = so_far / of if of else 0.0
+        box = _block(
+            left, bottom, width, facecolor=color if share == 1 else _pale(color), edgecolor=color,
+            linewidth=1.0, linestyle="-" if of else ":",
+        )  # fmt: skip
+        axes.add_patch(box)
+        bar = Rectangle((left, bottom), width * share, BAR, facecolor=color, edgecolor="none")
+        axes.add_patch(bar)
+        bar.set_clip_path(box)
+        ink = "white" if share == 1 and color == BLUE else INK
+        score = f"  {so_far:g}/{of:g}" if of else "  (no lab)"
+        axes.text(
+            left + width / 2, bottom + 0.47, f"{text}{score}", ha="center", va="center", color=ink,
+            size=9,
+        )  # fmt: skip
+    complete = sum(so_far == of for so_far, of in points.values())
+    so_far, of = (sum(column) for column in zip(*points.values(), strict=True))
+    axes.set_title(
+        f"{so_far:g} of {of:g} points, {complete} of {len(points)} labs complete. "
+        "A full floor is a solved lab"
+    )
+    return figure
+
+
+def _house() -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(9, 5.2))
+    axes.text(0, -0.45, _PART_OF[BLUE], color=BLUE, weight="bold")
+    axes.text(10.4, -0.45, _PART_OF[ORANGE], color=ORANGE, weight="bold")
+    axes.text(0, 7.37, _PART_OF[GREEN], color="#3f7d30", weight="bold")
     axes.set_xlim(-0.1, 15.5)
     axes.set_ylim(-0.7, 7.75)
     axes.axis("off")
-    return figure
+    return figure, axes
+
+
+def _block(left: float, bottom: float, width: float, **look: object) -> FancyBboxPatch:
+    style = "round,pad=0,rounding_size=0.12"
+    return FancyBboxPatch((left, bottom), width, HEIGHT, boxstyle=style, **look)  # type: ignore[arg-type]
+
+
+def _pale(color: str) -> tuple[float, float, float]:
+    red, green, blue = (part + PALE * (1 - part) for part in to_rgb(color))
+    return red, green, blue
 
 
 if __name__ == "__main__":
     # Writes the picture that README.md shows: python -m utils.viz.course_map
     from pathlib import Path
 
+    from utils.viz.style import use_course_style
+
+    use_course_style()
     picture = Path(__file__).parents[2] / "notebooks" / "images" / "course_map.png"
     picture.parent.mkdir(exist_ok=True)
     draw_course_map().savefig(picture, dpi=100)

@@ -1,0 +1,162 @@
+"""How far somebody has come: the record of checks, counted against all exercises of all labs.
+
+`make progress` prints it (`python -m utils.checks.kit.progress`); notebook 00 draws it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.checks.kit.record import is_off, read_record, record_file
+from utils.viz.course_map import PARTS, lesson_titles
+
+CHECKS = Path(__file__).parents[1]
+WIDTH = 20  # characters of a full bar
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One check of a lab: the function's name, its title, and the points it gives."""
+
+    name: str
+    title: str
+    points: float
+
+
+@dataclass(frozen=True)
+class LabProgress:
+    """The best that each exercise of a lab has given so far, summed, and what is still missing."""
+
+    lab: str
+    points: float
+    of: float
+    last: str
+    missing: tuple[Exercise, ...]
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All labs in their order. `problem` says why the record could not be read, or ""."""
+
+    labs: tuple[LabProgress, ...]
+    problem: str = ""
+
+    @property
+    def points(self) -> dict[str, tuple[float, float]]:
+        """For each lab: points so far, and points that there are."""
+        return {lab.lab: (lab.points, lab.of) for lab in self.labs}
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        points, of = sum(lab.points for lab in self.labs), sum(lab.of for lab in self.labs)
+        complete = sum(lab.complete for lab in self.labs)
+        return (
+            f"{points:g} of {of:g} points so far. {complete} of {len(self.labs)} labs are complete."
+        )
+
+    @property
+    def table(self) -> str:
+        """A line for each lab, part by part."""
+        titles, by_lab = lesson_titles(), {lab.lab: lab for lab in self.labs}
+        longest = max(map(len, titles.values()))
+        lines = []
+        for part, lessons in PARTS.items():
+            lines += ["", part]
+            for number in filter(by_lab.__contains__, lessons):
+                lab = by_lab[number]
+                bar = ("#" * int(WIDTH * lab.points / lab.of)).ljust(WIDTH, ".")
+                score = f"{lab.points:>3g} of {lab.of:>2g}"
+                name = titles[number].ljust(longest)
+                lines.append(f"  {number}  {name}  [{bar}]  {score}  {lab.last}".rstrip())
+        return "\n".join(lines)
+
+    @property
+    def next_step(self) -> str:
+        """What to do now, in one sentence."""
+        titles = lesson_titles()
+        begun = [lab for lab in self.labs if lab.points and lab.missing]
+        open_labs = begun or [lab for lab in self.labs if lab.missing]
+        if not open_labs:
+            return "All is done. `make verify` runs your labs anew, and writes a page about it."
+        lab = open_labs[0]
+        return f"Next: lab {lab.lab} ({titles[lab.lab]}), {lab.missing[0].title}."
+
+
+@functools.cache
+def syllabus() -> dict[str, tuple[Exercise, ...]]:
+    """Every lab's exercises, read from the checks' source: to import them all takes long."""
+    return {
+        file.parent.name.removeprefix("lab_"): tuple(_exercises(ast.parse(file.read_text("utf-8"))))
+        for file in sorted(CHECKS.glob("lab_*/__init__.py"))
+    }
+
+
+def _exercises(tree: ast.Module) -> Iterator[Exercise]:
+    for node in tree.body:
+        for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            match node, mark:
+                case (
+                    ast.FunctionDef(name=name),
+                    ast.Call(
+                        ast.Name("exercise"),
+                        [ast.Constant(str(title))],
+                        [ast.keyword("points", ast.Constant(int() | float() as points))],
+                    ),
+                ):
+                    yield Exercise(name, title, float(points))
+
+
+def progress() -> Progress:
+    """Count the record. One that cannot be read counts as empty, and `problem` says why."""
+    problem = ""
+    try:
+        entries = read_record()
+    except (OSError, RuntimeError) as error:
+        entries, problem = [], f"The record cannot be read: {error}"
+    best: dict[tuple[str, str], float] = {}
+    last: dict[str, str] = {}
+    for entry in entries:
+        key = (entry.lab, entry.exercise)
+        share = entry.points / entry.of if entry.of else 0.0  # points may have been set anew since
+        best[key] = max(best.get(key, 0.0), share)
+        last[entry.lab] = max(last.get(entry.lab, ""), entry.at[:10])
+    labs = []
+    for lab, exercises in syllabus().items():
+        shares = {e: best.get((lab, e.name), 0.0) for e in exercises}
+        labs.append(
+            LabProgress(
+                lab,
+                points=sum(e.points * share for e, share in shares.items()),
+                of=sum(e.points for e in exercises),
+                last=last.get(lab, ""),
+                missing=tuple(e for e, share in shares.items() if share < 1),
+            )
+        )
+    return Progress(tuple(labs), problem)
+
+
+def main() -> None:
+    """Print the map, what comes next, and where the record lies."""
+    done = progress()
+    print(f"{done.table}\n\n{done.summary}\n{done.next_step}\n")
+    if done.problem:
+        print(done.problem)
+        return
+    print(f"Counted from {record_file()}, which the checks write and nothing sends anywhere.")
+    if is_off():
+        print("COURSE_PROGRESS=off: nothing is added to it.")
+    else:
+        print("COURSE_PROGRESS=off switches it off. Delete the file, and all is forgotten.")
+
+
+if __name__ == "__main__":
+    main()
