@@ -130,6 +130,11 @@ def _judge_hash(stage: Stage, key_class: Any, one: Any, length: int) -> None:
     many = [_chain(key_class, ((i, (i, 9), None),)) for i in range(8)]
     numbers = stage.do(lambda: {hash(key) for key in many})
     stage.see("alike", numbers if isinstance(numbers, Raised) else len(numbers) > 1)
+    behind = ((20, (5,), None), (30, (5, 9), None))
+    asked = [_chain(key_class, ((i, (i, 9), None), *((i + n, *rest) for n, *rest in behind)))
+             for i in range(8)]  # fmt: skip
+    numbers = stage.do(lambda: {hash(key) for key in asked})
+    stage.see("alike behind", numbers if isinstance(numbers, Raised) else len(numbers) > 1)
     if length > 1000:
         slow = stage.do(_seconds, one)
         stage.see("slow", slow if isinstance(slow, Raised) else bool(slow > SLOW_S))
@@ -214,6 +219,9 @@ CLAUSES = {
     "dictionary": Clause("{got}; expected: {expected}.", "`__hash__` returns `hash(self.digest)`."),
     "alike": Clause("All hashes have the same `hash(...)`: the dictionary would compare each with "
                     "each.", "`__hash__` returns `hash(self.digest)`."),
+    "alike behind": Clause("The same tokens behind different blocks have the same `hash(...)`: one "
+                           "question, asked behind a thousand prompts, is one number.",
+                           "`__hash__` returns `hash(self.digest)`."),
     "slow": Clause("`hash(...)` takes longer for a long prompt: it walks back to the beginning.",
                    "The digest stands for everything before: `hash(self.digest)`."),
 } | {
