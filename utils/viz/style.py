@@ -1,5 +1,6 @@
 """One look for every figure: quiet axes, and colours that differ in brightness, so that a figure
-also reads in grey."""
+also reads in grey, and for those who see no red or no green. tests/viz/test_colours.py computes it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import matplotlib.pyplot as plt
 from cycler import cycler
 
 INK = "#1b1b1b"
-BLUE = "#1f4e9c"  # dark
-ORANGE = "#e07b00"  # middle
-GREEN = "#7bbf6a"  # light
-GREY = "#8a8a8a"
+# From dark to light, by nine or more of CIE's 100 steps of lightness each: INK, BLUE, RED, GREY,
+# ORANGE, GREEN. GREEN is too pale on white for words and thin lines: it fills, or has a marker.
+BLUE = "#1a4288"
+ORANGE = "#e07b00"
+GREEN = "#7bbf6a"
+GREY = "#767676"
 RED = "#b3261e"
 COLORS = (BLUE, ORANGE, GREEN, RED, GREY)
 
