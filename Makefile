@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs grade bench site audit repo-url clean
+.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site slides audit repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -50,14 +50,26 @@ notebooks: setup ## re-execute the notebooks and solutions, and save their outpu
 labs: setup ## generate labs/ from solutions/
 	@$(COURSE) tools/make_labs.py
 
+translations: setup ## build the lessons in other languages, and say what is left to translate
+	@$(COURSE) tools/translate.py
+
 grade: setup ## grade what came back of a lab, student by student: make grade LAB=02_kv_cache
 	@$(COURSE) -m tools.grading.grade $(LAB) $(if $(ACCEPT),--accept=$(ACCEPT)) $(if $(TRUST),--trust)
+
+progress: setup ## a map of the labs that you have solved, from the record that their checks write
+	@$(COURSE) -m utils.checks.kit.progress
+
+verify: setup ## run your labs anew, and write a page that anybody can check; one: make verify LAB=02
+	@$(COURSE) -m tools.verification.verify $(LAB) $(if $(LABS),"--labs=$(LABS)") $(if $(TRUST),--trust)
 
 bench: setup ## run the benchmarks, and save their JSON
 	@for script in benchmarks/*.py; do $(COURSE) $$script || exit 1; done
 
 site: ## build the website from the committed notebooks into build/site/html (no set-up needed)
 	@$(PYTHON) site/build.py
+
+slides: ## make a talk of each lesson, from its own figures: build/slides (no set-up needed)
+	@$(PYTHON) tools/slides/build.py
 
 audit: ## look the locked versions up among known vulnerabilities, and write bills of materials (needs the network)
 	@$(PYTHON) tools/audit.py
