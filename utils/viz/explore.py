@@ -9,6 +9,7 @@ from collections.abc import Callable
 import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from traitlets import Unicode
 
 from utils.viz.figure_text import figure_text
 
@@ -23,6 +24,10 @@ def png(figure: Figure) -> bytes:
 
 def show(figure: Figure, image: ipywidgets.Image) -> None:
     """Put a figure into a widget, with a text that is read out where the picture is not seen."""
+    if not image.has_trait("description"):
+        # The front end of ipywidgets 8 asks each widget with a tooltip for its description first,
+        # and draws no widget that has none.
+        image.add_traits(description=Unicode("").tag(sync=True))
     image.tooltip = figure_text(figure)
     image.value = png(figure)
 
