@@ -27,7 +27,8 @@ class Story:
 def draw(c: Choices) -> Story:
     """One text or two: pieces of characters, tokens without text, bytes that are no character."""
     if c.rarely(25):
-        return Story((long_text(c.pick(("words", "emoji", "special")), c.pick((1, 2000))),), True)
+        kind = c.pick(("words", "emoji", "special"))
+        return Story((long_text(kind, *c.pick(((1, 400), (2000, 400), (2000, 20)))),), True)
     drops = c.pick((False, True))
     real = c.rarely(8)
     count = 2 if c.rarely(4) else 1
@@ -72,9 +73,10 @@ def play(stage: Stage, detokenizer_class: Callable[..., Any], story: Story) -> N
         stage.now(f"an answer of {len(text.answer)} tokens")
         if shown[which] != text.decode([*text.prompt, *text.answer])[3 * len(text.prompt) :]:
             stage.blame("other", "its text", "another text")
-        allowed = MAX_DECODED_PER_TOKEN * len(text.answer) + 2 * len(text.prompt)
+        allowed = MAX_DECODED_PER_TOKEN * len(text.answer)
         if decoded[which] > allowed:
-            stage.blame("cost", f"at most {allowed:,} tokens decoded in all", f"{decoded[which]:,}")
+            clause = "prompt's cost" if decoded[which] < 3 * len(text.prompt) else "cost"
+            stage.blame(clause, f"at most {allowed:,} tokens decoded in all", f"{decoded[which]:,}")
 
 
 def _compare(stage: Stage, text: Text, truth: list[str], shown: str) -> None:
@@ -152,6 +154,8 @@ DETOKENIZER = Contract(
                        "decode everything again and again.",
                        "Once text is shown, its tokens are only needed as context: keep the last "
                        "few of them. Of the prompt, six are enough."),
+        "prompt's cost": Clause("The text is right, but the whole prompt is decoded, however long "
+                                "it is.", "Of the prompt, the last six tokens are enough."),
     },
     examples=250,
 )  # fmt: skip

@@ -109,10 +109,10 @@ def real_text(c: Choices) -> Text:
     return Text(tuple(encode(c.pick(("The prompt:", "今日は"))), ), tuple(ids), None)  # fmt: skip
 
 
-def long_text(kind: str, num_prompt: int) -> Text:
+def long_text(kind: str, num_prompt: int, num_answer: int) -> Text:
     emoji = "🎉".encode()
     pieces = {"words": [b" sea"], "special": [b" sea", b" is", b""],
               "emoji": [emoji[:1], emoji[1:2], emoji[2:3], emoji[3:]]}[kind]  # fmt: skip
     tokens = dict(enumerate([b"The", *pieces]))
-    answer = [1 + place % len(pieces) for place in range(400)]
+    answer = [1 + place % len(pieces) for place in range(num_answer)]
     return Text((0,) * num_prompt, tuple(answer), tokens)
