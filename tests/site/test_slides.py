@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -73,6 +74,19 @@ def test_a_section_shows_its_figure_with_its_text_and_says_its_prose() -> None:
     )
 
 
+def test_each_slide_of_a_section_is_said_what_stands_by_it() -> None:
+    cells = [
+        markdown("## Measure", "Before. ", "", "$$a$$"), code("x", "A"), markdown("Between."),
+        code("x", "B"), markdown("### Below", "After."),
+    ]  # fmt: skip
+    slides = chosen(*cells, *(markdown(f"## S{number}", "Text.") for number in range(9)))[:3]
+    assert [slide.kind for slide in slides] == ["formula", "figure", "figure"]
+    words = ("Before", "Between", "After")
+    assert [[word in slide.notes for word in words] for slide in slides] == [
+        [True, False, False], [False, True, False], [False, False, True],
+    ]  # fmt: skip
+
+
 def test_a_figure_without_text_says_where_it_stands() -> None:
     [slide] = chosen(markdown("## Measure"), code("x", "PNG"))
     assert slide.figure is not None and slide.figure.text == "Figure of the section: Measure"
@@ -83,7 +97,7 @@ def test_a_formula_a_definition_or_first_sentences_stand_for_a_section_without_f
     slides = chosen(
         markdown("## Cost", "It grows. Twice.", "", "$$a = b$$", "", "More."),
         markdown("## Build", "Here it is. And more."), code(long), code(definition),
-        markdown("## Talk", "A first sentence that is long enough to stand on its own. A second.", "",
+        markdown("## Talk", "A first sentence that is long enough to stand on its own. And.", "",
                  "Another one."), code(long),
         markdown("### Below", "A third thing."),
     )  # fmt: skip
@@ -99,7 +113,7 @@ def test_a_formula_a_definition_or_first_sentences_stand_for_a_section_without_f
 def test_recap_and_questions_close_the_talk_and_optional_parts_are_left_out() -> None:
     slides = chosen(
         markdown("## Beyond (optional)", "Nobody needs it."),
-        markdown("## The same thing in vLLM", "| here | in vLLM |", "|---|---|", *["| a | b |"] * 9),
+        markdown("## The same thing in vLLM", "| here | vLLM |", "|---|---|", *["| a | b |"] * 9),
         markdown("## Recap", "- Keep this.", "", "### Questions", "",
                  "<details><summary>Why?</summary>", "", "Because.", "</details>", "",
                  "### Read on", "", "- A paper."),
@@ -229,7 +243,5 @@ def test_keys_move_and_show_notes(page: Page, talks: dict[str, str]) -> None:
 def test_on_paper_each_slide_is_a_page(page: Page, talks: dict[str, str]) -> None:
     page.open((SLIDES / "02_kv_cache.html").as_uri())
     printed = page._send("Page.printToPDF", preferCSSPageSize=True)["data"]
-    import base64
-
     pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))
     assert len(pages) == page.evaluate("slides.length")

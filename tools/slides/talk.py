@@ -58,6 +58,7 @@ class Section:
     prose: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # how much of the prose stands before each
 
     @property
     def notes(self) -> str:
@@ -107,7 +108,9 @@ def sections_of(notebook: dict[str, Any]) -> list[Section]:
                     sections.append(Section(title.strip(), len(marks), [text.strip()]))
         elif "bootstrap" not in tags and sections:
             sections[-1].code.append(source)
-            sections[-1].figures += _figures(cell, sections[-1].title)
+            found = _figures(cell, sections[-1].title)
+            sections[-1].figures += found
+            sections[-1].places += [len(sections[-1].prose)] * len(found)
     return sections
 
 
@@ -126,9 +129,12 @@ def _merged(sections: list[Section]) -> list[Section]:
     for section in sections:
         if section.level == 2 or not merged:
             merged.append(Section(section.title, 2, [*section.prose], [*section.code],
-                                  [*section.figures]))  # fmt: skip
+                                  [*section.figures], [*section.places]))  # fmt: skip
         else:
-            merged[-1].prose += [f"**{section.title}.** {section.notes}"]
+            before = len(merged[-1].prose)
+            merged[-1].places += [before + place for place in section.places]
+            first, *others = section.prose
+            merged[-1].prose += [f"**{section.title}.** {first}", *others]
             merged[-1].code += section.code
             merged[-1].figures += section.figures
     return merged
@@ -140,9 +146,12 @@ def _slides(section: Section) -> list[Slide]:
     notes, lead = section.notes, _points(section.notes, 1)
     if formula := FORMULA.search(notes):
         slides.append(Slide(section.title, "formula", lead, formula=formula[0], notes=notes))
-    for figure in section.figures:
-        slides.append(Slide(section.title, "figure", figure=figure, notes="" if slides else notes))
+    slides += [Slide(section.title, "figure", figure=figure) for figure in section.figures]
     if slides:
+        # Each is said what stands behind its figure; the first, also what stands before.
+        cuts = section.places if formula else section.places[1:]
+        for slide, start, end in zip(slides, [0, *cuts], [*cuts, None], strict=True):
+            slide.notes = "\n\n".join(section.prose[start:end])
         return slides
     code, points = _short(section.code), _points(notes, MAX_POINTS)
     if code and (DEFINITION.search(code) or points.count("\n") < 1):
@@ -166,7 +175,7 @@ def _points(prose: str, number: int) -> str:
     points = []
     for block in re.split(r"\n\s*\n", FORMULA.sub("", DETAILS.sub("", prose))):
         block = " ".join(block.split("\n- ")[0].split()) if not block.startswith("- ") else block
-        if not block.strip() or block.startswith(("|", "<", "```", "#", "    ", "![")):
+        if not block.strip() or block.startswith(("|", "<", "```", "#", "    ", "![", "(")):
             continue
         if block.startswith("- "):
             items = re.split(r"^- ", block, flags=re.MULTILINE)[1:]
