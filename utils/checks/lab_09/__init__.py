@@ -83,7 +83,7 @@ def gptq(function: Callable[..., Parts]) -> str | Passed:
 
 @exercise("Exercise 10: search_scales", points=3)
 def search_scales(function: Callable[..., Tensor]) -> str | Passed:
-    """Check `search_scales(weight, inputs, bits, group_size, n_grid)`."""
+    """Check `search_scales(weight, inputs, bits, group_size)`."""
     return awq.SEARCH_SCALES.check(function)
 
 

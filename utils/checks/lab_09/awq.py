@@ -44,6 +44,8 @@ def draw_layer(c: Choices) -> Given:
     width = group_size * groups
     generator = torch.Generator().manual_seed(c.integer(0, 9999))
     weight = torch.randn(c.size(1, 6), width, generator=generator) * c.pick((1.0, 1.0, 0.02))
+    if c.rarely(9):
+        weight = (weight > 0).float()  # plain rounding loses nothing
     strength = (c.pick((1.0, 0.0, 3.0)) * torch.randn(width, generator=generator)).exp()
     shift = torch.randn(width, generator=generator)
     inputs = (torch.randn(tokens, width, generator=generator) + shift) * strength

@@ -40,7 +40,8 @@ def draw_weight(c: Choices) -> Given:
     off = torch.randint(-5, 6, shape, generator=generator) / 10
     steps = aim + off - zeros[..., None]
     far_out = torch.rand(shape, generator=generator) < c.pick((0.0, 0.1))
-    weight = (steps * torch.where(far_out, 1e5, 1.0) * scales[..., None]).flatten(1)
+    times = torch.where(far_out, c.pick((1e5, 1e12)), 1.0)  # the second is beyond any int32
+    weight = (steps * times * scales[..., None]).flatten(1)
     tensors = (laid_out(t, c.pick(LAYOUTS)) for t in (weight, scales, zeros))
     return Given(*tensors, bits)
 

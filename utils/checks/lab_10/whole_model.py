@@ -22,7 +22,7 @@ from utils.checks.kit.contracts import (
 from utils.checks.lab_10.layer_mistakes import RightLayer
 
 WIDTH = 6
-NAMES = ("proj", "up", "q_proj", "down", "0", "mlp")
+NAMES = ("proj", "up", "q_proj", "base_layer", "down", "0", "mlp")
 KINDS = ("linear", "linear", "box", "bias", "twice", "wide", "norm", "embedding", "alike")
 
 
@@ -182,7 +182,7 @@ def _adapt(stage: Stage, add_lora: Any, case: Case, model: nn.Module) -> Any:
 
 
 def _is_base(name: str, parameter: Tensor, values: dict[str, Tensor]) -> bool:
-    old = values.get(name.replace(".base_layer", ""))
+    old = values.get(name.replace(".base_layer", "", 1))
     return old is not None and not torch.equal(old, parameter)
 
 

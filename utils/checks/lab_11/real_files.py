@@ -33,6 +33,7 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 PROMPT = "The capital of France is"
 PATIENCE = 2000
+SOUND = ("", TURNED := "none, but weights [in, out]")  # adapters that must not be refused
 
 
 def write_adapter(model: nn.Module, folder: Path, **options: Any) -> Any:
@@ -133,22 +134,24 @@ def rehearse(merge_files: MergeFiles) -> None:
         {"r": 4, "lora_alpha": 16}, {"r": 3, "lora_alpha": 6, "use_rslora": True},
     )):  # fmt: skip
         dtype = (torch.bfloat16, torch.float32)[number]
-        for damage in ("", "no B", "DoRA", "no layer"):
+        for damage in (*SOUND, "no B", "DoRA", "no layer"):
             given = f"a tiny model in {3 - 2 * number} files, {options}, damage: {damage or 'none'}"
             with tempfile.TemporaryDirectory() as name:
                 base, adapter, out = (Path(name) / part for part in ("base", "adapter", "new/out"))
                 state = {n: t.to(dtype) for n, t in model.state_dict().items()}
+                if damage == TURNED:
+                    state |= {n: t.T for n, t in state.items() if any(x in n for x in TARGETS)}
                 write_base(state, base, model.config.to_json_string(), 3 - 2 * number)
                 write_adapter(copy.deepcopy(model), adapter, **options)
                 spoil(adapter, damage)
-                if number and not damage:  # somebody has merged into this folder before
+                if number and damage in SOUND:  # somebody has merged into this folder before
                     shutil.copytree(base, out)
                     (out / "config.json").write_text("{}")
                 result = called(merge_files, base, adapter, out, given)
                 refused = isinstance(result, Raised) and issubclass(result.error, ValueError)
-                if not damage and isinstance(result, Raised):
+                if damage in SOUND and isinstance(result, Raised):
                     raise Mismatch(result.says, input=given, look=result.look)
-                if not damage:
+                if damage in SOUND:
                     compare(base, adapter, out, given)
                 elif not refused:
                     raise Mismatch("A damaged adapter is to be refused with a ValueError.",
@@ -166,8 +169,9 @@ def spoil(adapter: Path, damage: str) -> None:
     if damage == "no layer":
         tensors = {name.replace(".layers.1.", ".layers.7."): t for name, t in tensors.items()}
     save_file(tensors, adapter / ADAPTER[1])
-    if damage == "DoRA":
-        config = json.loads((adapter / ADAPTER[0]).read_text()) | {"use_dora": True}
+    changes = {"DoRA": {"use_dora": True}, TURNED: {"fan_in_fan_out": True}}
+    if damage in changes:
+        config = json.loads((adapter / ADAPTER[0]).read_text()) | changes[damage]
         (adapter / ADAPTER[0]).write_text(json.dumps(config))
 
 

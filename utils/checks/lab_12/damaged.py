@@ -117,7 +117,8 @@ def hurt(c: Choices, tensors: dict[str, Tensor], name: str, part: str) -> None:
         damages = [*damages[:4], *3 * [lambda: with_one(old, row, c.pick(BAD_SCALES))]]
     if part == "g_idx" and old.dim() == 1 and old.numel():
         some = c.integer(0, max(0, len(old) - 1))
-        damages = [*damages[:4], lambda: old.flip(0), lambda: old.roll(1), lambda: old * 0,
+        damages = [*damages[:4], damages[5],
+                   lambda: old.flip(0), lambda: old.roll(1), lambda: old * 0,
                    *2 * [lambda: with_one(old, row, int(old[some])).sort().values],
                    lambda: with_one(old, row, int(old[some])), lambda: with_one(old, row, -1),
                    lambda: with_one(old, row, int(old.max()) + 1)]  # fmt: skip

@@ -68,16 +68,6 @@ def alone(load: Load, num_tokens: int) -> float:
     return seconds + (load.step_seconds(rest) if rest else 0.0)
 
 
-def right_rule(load: Load, num_tokens: int, ttft_limit: float) -> float:
-    """A plain rule: the certain time, and the queue's own for who comes back."""
-    if alone(load, num_tokens) > ttft_limit:
-        return math.inf
-    seconds = surely(load, num_tokens)
-    if seconds <= ttft_limit:
-        return 0.0
-    return seconds - ttft_limit if seconds < math.inf else ttft_limit
-
-
 class KeepsPromises:
     """Judges a rule by what becomes of the requests in a story."""
 
