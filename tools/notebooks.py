@@ -23,6 +23,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.notebook_rules import executed_notebooks, problems
+from tools.translate import rebuild
 
 CELL_TIMEOUT_S = 600
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -121,6 +122,7 @@ def main() -> None:
             failed = True
             continue
         save(notebook, path)
+        rebuild(path)  # the same lesson in other languages has its code and outputs
         print(f"{time.monotonic() - started:.0f} s")
         for problem in problems(path):
             print(f"    {problem}")

@@ -232,10 +232,10 @@ def report(lesson: str, into: Language) -> list[str]:
     return found
 
 
-def rebuild(path: Path) -> None:
+def rebuild(path: Path, root: Path = ROOT) -> None:
     """After an English notebook has changed: its translations take over its code and outputs."""
-    if path.parent == ROOT / "notebooks":
-        for into in languages():
+    if path.parent == root / "notebooks":
+        for into in languages(root):
             if path.stem in into.lessons():
                 refresh(path.stem, into)
                 build(path.stem, into)
