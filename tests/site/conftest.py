@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from filelock import FileLock
 
-from tests.site.browser import Page, a_page
+from tests.browser.axe import SITE_LOCK
+from tests.browser.cdp import Page, a_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,12 +26,20 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def pages() -> Path:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the built site. Each warning of the build is an error."""
-    built = subprocess.run(
-        [sys.executable, str(ROOT / "site" / "build.py")], capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    of_this_run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        of_this_run = of_this_run.parent  # all workers'
+    done = of_this_run / "site-is-built"
+    SITE_LOCK.parent.mkdir(exist_ok=True)
+    with FileLock(SITE_LOCK):  # one worker builds, the others wait for it
+        if not done.exists():
+            built = subprocess.run(
+                [sys.executable, str(ROOT / "site" / "build.py")], capture_output=True, text=True
+            )
+            assert built.returncode == 0, built.stdout + built.stderr
+            done.touch()
     return ROOT / "build" / "site" / "html"
 
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.site.browser import Page
+from tests.browser.cdp import Page
 
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LESSON = "/notebooks/04_paged_allocator.html"
