@@ -188,7 +188,9 @@ def test_ci_and_workflow_run_the_readmes_command_alone() -> None:
     assert commands == ["make test"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     steps = load_yaml(".github/workflows/test.yml")["jobs"]["test"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == ["make test"]
+    # What the machine lacks comes before; nothing else is done here than on anybody's machine.
+    runs = {step.get("name"): step["run"] for step in steps if "run" in step}
+    assert "chrome" in runs.pop("A browser") and list(runs.values()) == ["make test"]
     assert all(step["uses"].startswith("actions/") for step in steps if "uses" in step)
 
 
