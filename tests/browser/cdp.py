@@ -86,7 +86,8 @@ class Page:
     def press(self, key: str) -> None:
         """A key of `KEYS`, goes to what has the focus."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
-        self._send("Input.dispatchKeyEvent", type="rawKeyDown", **about)
+        written = {"text": "\r"} if key == "Enter" else {}
+        self._send("Input.dispatchKeyEvent", type="keyDown", **about, **written)
         self._send("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def write(self, text: str) -> None:

@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from tests.browser.cdp import Page
 from utils.pipeline.process import stop, supervised
@@ -56,6 +57,14 @@ def copy_course(folder: Path) -> None:
     git(folder, "commit", "--quiet", "--message", "the course")
 
 
+def said_by_server(home: Path) -> dict[str, Any]:
+    """What a server writes down about itself once it listens; empty until it is all written."""
+    for file in home.glob("jpserver-*.json"):
+        with suppress(json.JSONDecodeError):
+            return json.loads(file.read_text())
+    return {}
+
+
 @contextmanager
 def a_lab(folder: Path) -> Iterator[Lab]:
     """A server in `folder`, with its kernels ended in every case."""
@@ -78,10 +87,9 @@ def a_lab(folder: Path) -> Iterator[Lab]:
         )  # fmt: skip
     try:
         end = monotonic() + PATIENCE_S
-        while not (found := list(home.glob("jpserver-*.json"))):
+        while not (about := said_by_server(home)):
             assert server.poll() is None and monotonic() < end, (home / "log").read_text()
             sleep(0.1)
-        about = json.loads(found[0].read_text())
         assert about["hostname"] == "127.0.0.1"
         yield Lab(f"{about['url']}?token={about['token']}", course)
     finally:

@@ -9,12 +9,13 @@ import pytest
 from tests.browser.cdp import Page
 
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-LESSON = "/notebooks/04_paged_allocator.html"
+START, LESSON = "/notebooks/00_start_here.html", "/notebooks/04_paged_allocator.html"
+LAB, SEARCH = "/labs/02_kv_cache/02_kv_cache.html", "/search.html?q=copy-on-write"
 
 
 def test_no_request_leaves_the_page(site: str, page: Page) -> None:
     page.asked.clear()
-    for path in ("/index.html", LESSON, "/labs/02_kv_cache/02_kv_cache.html", "/measured.html"):
+    for path in ("/index.html", START, LESSON, LAB, SEARCH, "/measured.html", "/compare.html"):
         page.open(site + path)
         page.wait_for("[...document.images].every(i => i.complete)")
     hosts = {urlsplit(url).hostname for url in page.asked if not url.startswith("data:")}
@@ -28,18 +29,33 @@ def test_the_first_picture_moves_into_view(site: str, page: Page) -> None:
     assert 0 < top < 500
 
 
-@pytest.mark.parametrize("path", ["/index.html", LESSON, "/GLOSSARY.html", "/TEACHING.html"])
+@pytest.mark.parametrize(
+    "path",
+    ["/index.html", START, LESSON, LAB, SEARCH, "/GLOSSARY.html", "/TEACHING.html",
+     "/compare.html", "/measured.html"],
+)  # fmt: skip
 def test_a_phone_scrolls_in_one_direction(site: str, page: Page, path: str) -> None:
     page.open(site + path, width=390, height=844)
+    assert page.evaluate("innerWidth") == 390
     assert page.evaluate(WIDE) <= 0
 
 
 def test_search_finds_a_lesson(site: str, page: Page) -> None:
-    page.open(f"{site}/search.html?q=copy-on-write")
+    page.open(site + SEARCH)
     page.wait_for("document.querySelectorAll('#search-results li').length > 0")
     assert "04_paged_allocator" in page.evaluate(
         "document.querySelector('#search-results').innerHTML"
     )
+
+
+def test_a_word_is_searched_with_keys_alone(site: str, page: Page) -> None:
+    page.open(site + LESSON)
+    page.evaluate("document.querySelector('.search-button, .search-button-field').click()")
+    page.wait_for("document.activeElement.type === 'search'")
+    page.write("perplexity")
+    page.press("Enter")
+    page.wait_for("location.pathname === '/search.html'")
+    page.wait_for("document.querySelectorAll('#search-results li').length > 0")
 
 
 def test_lessons_are_linked_in_their_order(site: str, page: Page) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.site.browser import Page
+from tests.browser.cdp import Page
 from tools.notebook_rules import lessons
 from tools.slides.talk import FEWEST, MAX_CODE_LINES, MOST, Slide, talk_of
 
