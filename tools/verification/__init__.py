@@ -1,0 +1,1 @@
+"""What runs a learner's own labs again and writes a page about it: `make verify`."""
