@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import widgets
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -42,8 +43,14 @@ def linked(text: str, folder: str) -> str:
     return LINK.sub(target, text)
 
 
-def page_of(notebook: dict[str, Any], folder: str) -> dict[str, Any]:
-    """A notebook as its page shows it: without set-up cells, with texts for its figures."""
+def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, Any]:
+    """A notebook as its page shows it: without set-up cells, with texts for its figures.
+
+    Args:
+        notebook: is changed.
+        folder: of the notebook, from the repository's root.
+        name: of the lesson, if it is one; its recorded widget takes the place of the picture.
+    """
     heading = ""
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
@@ -59,7 +66,8 @@ def page_of(notebook: dict[str, Any], folder: str) -> dict[str, Any]:
         alt = next(filter(None, texts), f"Figure of the section: {heading}")
         cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
         if cell["outputs"] and "widget" in tags:
-            cell["outputs"].append(_html(WIDGET))
+            live = widgets.element(name)
+            cell["outputs"] = [_html(live)] if live else [*cell["outputs"], _html(WIDGET)]
     return notebook
 
 
@@ -70,7 +78,8 @@ def _html(text: str) -> dict[str, Any]:
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
     folder = posixpath.dirname(name)
     if app.env.doc2path(name).suffix == ".ipynb":
-        source[0] = json.dumps(page_of(json.loads(source[0]), folder))
+        lesson = posixpath.basename(name) if folder == "notebooks" else ""
+        source[0] = json.dumps(page_of(json.loads(source[0]), folder, lesson))
     else:
         source[0] = linked(BADGE.sub("", source[0]), folder)
 
@@ -83,6 +92,7 @@ def _look_for_texts(app: Sphinx, tree: nodes.document, name: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    widgets.unpack()
     app.connect("source-read", _read)
     app.connect("doctree-resolved", _look_for_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -39,7 +39,10 @@ def plot_station(number: int) -> Figure:
                   color=ORANGE if now else INK if reached else GREY)  # fmt: skip
         axes.text(place, 0.91, str(i + 1), ha="center", va="top", fontsize=9 if now else 8,
                   color=INK if reached else GREY, weight="bold" if now else "normal")  # fmt: skip
-    axes.text(0, 0.77, f"{number}. {station.what}", fontsize=12, weight="bold")
+    axes.set_title(f"{number}. {station.what}", loc="left", x=0, y=0.75, weight="bold")
+    # Not drawn, as the axes are off: for the figure's text, which is read out.
+    ours = f"ours: {station.ours.function} in {station.ours.file}" if station.ours else "ours: none"
+    axes.set_xlabel(f"vLLM: {station.theirs.function} in {station.theirs.file}, {ours}")
     for x, name, color, text in (
         (0.0, "vLLM", ORANGE, _text(vllm_folder(), station.theirs)),
         (0.52, "ours", BLUE,

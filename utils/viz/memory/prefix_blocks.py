@@ -172,10 +172,13 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         buttons = ipywidgets.HBox([self.send, self.finish, self.restart])
         super().__init__([self.examples, self.prompt, buttons, self._message, self._image])
         self.examples.observe(self._copy_example, names="value")
-        self.send.on_click(lambda _: self._do(self._send))
-        self.finish.on_click(lambda _: self._do(self._finish))
-        self.restart.on_click(lambda _: self._do(self._restart))
-        self._do(self._restart)
+        for button, action in (
+            (self.send, self.send_prompt),
+            (self.finish, self.finish_oldest),
+            (self.restart, self.start_again),
+        ):
+            button.on_click(lambda _, action=action: self._do(action))
+        self._do(self.start_again)
 
     def _copy_example(self, change: object) -> None:
         self.prompt.value = self.examples.value
@@ -187,19 +190,28 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         except ValueError as error:
             self.error, words = error, str(error)
         self._message.value = html.escape(words)
+        show(self.draw(), self._image)
+
+    def draw(self) -> Figure:
+        """The blocks as they are now."""
         title = f"{len(self.running)} running, {self.manager.prefix_cache_stats.hits} tokens found"
         title += f" of {self.manager.prefix_cache_stats.queries} so far"
-        figure = plot_prefix_blocks(self.manager, self.running, self.inputs.tokenizer, title)
-        show(figure, self._image)
+        return plot_prefix_blocks(self.manager, self.running, self.inputs.tokenizer, title)
 
-    def _restart(self) -> str:
+    def start_again(self) -> str:
+        """Empty the pool. This and the two below return what there is to say."""
         hasher = get_request_block_hasher(self.block_size, get_hash_fn_by_name("sha256"))
         self.manager = KVCacheManager(self.num_blocks, self.block_size, block_hasher=hasher)
         self.running: dict[str, Request] = {}
         self._num_sent = 0
         return f"An empty pool of {self.num_blocks} blocks of {self.block_size} tokens."
 
-    def _send(self) -> str:
+    def send_prompt(self) -> str:
+        """Send what stands in the field.
+
+        Raises:
+            ValueError: there is no room for it.
+        """
         [request] = self.inputs.from_prompts([self.prompt.value], SamplingParams(max_tokens=1))
         num_tokens = request.num_tokens
         if num_tokens > self.num_blocks * self.block_size:
@@ -218,7 +230,12 @@ class PrefixBlocksWidget(ipywidgets.VBox):
             f"{name} has {num_tokens} tokens: {num_found} found, {num_tokens - num_found} computed."
         )
 
-    def _finish(self) -> str:
+    def finish_oldest(self) -> str:
+        """Give the blocks of the oldest request back.
+
+        Raises:
+            ValueError: none is running.
+        """
         if not self.running:
             raise ValueError("No request is running. Send one first.")
         name = next(iter(self.running))

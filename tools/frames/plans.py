@@ -1,0 +1,140 @@
+"""Of each lesson's widget: how it is recorded, and which of its values are, where all are too many.
+
+A page's frames take at most `LIMIT` bytes together, which is some hundred pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+LIMIT = 1_000_000
+
+
+@dataclass(frozen=True)
+class Evenly:
+    """So many of a control's values, from the first to the last, and the one it begins with."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An `Explorer`: a picture for each combination of its controls' values.
+
+    Attributes:
+        values: of controls that have too many. A control that is not named has all of its own.
+        printed: names that are read from what the committed lesson printed, so that its page tells
+            one story: name -> (pattern, factor).
+    """
+
+    values: Mapping[str, Sequence[object] | Evenly] = field(default_factory=dict)
+    printed: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The tokens of some texts, in place of a field for any text."""
+
+    examples: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """A run and a step, shown as text."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A prefix cache: buttons that send some of its examples, finish a request, and start again.
+
+    Attributes:
+        examples: numbers of the examples.
+        depth: buttons pressed one after another; what lies beyond is not recorded.
+    """
+
+    examples: Sequence[int]
+    depth: int
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The dashboard of a server: runs with so many users, each until several moments."""
+
+    users: Sequence[int]
+    moments: int
+
+
+@dataclass(frozen=True)
+class Calculator:
+    """A formula that the page computes; `calculators.py` has the numbers it needs."""
+
+    name: str
+
+
+Plan = Grid | Texts | Guesses | Prompts | Loads | Calculator
+
+PLANS: dict[str, Plan] = {
+    "00_start_here": Texts((
+        "The gentle breeze moved 1,299 leaves in Zürich.",
+        "The gentle breeze moved 1299 leaves in Zurich.",
+        "the gentle breeze",
+        "THE GENTLE BREEZE",
+        "antidisestablishmentarianism",
+        "for i in range(10):\n    print(i)",
+        "3.14159 + 2.71828 = 5.85987",
+        "Guten Tag! Wie geht es Ihnen?",
+        "你好，世界",
+        "cafe, café, CAFÉ",
+    )),
+    "01_prefill_and_decode": Grid({
+        "temperature": [0.1, 0.5, 1.0, 2.0], "top_k": [0, 1, 5], "top_p": [0.5, 0.8, 1.0],
+        "min_p": [0.0, 0.1],
+    }),
+    "02_kv_cache": Calculator("memory"),
+    "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),
+    "04_paged_allocator": Grid(),
+    "05_prefix_caching": Prompts((0, 1), depth=4),
+    "06_continuous_batching": Grid({"step": Evenly(12)}),
+    "07_speculative_decoding": Guesses(),
+    "08_the_engine": Grid({"step": Evenly(30)}),
+    "09_quantization": Grid({
+        "bits": [2, 4, 8], "group_size": [16, 64, 576], "outlier": [0, 20, 60],
+    }),
+    "09b_gptq_and_awq": Grid({
+        "column": [0, 4, 8, 12, 16, 20, 24, 28, 31],
+        "bits": [2, 4], "damp": [0.05, 100.0],
+    }),
+    "10_qlora": Calculator("training"),
+    "13_vllm_prefix_caching": Grid(
+        {
+            "shared": [0, 268, 400], "own": [80], "block_size": [16, 128, 256],
+            "tenants": [1, 3, 8], "cache": [1024, 2048, 8192],
+        },
+        {
+            "per_step": (r"a step with one token: ([\d.]+) ms", 1e-3),
+            "per_token": (r"each further token: ([\d.]+) ms", 1e-3),
+        },
+    ),
+    "14_serving": Loads((1, 4, 8, 16, 32), moments=6),
+    "15_distributed": Grid({
+        "model": ["Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B", "Mixtral-8x7B", "DeepSeek-V3"],
+        "gpu": ["H100"], "inside": ["NVLink 4"], "between": ["InfiniBand NDR"],
+        "tp": [1, 2, 4, 8], "pp": [1, 2], "dp": [1], "ep": [False],
+        "requests": [32, 256], "context": [2048],
+    }),
+    "16_disaggregation_and_kv_sharing": Calculator("fetch"),
+    "17_routing": Grid({
+        "policy": ["round robin", "least loaded", "session", "consistent hash", "longest prefix",
+                   "prefix + load (truth)"],
+        "load": ["fair load"], "size": ["48 blocks"],
+        "step": [5, 10, 20, 40, 60, 80, 100, 120],
+    }),
+    "18_vllm_by_hand": Grid(),
+}  # fmt: skip
+
+# What needs hours of fine-tuning and quantizing before it can be drawn: the page keeps its picture.
+NOT_RECORDED = {
+    "11_merge": "needs the adapter that the pipeline trains",
+    "12_gptq_awq": "needs the pipeline's quantized checkpoints",
+}
