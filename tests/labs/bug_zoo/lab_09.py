@@ -76,10 +76,6 @@ def wide(per_group, weight):
     return per_group.repeat_interleave(weight.shape[1] // per_group.shape[1], dim=1)
 
 
-def tiled(per_group, weight):
-    return per_group.repeat(1, weight.shape[1] // per_group.shape[1])
-
-
 @right("quantize")
 def by_unflatten(weight, scales, zeros, bits):
     groups = weight.unflatten(1, (scales.shape[1], -1))
@@ -214,47 +210,18 @@ def changed(change):
     return lambda values, *rest: change(values, *by_middles(values, *rest))
 
 
-def never_scaled(values, levels, blocksize):
-    blocks = padded(values, blocksize)
-    return trimmed(nearest(blocks, levels), values), blocks.abs().amax(1)
-
-
-def zeros_over_zero(values, levels, blocksize):
-    blocks = padded(values, blocksize)
-    absmax = blocks.abs().amax(1)
-    return trimmed(nearest(blocks / absmax[:, None], levels), values), absmax
-
-
-def blocks_per_row(values, levels, blocksize):
-    rows = values if values.ndim > 1 else values[None]
-    parts = [by_middles(row, levels, blocksize) for row in rows]
-    codes = torch.stack([codes for codes, _ in parts]).view(values.shape)
-    return codes, torch.cat([absmax for _, absmax in parts])
-
-
 def padding_kept(values, levels, blocksize):
     codes, absmax = by_middles(padded(values, blocksize), levels, blocksize)
     fits = values.numel() % blocksize == 0
     return codes.view(values.shape) if fits else codes, absmax
 
 
-def as_in_memory(values, levels, blocksize):
-    if values.ndim < 2 or values.stride(-1) == 1:
-        return by_middles(values, levels, blocksize)
-    codes, absmax = by_middles(values.transpose(0, 1), levels, blocksize)
-    return codes.transpose(0, 1), absmax
-
-
 table(
     "quantize_blockwise",
-    zeros_over_zero=("divided by 0", zeros_over_zero),
     signed_distance=(
         "level that is nearest",
         blockwise(find=lambda x, lv: (x[..., None] - lv).argmin(-1)),
     ),
-    never_scaled=("not divided by their block's absmax", never_scaled),
-    blocks_per_row=("begin anew in each row", blocks_per_row),
-    as_in_memory=("memory of a transposed tensor", as_in_memory),
     padding_kept=("`codes` has the shape", padding_kept),
     places_as_argmin_gives_them=(
         "`codes` is int64",
@@ -299,17 +266,9 @@ def absmax_of_absmax(absmax):
     return nearest(scaled, DYNAMIC).to(torch.uint8), nested, offset
 
 
-def an_offset_per_block(absmax):
-    blocks = [double()(block) for block in absmax.split(256)]
-    codes, nested, offsets = zip(*blocks, strict=True)
-    return torch.cat(codes), torch.cat(nested), torch.stack(offsets)
-
-
 table(
     "double_quantize",
-    nothing_subtracted=("mean is not subtracted", double(lambda a: torch.zeros(()))),
     absmax_of_absmax=("before the mean was subtracted", absmax_of_absmax),
-    an_offset_per_block=("offset of its own", an_offset_per_block),
 )  # fmt: skip
 
 
@@ -353,16 +312,6 @@ back_in_blocks.__name__ = "back_in_blocks"
 right("dequantize_nf4")(back_in_blocks)
 
 
-def absmax_tiled(codes, absmax_codes, nested_absmax, offset, blocksize):
-    absmax = absmax_back(absmax_codes, nested_absmax, offset).repeat(blocksize)
-    return (NF4[codes.flatten().long()] * absmax).view(codes.shape)
-
-
-def codes_as_numbers(codes, absmax_codes, nested_absmax, offset, blocksize):
-    absmax = absmax_back(absmax_codes, nested_absmax, offset).repeat_interleave(blocksize)
-    return (codes.flatten() / 7.5 - 1).mul(absmax).view(codes.shape)
-
-
 def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
     absmax = absmax_back(absmax_codes, nested_absmax, offset).view(len(codes), -1)
     return NF4[codes.long()] * absmax.repeat_interleave(blocksize, 1)
@@ -370,8 +319,6 @@ def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
 
 table(
     "dequantize_nf4",
-    absmax_tiled=("absmax values are tiled", absmax_tiled),
-    codes_as_numbers=("evenly spaced numbers", codes_as_numbers),
     blocks_within_a_row=("is invalid for input of size", blocks_within_a_row),
 )  # fmt: skip
 

@@ -16,8 +16,6 @@ from tests.labs.bug_zoo.zoo import Zoo
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
-START = "base_model.model."
-
 # 1 match_adapter
 
 
@@ -42,10 +40,11 @@ def halves(tensors):
 
 
 def fits(a, b, weight, config):
-    shape = (b.shape[0], a.shape[1])
+    shape = tuple(weight.shape)
     if config.get("fan_in_fan_out"):
         shape = shape[::-1]
-    return a.shape[0] == b.shape[1] == config["r"] and tuple(weight.shape) == shape
+    r = config["r"]
+    return len(shape) == 2 and (tuple(a.shape), tuple(b.shape)) == ((r, shape[1]), (shape[0], r))
 
 
 @right("match_adapter")
@@ -68,18 +67,6 @@ def only_a_is_walked(config, tensors, base):
         raise ValueError("empty")
     for name in a:
         if name not in b or name not in base or not fits(a[name], b[name], base[name], config):
-            raise ValueError(name)
-    return {name: (a[name], b[name]) for name in a}
-
-
-@wrong("match_adapter", "another number of rows")
-def ranks_are_only_compared_with_each_other(config, tensors, base):
-    refuse_special(config)
-    a, b = halves(tensors)
-    if a.keys() != b.keys() or not a or a.keys() - base.keys():
-        raise ValueError("not the same layers")
-    for name in a:
-        if not fits(a[name], b[name], base[name], config | {"r": len(a[name])}):
             raise ValueError(name)
     return {name: (a[name], b[name]) for name in a}
 
@@ -392,15 +379,6 @@ def as_if_all_were_bfloat16(config, tensors, base, merged):
 def by_the_length_of_the_difference(config, tensors, base, merged):
     def is_it(stored, exact, sizes):
         return bool((stored.double() - exact).norm() <= room(stored, exact, sizes).norm())
-
-    return checked(config, tensors, base, merged, is_it)
-
-
-@wrong("check_merge", "A NaN passes")
-def nan_becomes_zero(config, tensors, base, merged):
-    def is_it(stored, exact, sizes):
-        off = (stored.double() - exact).abs().nan_to_num(nan=0.0)
-        return bool((off <= room(stored, exact, sizes)).all())
 
     return checked(config, tensors, base, merged, is_it)
 

@@ -144,12 +144,6 @@ class RoundsTheRank(CountsUp):
         return super().quantile(math.ceil(q * new) / new, earlier) if new else math.nan
 
 
-@wrong("histogram", "`earlier` is ignored")
-class ForgetsEarlier(CountsUp):
-    def quantile(self, q, earlier=None):
-        return super().quantile(q)
-
-
 # 3 slo_report
 
 
@@ -312,29 +306,6 @@ class CannotBeStopped(WithAnEvent):
                 box.put(RuntimeError(str(error)))
 
 
-@wrong("async_llm", "wakes up again and again")
-class LooksEveryNowAndThen(WithAnEvent):
-    async def run(self):
-        try:
-            while True:
-                self.fulfil()
-                if self.engine.has_unfinished_requests():
-                    await self.one_step()
-                else:
-                    await asyncio.sleep(0.01)
-        finally:
-            self.over = EngineDeadError("over")
-            for box in self.readers:
-                box.put(self.over)
-
-
-@wrong("async_llm", "*another* client")
-class AbortsWhoeverHasTheId(WithAnEvent):
-    def leave(self, box, request_id):
-        self.engine.abort_request(request_id)
-        self.boxes.pop(request_id, None)
-
-
 @wrong("async_llm", "touched while a step runs")
 class LeavesAtOnce(WithAnEvent):
     def wish(self, what, *args):
@@ -342,16 +313,6 @@ class LeavesAtOnce(WithAnEvent):
             what(*args)
         else:
             super().wish(what, *args)
-
-
-@wrong("async_llm", "the loop ends")
-class AFailedStepIsTheEnd(WithAnEvent):
-    async def one_step(self):
-        for output in await self.engine.step():
-            box = self.boxes[output.request_id]
-            if output.finished:
-                self.boxes.pop(output.request_id)
-            box.put(output)
 
 
 @wrong("async_llm", "A client has got")
@@ -407,14 +368,6 @@ def step_by_step(load, num_tokens, ttft_limit):
     if seconds == math.inf:
         return load.seconds_left + ttft_limit
     return seconds - ttft_limit if seconds > ttft_limit else 0.0
-
-
-@wrong("seconds_to_wait", "running step must end")
-def forgets_the_running_step(load, num_tokens, ttft_limit):
-    if impossible(load, num_tokens, ttft_limit):
-        return math.inf
-    seconds = worst_case(load, num_tokens) - load.seconds_left
-    return max(0.0, seconds - ttft_limit) if seconds < math.inf else ttft_limit
 
 
 @wrong("seconds_to_wait", "came too late")

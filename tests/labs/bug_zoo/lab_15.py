@@ -16,7 +16,6 @@ from utils.engine.distributed.collectives import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from utils.engine.distributed.layers import RowParallelLinear
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right
@@ -44,34 +43,6 @@ def send_while_receiving(group, chunks):
         group.recv(came, source)
         sending.wait()
         total = came.add_(chunks[number])
-    return total
-
-
-@wrong("ring_reduce_scatter", "Each chunk ends one rank too early")
-def begins_with_its_own(group, chunks):
-    size, (to, source) = group.world_size, neighbours(group)
-    number, total = group.rank_in_group, chunks[group.rank_in_group]
-    for _ in range(size - 1):
-        number = (number - 1) % size
-        came = torch.empty_like(chunks[number])
-        sending = group.isend(total, to)
-        group.recv(came, source)
-        sending.wait()
-        total = came + chunks[number]
-    return total
-
-
-@wrong("ring_reduce_scatter", "a deadlock")
-def blocking_send(group, chunks):
-    size, (to, source) = group.world_size, neighbours(group)
-    number = (group.rank_in_group - 1) % size
-    total = chunks[number]
-    for _ in range(size - 1):
-        group.send(total, to)
-        number = (number - 1) % size
-        came = torch.empty_like(chunks[number])
-        group.recv(came, source)
-        total = came + chunks[number]
     return total
 
 
@@ -120,30 +91,6 @@ def by_number(group, own, like):
         everything[coming] = buffer
         holding = coming
     return [everything[i] for i in range(group.world_size)]
-
-
-@wrong("ring_all_gather", "in the order in which they came")
-def as_they_come(group, own, like):
-    gathered, (to, source) = [own], neighbours(group)
-    for step in range(group.world_size - 1):
-        buffer = torch.empty_like(like[(group.rank_in_group - step - 1) % group.world_size])
-        works = group.isend(gathered[-1], to), group.irecv(buffer, source)
-        [work.wait() for work in works]
-        gathered.append(buffer)
-    return gathered
-
-
-@wrong("ring_all_gather", "receives into `like`")
-def into_like(group, own, like):
-    rank, size, (to, source) = group.rank_in_group, group.world_size, neighbours(group)
-    like[rank].copy_(own)
-    for step in range(size - 1):
-        works = (
-            group.isend(like[(rank - step) % size], to),
-            group.irecv(like[(rank - step - 1) % size], source),
-        )
-        [work.wait() for work in works]
-    return like
 
 
 @wrong("ring_all_gather", "expects")
@@ -229,24 +176,6 @@ def both_by_themselves(num_heads, num_kv_heads, tp_rank, tp_size):
     return share(num_heads), share(num_kv_heads)
 
 
-@wrong("shard_heads", "A rank without a KV head is not refused")
-def an_empty_share(num_heads, num_kv_heads, tp_rank, tp_size):
-    each, more = divmod(num_kv_heads, tp_size)
-    first = each * tp_rank + min(more, tp_rank)
-    kv = range(first, first + each + int(tp_rank < more))
-    per = num_heads // num_kv_heads
-    return range(per * kv.start, per * kv.stop), kv
-
-
-@wrong("shard_heads", "belong to nobody")
-def whole_shares(num_heads, num_kv_heads, tp_rank, tp_size):
-    if tp_size > num_kv_heads:
-        raise ValueError("too many ranks")
-    kv, per = num_kv_heads // tp_size, num_heads // num_kv_heads
-    first = tp_rank * kv
-    return range(first * per, (first + kv) * per), range(first, first + kv)
-
-
 # 5 shard_mlp
 
 
@@ -260,13 +189,6 @@ def by_index(gate_up, down, tp_rank, tp_size):
 @wrong("shard_mlp", "You cut the stack as one matrix")
 def one_matrix(gate_up, down, tp_rank, tp_size):
     return gate_up.tensor_split(tp_size)[tp_rank], down.tensor_split(tp_size, -1)[tp_rank]
-
-
-@wrong("shard_mlp", "cut by its outputs")
-def down_by_rows(gate_up, down, tp_rank, tp_size):
-    gate, up = gate_up.chunk(2)
-    both = torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (gate, up)])
-    return both, down.tensor_split(tp_size)[tp_rank]
 
 
 # 6 row_parallel_linear
@@ -303,20 +225,6 @@ class Transposed(nn.Module):
         return self.group.all_reduce(x @ self.weight)
 
 
-@wrong("row_parallel_linear", "its own summand")
-class ThrownAway(RowParallelLinear):
-    def forward(self, x):
-        part = F.linear(x, self.weight)
-        self.group.all_reduce(part)
-        return part
-
-
-@wrong("row_parallel_linear", "different columns, not summands")
-class InputsAddedUp(RowParallelLinear):
-    def forward(self, x):
-        return F.linear(self.group.all_reduce(x), self.weight)
-
-
 # 7 vocab_parallel_embedding
 
 
@@ -326,21 +234,6 @@ def token_by_token(input_ids, weight, vocabulary, group):
     for place, token in enumerate(input_ids.tolist()):
         if token in vocabulary:
             found[place] = weight[token - vocabulary.start]
-    return group.all_reduce(found)
-
-
-@wrong("vocab_parallel_embedding", "foreign rows")
-def clamped(input_ids, weight, vocabulary, group):
-    return group.all_reduce(weight[(input_ids - vocabulary.start).clamp(0, len(weight) - 1)])
-
-
-@wrong("vocab_parallel_embedding", "does not take part")
-def nothing_to_say(input_ids, weight, vocabulary, group):
-    found = torch.zeros(len(input_ids), weight.shape[1])
-    mine = torch.tensor([token in vocabulary for token in input_ids.tolist()], dtype=torch.bool)
-    if not mine.any():
-        return found
-    found[mine] = weight[input_ids[mine] - vocabulary.start]
     return group.all_reduce(found)
 
 
@@ -368,17 +261,6 @@ def from_the_paper(stage_seconds, num_micro_batches):
     return (p - 1) / (num_micro_batches + p - 1)
 
 
-@wrong("pipeline_idle_share", "Nothing overlaps")
-def one_after_another(stage_seconds, num_micro_batches):
-    return 1 - 1 / len(stage_seconds)
-
-
-@wrong("pipeline_idle_share", "every round")
-def in_rounds(stage_seconds, num_micro_batches):
-    end = (len(stage_seconds) + num_micro_batches - 1) * max(stage_seconds)
-    return 1 - num_micro_batches * sum(stage_seconds) / len(stage_seconds) / end
-
-
 # 9 expert_parallel
 
 
@@ -401,39 +283,6 @@ def rank_by_rank(x, expert_ids, weights, run_expert, experts_per_rank, group):
     return y
 
 
-def sorted_layer(x, expert_ids, weights, run_expert, experts_per_rank, group, restore, scale=True):
-    flat = expert_ids.flatten()
-    order = flat.argsort(stable=True)
-    owner = flat[order] // experts_per_rank
-    num_out = torch.bincount(owner, minlength=group.world_size)
-    num_in = group.exchange_counts(num_out[:, None]).flatten().tolist()
-    top_k = expert_ids.shape[1]
-    ids = torch.cat(group.all_to_all(flat[order].split(num_out.tolist()), num_in))
-    rows = torch.cat(group.all_to_all(x[order // top_k].split(num_out.tolist()), num_in))
-    done = torch.empty_like(rows)
-    for e in set(ids.tolist()):
-        done[ids == e] = run_expert(e, rows[ids == e])
-    back = torch.cat(group.all_to_all(done.split(num_in), num_out.tolist()))
-    places = order if restore else torch.arange(len(order))
-    factor = weights.flatten()[places, None] if scale else 1.0
-    return torch.zeros_like(x).index_add_(0, places // top_k, back * factor)
-
-
-@wrong("expert_parallel", "take them in the order of the tokens")
-def never_unsorted(*given):
-    return sorted_layer(*given, restore=False)
-
-
-@wrong("expert_parallel", "not weighted")
-def no_weights(*given):
-    return sorted_layer(*given, restore=True, scale=False)
-
-
-@wrong("expert_parallel", "does not take part")
-def early_return(x, *rest):
-    return x if len(x) == 0 else sorted_layer(x, *rest, restore=True)
-
-
 @wrong("expert_parallel", "which lives on rank")
 def all_experts_here(x, expert_ids, weights, run_expert, experts_per_rank, group):
     y = torch.zeros_like(x)
@@ -453,13 +302,6 @@ def counted(num_layers, hidden_size, num_tokens, itemsize, tp_size, pp_size, sta
     if stage != pp_size - 1:
         numbers += num_tokens * hidden_size
     return numbers * itemsize
-
-
-@wrong("sent_bytes", "The all-reduce of the embeddings is missing")
-def layers_only(num_layers, hidden_size, num_tokens, itemsize, tp_size, pp_size, stage):
-    payload = num_tokens * hidden_size * itemsize
-    onward = payload if stage + 1 < pp_size else 0
-    return 2 * num_layers // pp_size * 2 * (tp_size - 1) * payload // tp_size + onward
 
 
 @wrong("sent_bytes", "numbers, not bytes")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import hashlib
 import itertools
-from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -41,22 +39,6 @@ def with_numpy(namespace, token_ids, block_size):
     return list(keys)[1:]
 
 
-@wrong("chunk_keys", "hashed by itself")
-def no_chain(namespace, token_ids, block_size):
-    blocks = zip(*[iter(token_ids)] * block_size, strict=False)
-    return [hashlib.sha256(namespace + array.array("I", b).tobytes()).digest() for b in blocks]
-
-
-@wrong("chunk_keys", "after the last full block")
-def partial_too(namespace, token_ids, block_size):
-    keys, parent = [], namespace
-    for start in range(0, len(token_ids), block_size):
-        block = token_ids[start : start + block_size]
-        parent = hashlib.sha256(parent + b"".join(t.to_bytes(4, "little") for t in block)).digest()
-        keys.append(parent)
-    return keys
-
-
 @wrong("chunk_keys", "8 bytes")
 def int64(namespace, token_ids, block_size):
     keys, parent = [], namespace
@@ -65,11 +47,6 @@ def int64(namespace, token_ids, block_size):
         parent = hashlib.sha256(parent + block.tobytes()).digest()
         keys.append(parent)
     return keys
-
-
-@wrong("chunk_keys", "text")
-def hexadecimal(namespace, token_ids, block_size):
-    return [key.hex() for key in chained(namespace, token_ids, block_size)]
 
 
 @wrong("chunk_keys", "not those that the contract describes")
@@ -95,18 +72,6 @@ def takewhile(keys, stored, num_tokens, block_size, num_computed_tokens):
     return block_size * len(list(itertools.takewhile(lambda key: key in stored, some)))
 
 
-@wrong("matched_tokens", "behind a miss")
-def all_that_are_there(keys, stored, num_tokens, block_size, num_computed_tokens):
-    some = keys[num_computed_tokens // block_size : (num_tokens - 1) // block_size]
-    return block_size * sum(key in stored for key in some)
-
-
-@wrong("matched_tokens", "none is left to compute")
-def everything(keys, stored, num_tokens, block_size, num_computed_tokens):
-    some = keys[num_computed_tokens // block_size :]
-    return block_size * len(list(itertools.takewhile(lambda key: key in stored, some)))
-
-
 @wrong("matched_tokens", "You count blocks")
 def blocks(keys, stored, num_tokens, block_size, num_computed_tokens):
     return walk(keys, stored, num_tokens, block_size, num_computed_tokens) // block_size
@@ -115,11 +80,6 @@ def blocks(keys, stored, num_tokens, block_size, num_computed_tokens):
 @wrong("matched_tokens", "not iterable")
 def lists_the_store(keys, stored, num_tokens, block_size, num_computed_tokens):
     return walk(keys, set(stored), num_tokens, block_size, num_computed_tokens)
-
-
-@wrong("matched_tokens", "from the first block on")
-def from_zero(keys, stored, num_tokens, block_size, num_computed_tokens):
-    return max(0, walk(keys, stored, num_tokens, block_size, 0) - num_computed_tokens)
 
 
 # 3 LRUStore
@@ -156,50 +116,6 @@ class Fifo(WithADict):
         return self.values.get(key)
 
 
-@wrong("lru_store", "would just fit")
-class Greedy(WithADict):
-    def store(self, key, value):
-        self.values.pop(key, None)
-        if len(value) > self.max_bytes:
-            return
-        while self.values and self.num_bytes + len(value) >= self.max_bytes:
-            del self.values[next(iter(self.values))]
-        self.values[key] = value
-
-
-@wrong("lru_store", "still counted")
-class CountsTwice:
-    def __init__(self, max_bytes):
-        self.max_bytes, self.values, self.num_bytes = max_bytes, OrderedDict(), 0
-
-    def store(self, key, value):
-        if len(value) > self.max_bytes:
-            if key in self.values:
-                del self.values[key]
-            return
-        if key in self.values:
-            del self.values[key]
-        while self.values and self.num_bytes + len(value) > self.max_bytes:
-            _, gone = self.values.popitem(last=False)
-            self.num_bytes -= len(gone)
-        self.values[key] = value
-        self.num_bytes += len(value)
-
-    def retrieve(self, key):
-        if key in self.values:
-            self.values.move_to_end(key)
-        return self.values.get(key)
-
-    def contains(self, key):
-        return key in self.values
-
-
-@wrong("lru_store", "counts as a use")
-class LooksAreUses(WithADict):
-    def contains(self, key):
-        return self.retrieve(key) is not None
-
-
 # 4 SchedulerSide
 
 
@@ -234,46 +150,6 @@ class ByPlaces:
         return False, None
 
 
-@wrong("scheduler_side", "loaded again")
-class LoadsForever(ByPlaces):
-    def build_connector_meta(self, scheduled):
-        loads = list(self.waiting)
-        step = super().build_connector_meta(scheduled)
-        self.waiting = loads
-        return Transfers(loads, step.saves)
-
-
-@wrong("scheduler_side", "engine has those itself")
-class LoadsTheFirst(ByPlaces):
-    def update_state_after_alloc(self, request, block_ids, num_external_tokens):
-        count = num_external_tokens // self.size
-        self.waiting += list(zip(self.keys_of(request), block_ids, strict=False))[:count]
-
-
-@wrong("scheduler_side", "before it is full")
-class SavesTooEarly(ByPlaces):
-    def build_connector_meta(self, scheduled):
-        step = super().build_connector_meta(scheduled)
-        step.saves = []
-        for part in scheduled:
-            done = part.num_computed_tokens + part.num_scheduled_tokens
-            pairs = list(zip(self.keys_of(part.request), part.block_ids, strict=False))
-            step.saves += pairs[part.num_computed_tokens // self.size : -(-done // self.size)]
-        return step
-
-
-@wrong("scheduler_side", "saved again in each step")
-class SavesAll(ByPlaces):
-    def build_connector_meta(self, scheduled):
-        step = super().build_connector_meta(scheduled)
-        step.saves = []
-        for part in scheduled:
-            done = part.num_computed_tokens + part.num_scheduled_tokens
-            pairs = list(zip(self.keys_of(part.request), part.block_ids, strict=False))
-            step.saves += pairs[: done // self.size]
-        return step
-
-
 @wrong("scheduler_side", "`get_num_new_matched_tokens` returns")
 class OnlyANumber(ByPlaces):
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
@@ -298,16 +174,6 @@ def stacked(kv_caches, block_id):
 @wrong("extract_block", "converted")
 def in_float32(kv_caches, block_id):
     return torch.stack([cache[block_id].float() for cache in kv_caches]).numpy().tobytes()
-
-
-@wrong("extract_block", "Only the first layer")
-def one_layer(kv_caches, block_id):
-    return joined(kv_caches[:1], block_id)
-
-
-@wrong("extract_block", "not the block that was asked for")
-def block_zero(kv_caches, block_id):
-    return joined(kv_caches, 0)
 
 
 @right("inject_block")
@@ -337,20 +203,6 @@ def reshaped(kv_caches, block_id, payload):
     return stacked_back([cache.clone() for cache in kv_caches], block_id, payload)
 
 
-@wrong("inject_block", "not refused")
-def trusting(kv_caches, block_id, payload):
-    first = kv_caches[0][block_id]
-    size = len(kv_caches) * first.numel() * first.element_size()
-    if len(payload) < size:
-        raise ValueError("too short")
-    return stacked_back(kv_caches, block_id, payload[:size])
-
-
-@wrong("inject_block", "says nothing")
-def silent(kv_caches, block_id, payload):
-    stacked_back(kv_caches, block_id, payload)
-
-
 # 6 fetch_or_compute
 
 
@@ -361,19 +213,6 @@ def by_the_paper(num_tokens, shape, machine):
     flops = layers * (4 * p**2 * d + 22 * p * d**2)
     fetch = machine.round_trip_seconds + num_bytes / machine.bytes_per_second
     return fetch, flops / machine.flops_per_second
-
-
-@wrong("fetch_or_compute", "two numbers")
-def keys_only(num_tokens, shape, machine):
-    fetch, compute = by_the_paper(num_tokens, shape, machine)
-    trip = machine.round_trip_seconds
-    return trip + (fetch - trip) / 2, compute
-
-
-@wrong("fetch_or_compute", "round trip is left out")
-def no_trip(num_tokens, shape, machine):
-    fetch, compute = by_the_paper(num_tokens, shape, machine)
-    return fetch - machine.round_trip_seconds, compute
 
 
 @wrong("fetch_or_compute", "times are exchanged")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict, defaultdict
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict
 
 from tests.labs.bug_zoo.zoo import Zoo
 from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -26,23 +26,6 @@ def one_pass_for_all(holders, block_names, num_replicas):
             found[replica] = depth
         left &= holders.get(name, set())
     return [found.get(i, len(block_names)) for i in range(num_replicas)]
-
-
-@wrong("find_matches", "behind a gap")
-def counts_all(holders, block_names, num_replicas):
-    count = Counter(i for name in block_names for i in holders.get(name, ()))
-    return [count[i] for i in range(num_replicas)]
-
-
-@wrong("find_matches", "behind a gap")
-def from_the_back(holders, block_names, num_replicas):
-    matches = [0] * num_replicas
-    for i in range(num_replicas):
-        for depth in range(len(block_names), 0, -1):
-            if i in holders.get(block_names[depth - 1], set()):
-                matches[i] = depth
-                break
-    return matches
 
 
 @wrong("find_matches", "raised KeyError")
@@ -81,13 +64,6 @@ def rotated(key, loads, place_of, num_points, bound=None):
     return next(r for _, r in turned if bound is None or loads[r] < bound * mean)
 
 
-@wrong("ring_owner", "hash % N")
-def modulo(key, loads, place_of, num_points, bound=None):
-    if not loads:
-        raise ValueError("empty")
-    return sorted(loads)[place_of(key) % len(loads)]
-
-
 @wrong("ring_owner", "raised IndexError")
 def beyond_the_end(key, loads, place_of, num_points, bound=None):
     if not loads:
@@ -99,25 +75,6 @@ def beyond_the_end(key, loads, place_of, num_points, bound=None):
     ):
         place += 1
     return ring[place][1]
-
-
-@wrong("ring_owner", "own place")
-def bisected_right(key, loads, place_of, num_points, bound=None):
-    if not loads:
-        raise ValueError("empty")
-    ring = ring_of(loads, place_of, num_points)
-    start = bisect_right([place for place, _ in ring], place_of(key))
-    mean = (sum(loads.values()) + 1) / len(loads)
-    for step in range(len(ring)):
-        replica = ring[(start + step) % len(ring)][1]
-        if bound is None or loads[replica] < bound * mean:
-            return replica
-    return None
-
-
-@wrong("ring_owner", "bound is ignored")
-def unbounded(key, loads, place_of, num_points, bound=None):
-    return rotated(key, loads, place_of, num_points)
 
 
 @wrong("ring_owner", "ValueError")
@@ -162,33 +119,6 @@ class LruHistory:
 right("routing_history")(LruHistory)
 
 
-@wrong("routing_history", "Nothing is ever forgotten")
-class NoLimit(LruHistory):
-    def sent(self, replica, block_names):
-        self.blocks[replica].update(dict.fromkeys(block_names))
-
-
-@wrong("routing_history", "forgotten first")
-class HeadGoesFirst(LruHistory):
-    def sent(self, replica, block_names):
-        super().sent(replica, list(reversed(block_names)))
-
-
-@wrong("routing_history", "old age")
-class NotMoved(LruHistory):
-    def sent(self, replica, block_names):
-        for name in reversed(block_names):
-            self.blocks[replica].setdefault(name, True)
-        while len(self.blocks[replica]) > self.max_blocks:
-            self.blocks[replica].popitem(last=False)
-
-
-@wrong("routing_history", "died")
-class DeadRemembered(LruHistory):
-    def lost(self, replica):
-        pass
-
-
 @wrong("routing_history", "remembers something else")
 class SharedByAll(LruHistory):
     blocks = defaultdict(OrderedDict)  # noqa: RUF012, that is the mistake
@@ -222,35 +152,6 @@ def in_a_loop(num_tokens, block_size, matches, waiting_tokens):
     return best[1]
 
 
-@wrong("choose_replica", "one queue")
-def prefix_only(num_tokens, block_size, matches, waiting_tokens):
-    if not waiting_tokens:
-        raise ValueError("nobody")
-    most = (num_tokens - 1) // block_size
-    return min(waiting_tokens, key=lambda i: (-min(matches[i], most), waiting_tokens[i], i))
-
-
-@wrong("choose_replica", "Blocks are weighed")
-def blocks_and_tokens(num_tokens, block_size, matches, waiting_tokens):
-    if not waiting_tokens:
-        raise ValueError("nobody")
-    most = (num_tokens - 1) // block_size
-    return min(
-        waiting_tokens,
-        key=lambda i: (waiting_tokens[i] - min(matches[i], most), waiting_tokens[i], i),
-    )
-
-
-@wrong("choose_replica", "no work")
-def forgets_the_last_token(num_tokens, block_size, matches, waiting_tokens):
-    if not waiting_tokens:
-        raise ValueError("nobody")
-    return min(
-        waiting_tokens,
-        key=lambda i: (waiting_tokens[i] - block_size * matches[i], waiting_tokens[i], i),
-    )
-
-
 @wrong("choose_replica", "live replica")
 def nobody_is_minus_one(num_tokens, block_size, matches, waiting_tokens):
     if not waiting_tokens:
@@ -264,16 +165,6 @@ def nobody_is_minus_one(num_tokens, block_size, matches, waiting_tokens):
 @right("seconds_until_room")
 def each_by_itself(tokens_ahead, tokens_per_second, ttft_limit):
     return min(max(tokens / tokens_per_second - ttft_limit, 0) for tokens in tokens_ahead)
-
-
-@wrong("seconds_until_room", "negative")
-def can_be_negative(tokens_ahead, tokens_per_second, ttft_limit):
-    return min(tokens_ahead) / tokens_per_second - ttft_limit
-
-
-@wrong("seconds_until_room", "fullest")
-def waits_for_the_fullest(tokens_ahead, tokens_per_second, ttft_limit):
-    return max(0.0, max(tokens_ahead) / tokens_per_second - ttft_limit)
 
 
 @wrong("seconds_until_room", "ValueError")
@@ -342,21 +233,6 @@ class WithTheCoursesParts:
         return self.index.matches(block_names)
 
 
-@wrong("kv_index", "first copy")
-class WithoutCopies(IndexOfDicts):
-    def store(self, book, event):
-        super().store(book, event)
-        for block_hash in event.block_hashes:
-            if block_hash in book:
-                book[block_hash][1] = 1
-
-
-@wrong("kv_index", "share one book")
-class OneBook(IndexOfDicts):
-    def __init__(self, num_replicas):
-        self.books = [{}] * num_replicas
-
-
 @wrong("kv_index", "raised KeyError")
 class NeverHeardOf(IndexOfDicts):
     def apply(self, replica, event):
@@ -371,18 +247,6 @@ class UnderTheEnginesNames(IndexOfDicts):
     def store(self, book, event):
         for block_hash in event.block_hashes:
             book[block_hash] = [block_hash, book.get(block_hash, (0, 0))[1] + 1]
-
-
-@wrong("kv_index", "parent")
-class NoParents(IndexOfDicts):
-    def store(self, book, event):
-        parent = event.parent_block_hash
-        if parent is not None and parent not in book:
-            return
-        event = BlockStored(
-            event.block_hashes, None, event.token_ids, event.block_size, None, "GPU", None
-        )
-        super().store(book, event)
 
 
 # 7 engine

@@ -43,10 +43,8 @@ def spoil(c: Choices, config: Config, tensors: Tensors, base: Tensors) -> None:
         if name == "peft_type" and config[name] is None:
             del config[name]
     elif kind == "stranger":
-        if PREFIX + "lm_head" + A in tensors and c.rarely(2):
-            base["model.embed_tokens.weight"] = base.pop("lm_head.weight")  # one for both
-        else:
-            del base[f"{layer}.weight"]
+        tied = PREFIX + "lm_head" + A in tensors and c.rarely(2)
+        del base["lm_head.weight" if tied else f"{layer}.weight"]
     elif kind == "key":
         new = c.pick((
             key.replace(".lora_", ".lora_embedding_"), f"{layer}.weight",
@@ -70,10 +68,11 @@ def spoil(c: Choices, config: Config, tensors: Tensors, base: Tensors) -> None:
     elif kind == "turned":
         tensors[key] = tensors[key].T
     elif kind == "axes":  # of an embedding's vector, or of a convolution
-        weight = base[f"{layer}.weight"]
-        base[f"{layer}.weight"] = c.pick((weight[0], weight[..., None, None]))
-        if c.rarely(2):
-            tensors[key] = c.pick((tensors[key][..., None, None], tensors[key][0]))
+        weight, matrix = base[f"{layer}.weight"], tensors[key]
+        other = c.pick((weight[0], weight[..., None, None], weight))
+        base[f"{layer}.weight"] = other
+        if other is weight or c.rarely(2):
+            tensors[key] = c.pick((matrix[..., None, None], matrix[:, 0]))
     else:
         dim = c.integer(0, 1)
         tensors[key] = torch.cat([tensors[key], tensors[key].narrow(dim, 0, 1)], dim=dim)

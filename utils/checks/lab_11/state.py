@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
-from utils.checks.lab_11.adapters import Config, Tensors, draw_model, exact_delta, told
+from utils.checks.lab_11.adapters import PREFIX, A, Config, Tensors, draw_model, exact_delta, told
 from utils.checks.lab_11.layer import Rounded, in_float64, not_rounded_once
 from utils.checks.lab_11.matching import by_expression, spoil
 
@@ -27,7 +27,9 @@ def draw_state(c: Choices) -> Given:
         )
     if c.rarely(6):
         base["model.mask"] = torch.full((2, 2), -torch.inf).triu(1)
-    if c.rarely(8):
+    if PREFIX + "lm_head" + A in tensors and c.rarely(3):  # embedding and output layer are one
+        base["model.embed_tokens.weight"] = base.pop("lm_head.weight")
+    elif c.rarely(8):
         spoil(c, config, tensors, base)
     elif c.rarely(10):
         c.pick(list(tensors.values()))[0, 0] = float("nan")
