@@ -17,6 +17,7 @@ def test_no_request_leaves_the_page(site: str, page: Page) -> None:
     page.asked.clear()
     for path in ("/index.html", START, LESSON, LAB, SEARCH, "/measured.html", "/compare.html"):
         page.open(site + path)
+        page.evaluate("for (const image of document.images) image.loading = 'eager'")
         page.wait_for("[...document.images].every(i => i.complete)")
     hosts = {urlsplit(url).hostname for url in page.asked if not url.startswith("data:")}
     assert hosts == {"127.0.0.1"}
