@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--remote-debugging-port=0", "--hide-scrollbars",
 )  # fmt: skip
-PATIENCE_S = 60
+PATIENCE_S = 120  # on a busy machine
 # The keys that have no letter: what the protocol wants beside their name.
 KEYS = {"Enter": 13, "Tab": 9, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 
@@ -38,7 +38,8 @@ class Page:
     """A tab. Keeps the addresses that it asked for in `asked`."""
 
     def __init__(self, address: str) -> None:
-        self._socket = connect(address, max_size=None)
+        # (No pings: while a page computes, its browser may leave them unanswered for long.)
+        self._socket = connect(address, max_size=None, ping_interval=None)
         self._numbers = itertools.count(1)
         self.asked: list[str] = []
         for domain in ("Page", "Network", "Runtime"):
