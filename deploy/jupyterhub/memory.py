@@ -102,25 +102,35 @@ def measure(path: Path) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[int]:
-    """A learner's JupyterLab with nothing open: its process."""
+def server(patience: float = 300) -> Iterator[int]:
+    """A learner's JupyterLab with nothing open: its process, once it answers.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
         command += ["--port=0", f"--ServerApp.root_dir={folder}"]
         command += ["--allow-root"] if os.geteuid() == 0 else []
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | {"JUPYTER_RUNTIME_DIR": folder},
+        )  # fmt: skip
         try:
+            end = time.monotonic() + patience
+            while not list(Path(folder).glob("jpserver-*.json")):  # written when it listens
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("JupyterLab does not start: try `jupyter lab`, and read.")
+                time.sleep(LOOK)
             yield process.pid
         finally:
             process.terminate()
             process.wait()
 
 
-def measure_server(seconds: float = 15) -> dict[str, float]:
+def measure_server(seconds: float = 5) -> dict[str, float]:
     with server() as pid:
-        time.sleep(seconds)
-        if not psutil.pid_exists(pid):
-            raise RuntimeError("JupyterLab ended by itself: start `jupyter lab` and read why.")
+        time.sleep(seconds)  # extensions load after it listens
         own, files = memory_of(pid)
     return {"own_bytes": own, "file_bytes": files}
 

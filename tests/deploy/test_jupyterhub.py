@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,12 @@ def test_limits_are_set_by_variables(variables: Path, monkeypatch: pytest.Monkey
     assert config.JupyterHub.active_server_limit == 12
     assert "--timeout=60" in config.JupyterHub.services[0]["command"]
     assert "--MappingKernelManager.cull_idle_timeout=50" in config.Spawner.args
+
+
+def test_a_terminal_on_the_hub_finds_what_grading_needs(variables: Path) -> None:
+    path = settings().Spawner.environment["PATH"]
+    programs = ("python", "nbgrader", "unshare", "setpriv", "mount", "umount", "pivot_root")
+    assert [name for name in programs if not shutil.which(name, path=path)] == []
 
 
 def test_the_culler_may_end_servers_and_nothing_else(variables: Path) -> None:
