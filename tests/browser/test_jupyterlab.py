@@ -21,12 +21,10 @@ LESSON_PATIENCE_S = 400  # on a busy machine
 TEXTS = "[...document.querySelectorAll('{}')].map(e => e.innerText.trim())"
 SEEN = "(r => r.width > 200 && r.top >= 0 && r.top + r.height / 2 < innerHeight)"
 # (rule, how the element begins): what JupyterLab 4.6 itself puts into a lesson's text and outputs.
+FIGURE = '<img src="data:image'
 JUPYTERLABS_OWN = {
-    (
-        "image-alt",
-        '<img src="data:image',
-    ): "its renderer of figures writes no alt, though "
-    "the output's metadata has the text, from which the site and nbconvert write it",
+    ("image-alt", FIGURE): "its renderer of figures writes no alt, though the output's metadata "
+    "has the text, from which the site and nbconvert write it",
 }
 
 

@@ -1,7 +1,7 @@
 /* What the calculators share: numbers written as Python writes them, and small figures in SVG. */
 (() => {
   "use strict";
-  const INK = "#1b1b1b", BLUE = "#1f4e9c", ORANGE = "#e07b00", GREEN = "#7bbf6a", GREY = "#8a8a8a", RED = "#b3261e";
+  const INK = "#1b1b1b", BLUE = "#1a4288", ORANGE = "#e07b00", GREEN = "#7bbf6a", GREY = "#767676", RED = "#b3261e";
   const WIDTH = 760, LEFT = 10;
 
   /** f"{x:,.{digits}f}", or without commas: a tie goes to the even digit, where toFixed goes up. */
