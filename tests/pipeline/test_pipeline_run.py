@@ -60,3 +60,4 @@ def test_every_stage_does_its_part(pipeline_run: Path) -> None:
     for name in ("loss.json", "loss.png", "adapter_model.safetensors"):
         assert (pipeline_run / "finetune" / name).is_file()
     assert (pipeline_run / "report" / "report.png").is_file()
+    assert (pipeline_run / "report" / "adapter" / "README.md").is_file()

@@ -75,14 +75,23 @@ def test_a_loss_that_chance_explains_breaks_no_promise() -> None:
 def inputs(tmp_path: Path, exact: dict[str, float]) -> dict[str, Path]:
     evaluated, served = measures(exact)
     own = {"evaluate": evaluated, "serve": served, "gptq": {"tool": "gptqmodel"},
-           "awq": {"tool": "autoawq"}, "finetune": {}, "merge": {}}  # fmt: skip
+           "awq": {"tool": "autoawq"}, "merge": {}, "data": {},
+           "finetune": {"first_loss": 2.5, "last_loss": 0.0123, "trained_parameters": 4_884_480,
+                        "tokens": 98_765}}  # fmt: skip
+    settings = {"finetune": {"steps": 130, "batch_size": 6, "learning_rate": 0.002, "lora_r": 16,
+                             "lora_alpha": 32, "dtype": "bfloat16", "device": "cpu", "seed": 7},
+                "data": {"train": 781, "held_out": 120, "seed": 7}}  # fmt: skip
     folders = {}
     for name, values in own.items():
         folders[name] = tmp_path / name
         folders[name].mkdir()
         manifest = {"measures": values, "seconds": 12.0, "peak_memory_bytes": 3 * 10**9,
-                    "versions": {"torch": "2"}}  # fmt: skip
+                    "versions": {"torch": "2", "vllm": "not installed"},
+                    "settings": settings.get(name, {})}  # fmt: skip
         (folders[name] / MANIFEST).write_text(json.dumps(manifest))
+    config = {"r": 16, "base_model_name_or_path": str(tmp_path / "model")}
+    (folders["finetune"] / "adapter_config.json").write_text(json.dumps(config))
+    (folders["finetune"] / "adapter_model.safetensors").write_bytes(b"weights")
     return folders
 
 

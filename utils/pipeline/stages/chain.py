@@ -127,10 +127,10 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         Stage(
             name="report",
             function=run_report,
-            needs=("finetune", "merge", "gptq", "awq", "evaluate", "serve"),
+            needs=("data", "finetune", "merge", "gptq", "awq", "evaluate", "serve"),
             settings={"profile": profile.name, "model": profile.model},
-            bytes_needed=10_000_000,
-            title="one table, one figure",
+            bytes_needed=model_bytes // 4,
+            title="one table, one figure; the adapter with its model card",
         ),
     ]  # fmt: skip
 
@@ -252,7 +252,7 @@ def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> d
 
 
 def run_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
-    """Put everything into one table and one figure, and check the promises."""
+    """Put everything into one table and one figure, check the promises, and add the adapter."""
     from utils.pipeline.stages.report import write_report
 
     return write_report(settings, inputs, out)

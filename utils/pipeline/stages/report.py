@@ -1,4 +1,4 @@
-"""The end of the pipeline: one table, one figure, and whether its promises were kept."""
+"""The end of the pipeline: one table, one figure, which promises were kept, and the adapter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.pipeline.manifests import MANIFEST
+from utils.pipeline.stages.adapter_card import write_adapter
 from utils.pipeline.stages.promises import check_promises
 
-RESULTS, TABLE, FIGURE = "results.json", "report.md", "report.png"
+RESULTS, TABLE, FIGURE, ADAPTER = "results.json", "report.md", "report.png", "adapter"
 LABELS = {
     "base": "base, 16 bit",
     "merge": "QLoRA merged, 16 bit",
@@ -29,7 +30,10 @@ BASE_NOTE = (
 
 
 def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
-    """Write results.json, report.md and report.png from the manifests of the earlier stages."""
+    """Write results.json, report.md and report.png from the manifests of the earlier stages.
+
+    Also the folder `adapter`: the trained adapter with its model card, ready to be given away.
+    """
     manifests = {
         name: json.loads((folder / MANIFEST).read_text()) for name, folder in inputs.items()
     }
@@ -38,6 +42,7 @@ def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     stages = {
         name: {"seconds": manifest["seconds"], "peak_memory_bytes": manifest["peak_memory_bytes"]}
         for name, manifest in manifests.items()
+        if name != "data"
     }
     results = {
         "profile": settings["profile"],
@@ -51,6 +56,7 @@ def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     (out / RESULTS).write_text(json.dumps(results, indent=1, ensure_ascii=False))
     (out / TABLE).write_text(markdown(results))
     draw(rows, out / FIGURE)
+    write_adapter(results, manifests, inputs["finetune"], out / ADAPTER)
     return {"kept": all(kept for _, kept in promises)}
 
 
@@ -173,6 +179,7 @@ def print_report(out: Path) -> bool:
             f"{'PASS' if promise['kept'] else 'FAIL'}  {promise['promise']}", markup=False
         )
     console.print(f"Figure: {out / FIGURE}", soft_wrap=True)
+    console.print(f"Adapter, with its model card: {out / ADAPTER}", soft_wrap=True)
     return all(promise["kept"] for promise in results["promises"])
 
 
