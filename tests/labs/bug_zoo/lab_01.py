@@ -207,7 +207,6 @@ def up(x):
 
 table(
     "silu_and_mul", "x",
-    ("gelu", "GELU", "F.gelu(gate(x)) * up(x)"),
     ("split_along_tokens", "shape", "F.silu(x) * x"),
     ("in_place", "changes in place", "F.silu(gate(x), inplace=True) * up(x)"),
     ("exp_of_the_gate", "NaN", "gate(x) * gate(x).exp() / (1 + gate(x).exp()) * up(x)"),
@@ -266,6 +265,9 @@ table(
      "top_k if top_k < 50 else 0, top_p)"),
     ("changes_logits", "changes in place", "greedy(logits) if temperature == 0 else "
      "filtered(logits.div_(temperature), 1.0, top_k, top_p)"),
+    ("one_more_at_equality", "Too many tokens keep", "greedy(logits) if temperature == 0 else "
+     "nucleus(top_k_logits(logits / temperature, top_k), top_p, "
+     "lambda total, own: (total - own <= top_p) | (top_p == 1))"),
 )  # fmt: skip
 
 

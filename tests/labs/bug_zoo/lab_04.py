@@ -482,7 +482,6 @@ def online_with(name, **changes):
 
 for name, words, changes in (
     ("never_rescales", "Nothing is rescaled", {"rescale_sum": False, "rescale_out": False}),
-    ("output_not_rescaled", "the other is not", {"rescale_out": False}),
     ("never_divided", "not attention over", {"divide": False}),
     ("no_causal_mask", "causal mask is missing", {"causal": False}),
     ("reads_the_whole_last_block", "beyond `seq_len`", {"causal": False, "cut": False}),

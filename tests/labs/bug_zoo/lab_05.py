@@ -638,6 +638,8 @@ classes(
     ("HashOfTheParentObject", "different `hash(...)`",
      {"__hash__": lambda k: hash((k.digest, id(k.parent)))}),
     ("NoHash", "unhashable type", {"__hash__": None}),
+    ("HashOfItsTokens", "behind different blocks",
+     {"__hash__": lambda k: hash((k.token_ids, k.extra_keys))}),
     ("OneForAll", "All hashes have the same", {"__hash__": lambda k: 7}),
     ("WalksBackForItsHash", "takes longer for a long prompt",
      {"__hash__": lambda k: hash(tuple(k.owns()))}),

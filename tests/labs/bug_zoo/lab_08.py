@@ -435,6 +435,13 @@ class DecodesEverything:
         return gained
 
 
+@wrong("detokenizer", "whole prompt is decoded")
+class DecodesTheWholePrompt(Windowed):
+    def __init__(self, decode, prompt_token_ids):
+        decode(list(prompt_token_ids))
+        super().__init__(decode, prompt_token_ids)
+
+
 @wrong("detokenizer", "changes the list of the prompt's tokens")
 class UsesThePromptsList(Windowed):
     def __init__(self, decode, prompt_token_ids):
