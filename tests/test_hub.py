@@ -29,6 +29,7 @@ def small_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pa
         calls.append(work)
         (work / "config.json").write_text("{}")
         (work / "model.safetensors").write_bytes(b"weights")
+        (work / "model.safetensors").chmod(0o600)  # as safetensors leaves it
 
     monkeypatch.setattr(hub, "_write_hf_folder", write)
     yield calls

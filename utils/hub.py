@@ -297,6 +297,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         manifest = {name: _sha256(work / name) for name in names}
         (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
         work.chmod(0o755)  # one folder may serve all users of a machine
+        for file in work.iterdir():
+            file.chmod(0o644)  # safetensors writes weights that only their owner can read
         try:
             os.replace(work, folder)
         except OSError:
