@@ -174,11 +174,17 @@ def test_what_takes_too_long_or_is_no_notebook_stops_nobody(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_interruption_ends_the_kernel_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_an_interruption_ends_all_that_runs_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Also what the lab started: a kernel notices by itself that it is alone, a server does not."""
     pid = tmp_path / "pid"
     write(tmp_path / "labs", FIRST, stubs())
-    endless = lab(double=f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))")
-    named(endless, "double").source += "\n\ndouble(1)\nwhile True:\n    pass"
+    endless = lab()
+    named(endless, "double").source = (
+        "import os, subprocess\n"
+        "server = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(pid)!r}, 'w').write(f'{{os.getpid()}} {{server.pid}} ')\n"
+        "while True:\n    pass"
+    )
     write(tmp_path / "labs", SECOND, endless)
 
     def interrupt() -> None:
@@ -193,11 +199,11 @@ def test_an_interruption_ends_the_kernel_and_keeps_what_was_measured(tmp_path: P
         verification(tmp_path).run()
     waiting.join()
     assert set(rows(tmp_path)) == {FIRST}
-    kernel = int(pid.read_text())
+    kernel, server = map(int, pid.read_text().split())
     deadline = time.monotonic() + 20
-    while _runs(kernel) and time.monotonic() < deadline:
+    while (_runs(kernel) or _runs(server)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not _runs(kernel)
+    assert not _runs(kernel) and not _runs(server)
 
 
 def _runs(pid: int) -> bool:
@@ -356,7 +362,7 @@ def test_a_hash_covers_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text("2")
     first = code_hash(tmp_path, [tmp_path])
     assert code_hash(tmp_path, [tmp_path, tmp_path]) == first  # each file once
-    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    (tmp_path / "b.py").rename(tmp_path / "c.py")  # the same contents, in the same order
     assert code_hash(tmp_path, [tmp_path]) != first
     empty = tmp_path / "empty"
     empty.touch()

@@ -121,7 +121,7 @@ def rerun(
 
 def _runs(cell_limit: int | None) -> Config:
     """The same as for grading: a cell that is not done in time ends its kernel."""
-    execute = Config(interrupt_on_timeout=False, error_on_timeout={})
+    execute = Config(interrupt_on_timeout=False)
     if cell_limit is not None:
         execute.timeout = cell_limit
     return Config(Execute=execute)
