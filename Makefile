@@ -68,6 +68,9 @@ bench: setup ## run the benchmarks, and save their JSON
 site: ## build the website from the committed notebooks into build/site/html (no set-up needed)
 	@$(PYTHON) site/build.py
 
+frames: setup ## record the widgets that are not in step with their lessons, for the site
+	@$(COURSE) -m tools.frames.record $(LESSON)
+
 slides: ## make a talk of each lesson, from its own figures: build/slides (no set-up needed)
 	@$(PYTHON) tools/slides/build.py
 

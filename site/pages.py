@@ -93,6 +93,8 @@ def _look_for_texts(app: Sphinx, tree: nodes.document, name: str) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     widgets.unpack()
+    # A page is built anew when a widget has changed, though its notebook has not.
+    app.add_config_value("recorded_widgets", widgets.version(), "env", [str])
     app.connect("source-read", _read)
     app.connect("doctree-resolved", _look_for_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     "setup", "lab", "test", "check", "test-gpu-lock", "test-hosted", "gpu-check", "pipeline",
-    "notebooks", "labs", "translations", "grade", "progress", "verify", "bench", "site", "slides",
-    "audit", "repo-url", "clean",
+    "notebooks", "labs", "translations", "grade", "progress", "verify", "bench", "site", "frames",
+    "slides", "audit", "repo-url", "clean",
 ]  # fmt: skip
 
 

@@ -69,23 +69,31 @@ def needed_cells(before: Sequence[str], last: str, given: Iterable[str] = ()) ->
 
     A cell that changes an object only by calling one of its methods is not found.
     """
-    given = set(given)
-    wanted, found = _names(last).used - given, []
-    for i in reversed(range(len(before))):
-        names = _names(before[i])
-        if (names.bound | names.changed) & wanted:
-            found.append(i)
-            wanted = (wanted - names.bound) | (names.used - given)
-    return found[::-1]
+    given, cells, found = set(given), [_names(code) for code in before], set[int]()
+    while True:
+        # A function may read a name that only a later cell binds, before it is called.
+        wanted = _names(last).used.union(*(cells[i].later for i in found)) - given
+        now = set()
+        for i, names in reversed([*enumerate(cells)]):
+            if (names.bound | names.changed) & wanted:
+                now.add(i)
+                wanted = (wanted - names.bound) | (names.used - given)
+        if now == found:
+            return sorted(found)
+        found = now
 
 
 @dataclass
 class _Names:
-    """Of a cell: `used` from before it, `bound` anew in it, and `changed` (maybe, or in part)."""
+    """Of a cell: `used` from before it, `bound` anew in it, `changed` (maybe, or in part).
+
+    `later`: what its functions use when they are called.
+    """
 
     used: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
+    later: set[str] = field(default_factory=set)
 
 
 _LOOPS = ast.For | ast.AsyncFor | ast.With | ast.AsyncWith
@@ -109,6 +117,7 @@ def _names(code: str) -> _Names:
         names.used |= used - names.bound
         (names.bound if isinstance(statement, _BINDS) else names.changed).update(bound)
         names.changed |= set(_changed(statement))
+        names.later.update(*(_used(child) for child in table.get_children()))
     return names
 
 

@@ -1,8 +1,8 @@
 """Record the lessons' widgets for the site. Behind `make frames`.
 
-    python tools/frames/record.py                       those that are not in step with their lesson
-    python tools/frames/record.py 04_paged_allocator    this one, in step or not
-    python tools/frames/record.py --check               say which are not in step
+    python -m tools.frames.record                       what is not in step with its lesson
+    python -m tools.frames.record 04_paged_allocator    this one, in step or not
+    python -m tools.frames.record --check               say which are not in step
 
 Runs of a lesson the cells that its widget needs, in a kernel, and then walks through the widget's
 states. Each recording is one file in `site/recorded/`.
@@ -22,10 +22,10 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from tools.frames.cells import NOTEBOOKS, Lesson, fingerprints  # noqa: E402
-from tools.frames.plans import LIMIT, PLANS, Calculator, Grid, Loads  # noqa: E402
+from tools.frames.calculators import record_calculator
+from tools.frames.cells import NOTEBOOKS, ROOT, Lesson, fingerprints
+from tools.frames.plans import LIMIT, NOT_RECORDED, PLANS, Calculator, Grid, Loads
+from tools.frames.states import Recording
 
 RECORDED = ROOT / "site" / "recorded"
 TIMEOUT_S = 1800  # of a cell; the last one draws all pictures
@@ -91,9 +91,6 @@ def record(name: str) -> int:
     Raises:
         ValueError: the file is larger than a page may hold.
     """
-    from tools.frames.calculators import record_calculator
-    from tools.frames.states import Recording
-
     lesson, plan = Lesson.read(name), PLANS[name]
     made_from = fingerprints(lesson, plan)
     path = RECORDED / f"{name}.zip"
@@ -120,7 +117,8 @@ def main() -> None:
     parser.add_argument("lessons", nargs="*", choices=[[], *PLANS], help="default: out of step")
     parser.add_argument("--check", action="store_true", help="record nothing")
     arguments = parser.parse_args()
-    names = arguments.lessons or [name for name in PLANS if out_of_step(name)]
+    wanted = [name for name in PLANS if name not in NOT_RECORDED]
+    names = arguments.lessons or [name for name in wanted if out_of_step(name)]
     if arguments.check:
         for name in names:
             print(f"{name}: {', '.join(out_of_step(name))}")

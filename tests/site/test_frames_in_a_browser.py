@@ -1,0 +1,153 @@
+"""Recorded widgets in a real browser: by keyboard, in words, and no picture too many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.cdp import Page
+from tools.frames.plans import NOT_RECORDED, PLANS, Calculator
+from tools.frames.record import RECORDED, states
+
+WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+WORDS = "document.querySelector('.frames-words').textContent"
+SHOWN = "document.querySelector('.frames-place').innerHTML"
+READY = "document.querySelector('.frames').dataset.ready === 'yes'"
+
+
+def press(page: Page, key: str) -> None:
+    """A key, as a keyboard sends it to what has the focus."""
+    code = {" ": ("Space", 32), "ArrowDown": ("ArrowDown", 40)}.get(key)
+    if code is None:
+        page.press(key)
+        return
+    about = {"key": key, "code": code[0], "windowsVirtualKeyCode": code[1]}
+    text = {"text": key} if key == " " else {}
+    page._send("Input.dispatchKeyEvent", type="keyDown", **about, **text)
+    page._send("Input.dispatchKeyEvent", type="keyUp", **about)
+
+
+def come_near(page: Page) -> None:
+    page.evaluate("document.querySelector('.frames').scrollIntoView({block: 'center'})")
+    page.wait_for(READY)
+
+
+def focus(page: Page, selector: str) -> None:
+    page.evaluate(f"document.querySelector('.frames {selector}').focus()")
+
+
+def open_widget(page: Page, site: str, name: str, **how: int) -> None:
+    page.asked.clear()
+    page.open(f"{site}/notebooks/{name}.html", **how)
+    come_near(page)
+
+
+@pytest.fixture(params=[name for name in PLANS if name not in NOT_RECORDED])
+def recorded(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+def test_a_slider_moved_by_keyboard_changes_picture_and_words(site: str, page: Page) -> None:
+    open_widget(page, site, "04_paged_allocator")
+    before = page.evaluate(WORDS), page.evaluate("document.querySelector('.frames img').src")
+    assert before[0].startswith("6.")
+    focus(page, "input[type=range]")
+    press(page, "ArrowRight")
+    page.wait_for(f"{WORDS}.startsWith('7.')")
+    page.wait_for(f"document.querySelector('.frames img').src !== {before[1]!r}")
+    page.wait_for("document.querySelector('.frames img').complete")
+    image = "document.querySelector('.frames img')"
+    assert page.evaluate(f"{image}.alt").startswith("7.")
+    assert page.evaluate(f"{image}.naturalWidth") > 300
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "7"
+    assert page.evaluate("document.querySelector('.frames output').textContent") == "7"
+    live = page.evaluate("document.querySelector('.frames-words').getAttribute('aria-live')")
+    assert live == "polite"
+
+
+def test_pictures_are_fetched_when_they_are_needed(site: str, page: Page) -> None:
+    def fetched() -> set[str]:
+        page.evaluate("1")  # what was asked for until now is read with an answer
+        return {url.rsplit("/", 1)[1] for url in page.asked if "/frames/" in url}
+
+    page.asked.clear()
+    page.open(f"{site}/notebooks/04_paged_allocator.html")
+    assert "states.js" not in fetched()  # it is far down the page
+    come_near(page)
+    page.wait_for("document.querySelector('.frames img').complete")
+    start = {name for name in fetched() if name.endswith(".webp")}
+    assert len(start) == 1
+    focus(page, "input[type=range]")
+    press(page, "ArrowRight")
+    page.wait_for(f"{WORDS}.startsWith('7.')")
+    page.wait_for("document.querySelector('.frames img').alt.startsWith('7.')")
+    # The new picture, and one step on from it; one step back is the first.
+    assert {name for name in fetched() if name.endswith(".webp")} > start
+    assert len({name for name in fetched() if name.endswith(".webp")}) <= 3
+
+
+def test_a_choice_moved_by_keyboard_changes_the_text(site: str, page: Page) -> None:
+    open_widget(page, site, "00_start_here")
+    before = page.evaluate(WORDS), page.evaluate(SHOWN)
+    focus(page, "select")
+    press(page, "ArrowDown")
+    page.wait_for(f"{WORDS} !== {before[0]!r}")
+    assert page.evaluate(SHOWN) != before[1]
+    assert re.fullmatch(r"\d+ tokens? for \d+ characters\.", page.evaluate(WORDS))
+
+
+@pytest.mark.parametrize("name", [n for n in PLANS if isinstance(PLANS[n], Calculator)])
+def test_a_calculator_computes_at_once_and_by_keyboard(site: str, page: Page, name: str) -> None:
+    open_widget(page, site, name)
+    before = page.evaluate(WORDS), page.evaluate(SHOWN)
+    assert before[0] and "<svg" in before[1]
+    focus(page, "input[type=range]")
+    press(page, "ArrowLeft")
+    page.wait_for(f"{WORDS} !== {before[0]!r}")
+    assert page.evaluate(SHOWN) != before[1]
+    label = page.evaluate("document.querySelector('.frames svg').getAttribute('aria-label')")
+    assert page.evaluate(WORDS) in label
+
+
+def test_buttons_lead_through_a_prefix_cache(site: str, page: Page) -> None:
+    open_widget(page, site, "05_prefix_caching")
+    assert "1 running" in page.evaluate(WORDS)
+    focus(page, "button")
+    press(page, " ")
+    page.wait_for(f"{WORDS}.includes('2 running')")
+    assert "B has" in page.evaluate(WORDS) and " 0 found" not in page.evaluate(WORDS)
+    page.wait_for("document.querySelector('.frames img').alt.includes('2 running')")
+    page.evaluate("[...document.querySelectorAll('.frames button')].at(-1).click()")
+    page.wait_for(f"{WORDS}.includes('0 running')")
+    page.evaluate("[...document.querySelectorAll('.frames button')].at(-2).click()")
+    page.wait_for(f"{WORDS}.includes('Send one first')")
+
+
+def test_every_recorded_widget_moves(site: str, page: Page, recorded: str) -> None:
+    if states(RECORDED / f"{recorded}.zip")["kind"] == "graph":
+        pytest.skip("its buttons have a test of their own")
+    open_widget(page, site, recorded)
+    first = page.evaluate(WORDS), page.evaluate(SHOWN)
+    moved = page.evaluate("""(() => {
+        for (const control of document.querySelectorAll('.frames [data-axis]')) {
+          const last = control.options ? control.options.length - 1 : Number(control.max);
+          control.value = Number(control.value) < last ? last : 0;
+          control.dispatchEvent(new Event('input', {bubbles: true}));
+        }
+        return document.querySelectorAll('.frames [data-axis]').length;
+    })()""")
+    assert moved >= 1
+    page.wait_for(f"{WORDS} !== {first[0]!r}")
+    page.wait_for(f"{SHOWN} !== {first[1]!r} || !{SHOWN}")
+    labels = page.evaluate("""[...document.querySelectorAll('.frames [data-axis]')]
+        .filter(c => !c.labels.length || !c.labels[0].textContent.trim()).length""")
+    assert labels == 0
+    assert all("127.0.0.1" in url for url in page.asked if not url.startswith("data:"))
+
+
+def test_a_widget_fits_a_phone(site: str, page: Page, recorded: str) -> None:
+    open_widget(page, site, recorded, width=390, height=844)
+    assert page.evaluate(WIDE) <= 0
+    assert page.evaluate("document.querySelector('.frames').getBoundingClientRect().right") <= 390
