@@ -111,7 +111,7 @@ def _header() -> str:
         language_creators="machine-generated",
         multilinguality="monolingual",
         size_categories="1K<n<10K",
-        source_datasets="original",
+        source_datasets=["original"],
         task_categories=["text-generation"],
         tags=["synthetic", "structured-extraction", "from-kv-cache-to-vllm"],
     )
