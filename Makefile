@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site slides audit repo-url clean
+.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python

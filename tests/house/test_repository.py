@@ -180,7 +180,7 @@ def test_no_file_names_a_folder_of_one_machine() -> None:
     found = []
     for path in repository_files():
         name = str(path.relative_to(ROOT))
-        if name in ABOUT_PATHS or path.suffix in {".png", ".gif", ".webp", ".ipynb"}:
+        if name in ABOUT_PATHS or path.suffix in {".png", ".gif", ".webp", ".zip", ".ipynb"}:
             continue  # notebooks: tests/notebooks
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if MACHINE_PATH.search(line):

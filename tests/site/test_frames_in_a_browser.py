@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from tests.browser.cdp import Page
-from tools.frames.plans import NOT_RECORDED, PLANS, Calculator
-from tools.frames.record import RECORDED, states
+from tools.frames.plans import NOT_RECORDED, PLANS, Calculator, Prompts
 
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 WORDS = "document.querySelector('.frames-words').textContent"
@@ -44,9 +42,8 @@ def open_widget(page: Page, site: str, name: str, **how: int) -> None:
     come_near(page)
 
 
-@pytest.fixture(params=[name for name in PLANS if name not in NOT_RECORDED])
-def recorded(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
+RECORDED = [name for name in PLANS if name not in NOT_RECORDED]
+MOVED = [name for name in RECORDED if not isinstance(PLANS[name], Prompts)]  # has buttons
 
 
 def test_a_slider_moved_by_keyboard_changes_picture_and_words(site: str, page: Page) -> None:
@@ -125,9 +122,8 @@ def test_buttons_lead_through_a_prefix_cache(site: str, page: Page) -> None:
     page.wait_for(f"{WORDS}.includes('Send one first')")
 
 
+@pytest.mark.parametrize("recorded", MOVED)
 def test_every_recorded_widget_moves(site: str, page: Page, recorded: str) -> None:
-    if states(RECORDED / f"{recorded}.zip")["kind"] == "graph":
-        pytest.skip("its buttons have a test of their own")
     open_widget(page, site, recorded)
     first = page.evaluate(WORDS), page.evaluate(SHOWN)
     moved = page.evaluate("""(() => {
@@ -147,6 +143,7 @@ def test_every_recorded_widget_moves(site: str, page: Page, recorded: str) -> No
     assert all("127.0.0.1" in url for url in page.asked if not url.startswith("data:"))
 
 
+@pytest.mark.parametrize("recorded", RECORDED)
 def test_a_widget_fits_a_phone(site: str, page: Page, recorded: str) -> None:
     open_widget(page, site, recorded, width=390, height=844)
     assert page.evaluate(WIDE) <= 0

@@ -138,9 +138,7 @@ _PIPELINE = "needs what the pipeline trains and quantizes"
 _NOT_YET = "planned above; nobody has recorded it yet"
 NOT_RECORDED = {
     "01_prefill_and_decode": _NOT_YET,
-    "06_continuous_batching": _NOT_YET,
     "07_speculative_decoding": _NOT_YET,
-    "08_the_engine": _NOT_YET,
     "11_merge": _PIPELINE,
     "12_gptq_awq": _PIPELINE,
     "14_serving": _NOT_YET,
