@@ -137,7 +137,6 @@ PLANS: dict[str, Plan] = {
 _PIPELINE = "needs what the pipeline trains and quantizes"
 _NOT_YET = "planned above; nobody has recorded it yet"
 NOT_RECORDED = {
-    "01_prefill_and_decode": _NOT_YET,
     "07_speculative_decoding": _NOT_YET,
     "11_merge": _PIPELINE,
     "12_gptq_awq": _PIPELINE,
