@@ -140,5 +140,4 @@ NOT_RECORDED = {
     "07_speculative_decoding": _NOT_YET,
     "11_merge": _PIPELINE,
     "12_gptq_awq": _PIPELINE,
-    "14_serving": _NOT_YET,
 }
