@@ -18,7 +18,6 @@ HERE = Path(__file__).parent
 REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 WIDGET = (
     '<p class="needs-kernel">This picture is the first of a widget. It computes as you move its '
     "controls, so it needs Python: open this page in Colab, Binder or JupyterLab (above).</p>"
@@ -51,19 +50,16 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
         folder: of the notebook, from the repository's root.
         name: of the lesson, if it is one; its recorded widget takes the place of the picture.
     """
-    heading = ""
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         if cell["cell_type"] == "markdown":
             cell["source"] = linked("".join(cell["source"]), folder)
-            heading = [heading, *HEADING.findall(cell["source"])][-1]
             continue
         if "bootstrap" in tags:
             tags.append("remove-cell")
-        # myst-nb reads a figure's text from the cell's metadata only. A notebook that was executed
-        # before figures had texts says at least where the figure stands.
+        # myst-nb reads a figure's text from the cell's metadata only.
         texts = [o.get("metadata", {}).get("image/png", {}).get("alt") for o in cell["outputs"]]
-        alt = next(filter(None, texts), f"Figure of the section: {heading}")
+        alt = next(filter(None, texts), "")
         cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
         if cell["outputs"] and "widget" in tags:
             live = widgets.element(name)

@@ -193,6 +193,8 @@ def _output_rules(cell: NotebookNode) -> Iterator[str]:
             yield "holds a widget that is dead without its kernel: save with `make notebooks`"
         if "widget" in tags and "nbval-ignore-output" not in tags:
             yield "shows a widget, so its output cannot be compared: tag it nbval-ignore-output"
+        if "image/png" in data and not output.metadata.get("image/png", {}).get("alt"):
+            yield "holds a picture without a text (its figure needs a title): run it anew"
         for kind, content in data.items():
             if kind.startswith("image/") and kind != "image/svg+xml":
                 size = len(content) * 3 // 4  # base64

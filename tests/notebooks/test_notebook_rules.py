@@ -158,6 +158,7 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "progress bar": (_outputs(_stream(" 40%|####      | 4/10")), "progress bar"),
     "progress rate": (_outputs(_stream("10/10 [00:01, 8.31it/s]")), "progress bar"),
     "large image": (_outputs(_display(image_png=IMAGE)), "image of 210 kB"),
+    "picture without text": (_outputs(_display(image_png="eA==")), "a picture without a text"),
     "large file": (_outputs(_stream("x" * 1_100_000)), "1.1 MB"),
     "live widget": (
         _outputs(nbformat.v4.new_output("display_data", data={WIDGET_VIEW: {"model_id": "1"}})),

@@ -35,6 +35,18 @@ def test_a_text_says_what_the_figure_says_once() -> None:
     assert figure_text(Figure()) == ""
 
 
+def test_what_stands_on_the_figure_and_no_axes_is_said_too() -> None:
+    made, axes = plt.subplots()
+    lines = axes.plot([1, 2]) + axes.plot([2, 1])
+    axes.set_title("Which is it?", loc="left")
+    axes.legend(lines[:1], ["64"], title="budget")
+    made.supylabel("tokens")
+    made.supxlabel("step")
+    made.legend(lines, ["ours", "vLLM"])
+    plt.close(made)
+    assert figure_text(made) == "Which is it? budget: 64. tokens over step. ours, vLLM"
+
+
 def test_a_kernel_shows_figures_with_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     display = DisplayFormatter()
     monkeypatch.setattr(module, "get_ipython", lambda: SimpleNamespace(display_formatter=display))

@@ -51,7 +51,8 @@ def main() -> None:
         show(root, f"/dev/{name}", read_only=False)
     mount("-t", "proc", "proc", str(root / "proc"))
     os.chdir(root)
-    subprocess.run(["pivot_root", ".", "old"], check=True)
+    system = {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}  # not in every user's PATH
+    subprocess.run(["pivot_root", ".", "old"], env=system, check=True)
     os.chdir("/")
     subprocess.run(["umount", "--lazy", "/old"], check=True)
     os.rmdir("/old")

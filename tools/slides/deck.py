@@ -27,7 +27,7 @@ from mathml import mathml  # noqa: E402
 from talk import Slide, talk_of  # noqa: E402
 
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-LINK = re.compile(r"(?<!!)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!!)\]\((?!https?:|#|mailto:|data:)([^)\s#]+)(#[^)\s]*)?\)")
 PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:|data:)([^)\s]+)\)")
 HELP = "← → move · N notes · Home, End · print for a PDF"
 

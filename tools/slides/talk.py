@@ -108,18 +108,18 @@ def sections_of(notebook: dict[str, Any]) -> list[Section]:
                     sections.append(Section(title.strip(), len(marks), [text.strip()]))
         elif "bootstrap" not in tags and sections:
             sections[-1].code.append(source)
-            found = _figures(cell, sections[-1].title)
+            found = _figures(cell)
             sections[-1].figures += found
             sections[-1].places += [len(sections[-1].prose)] * len(found)
     return sections
 
 
-def _figures(cell: dict[str, Any], title: str) -> list[Figure]:
+def _figures(cell: dict[str, Any]) -> list[Figure]:
     found = []
     for output in cell.get("outputs", []):
         if png := output.get("data", {}).get("image/png"):
-            said = output.get("metadata", {}).get("image/png", {}).get("alt")
-            found.append(Figure("".join(png).strip(), said or f"Figure of the section: {title}"))
+            text = output["metadata"]["image/png"]["alt"]  # tools/notebook_rules.py wants it
+            found.append(Figure("".join(png).strip(), text))
     return found
 
 

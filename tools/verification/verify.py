@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 
 from tools.grading import isolation
 from tools.grading.grade import PATIENCE
@@ -40,6 +39,7 @@ from tools.verification.provenance import (
 )
 from tools.verification.rerun import nothing_earned, untouched
 from utils.hub import resolve_model
+from utils.pipeline.process import stop, supervised
 
 TARGET = ROOT / "build" / "verify"
 RESULTS = "results.json"
@@ -175,14 +175,14 @@ class Verification:
             with open(Path(folder) / "log", "w+") as log:
                 # In a session of its own: an interruption reaches us, and we end all of it.
                 program = subprocess.Popen(
-                    command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+                    supervised(command), cwd=ROOT, stdout=log, stderr=log, start_new_session=True
                 )
                 try:
                     program.wait(self.patience)
                 except subprocess.TimeoutExpired:
                     return {}, f"was not done after {self.patience:g} seconds"
                 finally:
-                    _end(program)
+                    stop(program)
                 log.seek(0)
                 said = log.read().strip().splitlines()
             if program.returncode:
@@ -223,19 +223,6 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
-
-
-def _end(program: subprocess.Popen[Any]) -> None:
-    """End a program and all that it started, its kernel too, which has a session of its own."""
-    if program.poll() is not None:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        below = psutil.Process(program.pid).children(recursive=True)
-        program.kill()
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-    program.wait()
 
 
 def count(number: int, noun: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from utils.hub import BUNDLED
 from utils.pipeline.confidence import share_interval
+from utils.pipeline.stages.promises import BASE_NOTE, CERTAINTY
 from utils.pipeline.task.data import SYSTEM_PROMPT
 
 CARD, CONFIG, WEIGHTS = "README.md", "adapter_config.json", "adapter_model.safetensors"
@@ -91,8 +92,6 @@ def _header(results: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def _text(results: dict[str, Any], manifests: dict[str, Any], rows: dict[str, Any]) -> str:
-    from utils.pipeline.stages.report import BASE_NOTE, CERTAINTY
-
     data, tuned = manifests["data"]["settings"], manifests["finetune"]
     learned, base = tuned["measures"], base_of(results["model"])
     settings = [f"| {name} | {tuned['settings'][key]} |" for key, name in SETTINGS.items()]

@@ -15,6 +15,17 @@ from typing import Any
 
 from utils.pipeline.confidence import loss_interval, share_interval
 
+CERTAINTY = (
+    "In brackets: 95 % confidence intervals. The messages are a sample; for all messages of their "
+    "kind, the figure lies between the two numbers in 19 of 20 such runs. A promise is broken when "
+    "the whole interval breaks it."
+)
+BASE_NOTE = (
+    "The bundled base model comes from a file in which the linear layers' weights already lie on "
+    "a 4-bit grid (Q4_1: at most 16 values in each group of 32). So what 4 bits cost here is not "
+    "what they cost a clean 16-bit model. Fine-tuning moves the weights off that grid."
+)
+
 MAX_BASE_EXACT_MATCH = 0.10
 MIN_EXACT_MATCH = 0.85
 # 4 bits cost a model of 135 million parameters more than they cost larger ones. Chosen on messages

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.stages.adapter_card import write_adapter
-from utils.pipeline.stages.promises import check_promises
+from utils.pipeline.stages.promises import BASE_NOTE, CERTAINTY, check_promises
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS, TABLE, FIGURE, ADAPTER = "results.json", "report.md", "report.png", "adapter"
 LABELS = {
@@ -17,16 +21,6 @@ LABELS = {
     "gptq": "GPTQ, 4 bit",
     "awq": "AWQ, 4 bit",
 }
-CERTAINTY = (
-    "In brackets: 95 % confidence intervals. The messages are a sample; for all messages of their "
-    "kind, the figure lies between the two numbers in 19 of 20 such runs. A promise is broken when "
-    "the whole interval breaks it."
-)
-BASE_NOTE = (
-    "The bundled base model comes from a file in which the linear layers' weights already lie on "
-    "a 4-bit grid (Q4_1: at most 16 values in each group of 32). So what 4 bits cost here is not "
-    "what they cost a clean 16-bit model. Fine-tuning moves the weights off that grid."
-)
 
 
 def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
@@ -183,7 +177,7 @@ def print_report(out: Path) -> bool:
     return all(promise["kept"] for promise in results["promises"])
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path | io.BytesIO) -> Figure:
     """Four panels, one row of bars for each model; the title states the finding."""
     from matplotlib.figure import Figure
 
@@ -205,6 +199,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     panels[0].invert_yaxis()
     figure.suptitle(finding(rows), x=0.01, ha="left", weight="bold", fontsize=12.5)
     figure.savefig(path, dpi=110)
+    return figure
 
 
 def finding(rows: list[dict[str, Any]]) -> str:
