@@ -27,6 +27,7 @@ import pytest
 from jupyter_client.manager import run_kernel
 from jupyterlab_server.config import get_federated_extensions, get_page_config
 
+from tests.browser.lab import said_by_server
 from tools.course_contents import as_committed
 from tools.notebook_rules import executed_notebooks, labs
 
@@ -89,10 +90,9 @@ def ask(course: Path) -> Iterator[Ask]:
         )
     try:
         end = time.monotonic() + 120  # a busy machine
-        while not (found := list(home.glob("jpserver-*.json"))):
+        while not (about := said_by_server(home)):
             assert server.poll() is None and time.monotonic() < end, (home / "log").read_text()
             time.sleep(0.1)
-        about = json.loads(found[0].read_text())
 
         def ask(address: str, content: dict[str, Any] | None = None) -> Any:
             body = {"type": "notebook", "format": "json", "content": content}
