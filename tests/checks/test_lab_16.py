@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.checks import lab_16
-from utils.checks.lab_16.block_bytes import right_extract, right_inject
+from utils.checks.lab_16.block_bytes import Memory, right_extract, right_inject
 from utils.checks.lab_16.chains import right_keys
 from utils.checks.lab_16.costs import Machine, Shape, right_seconds, told
 from utils.checks.lab_16.learners_connector import Stored
@@ -53,6 +54,20 @@ def test_the_bytes_are_those_of_the_engines_connector(dtype: torch.dtype) -> Non
     assert right_inject(other, 1, right_extract(seen, 2))
     assert all(torch.equal(b[1], a[2]) and not b[0].any() for a, b in zip(seen, other, strict=True))
     assert not right_inject(other, 1, right_extract(seen, 2)[:-1])
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_a_view_has_the_numbers_and_the_layout_that_it_names(gaps: bool) -> None:
+    tail, axes = (3, 2, 4), range(4)
+    [plain] = Memory(1, 2, tail, "float32", tuple(axes), False, "", 0).tensors()
+    for order in itertools.permutations(axes):
+        [seen] = Memory(1, 2, tail, "float32", order, gaps, "", 0).tensors()
+        assert torch.equal(seen, plain)
+        assert sorted(axes, key=seen.stride, reverse=True) == list(order)
+        assert seen.permute(order).is_contiguous() != gaps
+        assert right_extract([seen], 1) == plain[1].numpy().tobytes()
+        into = torch.zeros_like(seen)
+        assert right_inject([into], 1, right_extract([seen], 1)) and torch.equal(into[1], plain[1])
 
 
 def test_the_bandwidths_are_mooncakes() -> None:

@@ -176,6 +176,13 @@ def in_float32(kv_caches, block_id):
     return torch.stack([cache[block_id].float() for cache in kv_caches]).numpy().tobytes()
 
 
+@wrong("extract_block", "not those of the block")
+def in_memorys_order(kv_caches, block_id):
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kv_caches[0].element_size()]
+    blocks = (cache.view(whole)[block_id].numpy() for cache in kv_caches)
+    return b"".join(block.tobytes(order="A") for block in blocks)
+
+
 @right("inject_block")
 def stacked_back(kv_caches, block_id, payload):
     first = kv_caches[0][block_id]

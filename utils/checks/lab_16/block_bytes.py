@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,25 +13,41 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, St
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
           "int8": torch.int8}  # fmt: skip
 
+# The bits of a NaN may change when it is converted, in one way or another: extract has none, so
+# that those who convert are told apart from others, and alike from each other.
+STRANGE = {"infinite": [torch.inf, -torch.inf],
+           "NaN or infinite": [torch.nan, torch.inf, -torch.inf]}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Memory:
-    """An engine's memory: `num_layers` tensors of one shape, filled with random numbers."""
+    """An engine's memory: `num_layers` tensors of one shape, filled with random numbers.
+
+    Attributes:
+        order: the axes as they lie in memory, the last one side by side
+        gaps: other numbers lie before and between those of the tensors
+        odd: what some of the numbers are; empty, if all are as usual
+    """
 
     num_layers: int
     num_blocks: int
     tail: tuple[int, ...]
     dtype: str
-    turned: bool  # a view whose numbers do not lie in order
+    order: tuple[int, ...]
+    gaps: bool
+    odd: str
     block_id: int
-    payload: str = "another block's"
+    payload: str = ""
 
     def __str__(self) -> str:
         shape = (self.num_blocks, *self.tail)
-        order = ", seen through a view" if self.turned else ""
+        view = "" if self.order == tuple(range(len(shape))) else (
+            f", a view: in memory its axes lie in the order {self.order}")  # fmt: skip
+        view += ", with gaps between the numbers" if self.gaps else ""
+        odd = f", some {self.odd}" if self.odd else ""
         payload = f", payload: {self.payload} bytes" if self.payload else ""
         return (
-            f"{self.num_layers} layers of shape {shape}, {self.dtype}{order}; block "
+            f"{self.num_layers} layers of shape {shape}, {self.dtype}{odd}{view}; block "
             f"{self.block_id}{payload}"
         )
 
@@ -41,30 +57,50 @@ class Memory:
         shape = (self.num_blocks, *self.tail)
         layers = []
         for _ in range(self.num_layers):
-            numbers = torch.randn(shape, generator=generator).to(DTYPES[self.dtype])
-            if self.turned:  # as an engine's memory is, with keys and values in front
-                numbers = numbers.transpose(0, 1).contiguous().transpose(0, 1)
+            numbers = torch.randn(shape, generator=generator)
+            if self.odd and DTYPES[self.dtype].is_floating_point:
+                strange = torch.tensor(STRANGE[self.odd])
+                which = torch.randint(0, 2 * len(strange), shape, generator=generator)
+                some = strange[which % len(strange)]
+                numbers = torch.where(which < len(strange), some, numbers)
+            numbers = numbers.to(DTYPES[self.dtype]).permute(self.order)  # as it lies in memory
+            if self.gaps:
+                numbers = torch.stack([torch.ones_like(numbers), numbers], dim=-1)[..., 1]
+            else:
+                numbers = numbers.contiguous()
+            numbers = numbers.permute([self.order.index(a) for a in range(len(shape))])
             layers.append(numbers)
         return layers
+
+
+def draw_order(c: Choices, num_axes: int) -> tuple[int, ...]:
+    """The axes as they lie in memory: some layouts that engines have, or any."""
+    blocks, *inner = range(num_axes)
+    plain = (blocks, *inner)
+    return c.pick([
+        plain, plain,
+        (inner[0], blocks, *inner[1:]),  # keys and values in front, as in our engine
+        *[(blocks, *inner[:1], *inner[2:], *inner[1:2])] * 2,  # channels last, known to torch
+        (blocks, *inner[::-1]),  # each block turned, as by a transpose
+        tuple(c.shuffled(plain)),
+    ])  # fmt: skip
 
 
 def draw_memory(c: Choices) -> Memory:
     """Few layers and blocks, as vLLM lays them out and as our engine does."""
     num_blocks = c.integer(1, 4)
-    tail = c.pick([(2, 2, 1, 2), (1, 2, 4), (3,), (2, 3)])
+    tail = c.pick([(2, 2, 1, 2), (1, 2, 4), (3,), (2, 3), (2, 3, 2, 2), (2, 2, 3, 4)])
     return Memory(
-        c.integer(1, 3), num_blocks, tail, c.pick(list(DTYPES)), c.rarely(2),
-        c.integer(0, num_blocks - 1), "",
+        c.integer(1, 3), num_blocks, tail, c.pick(list(DTYPES)), draw_order(c, 1 + len(tail)),
+        c.rarely(4), c.pick(["", "", "infinite"]), c.integer(0, num_blocks - 1),
     )  # fmt: skip
 
 
 def draw_payload(c: Choices) -> Memory:
     """Mostly the bytes of another block, sometimes too many, too few, or none."""
-    m = draw_memory(c)
-    payload = c.pick(
-        ["another block's", "another block's", "too few", "too many", "no", "half the"]
-    )
-    return Memory(m.num_layers, m.num_blocks, m.tail, m.dtype, m.turned, m.block_id, payload)
+    memory, odd = draw_memory(c), c.pick(["", "NaN or infinite"])
+    payloads = ["another block's", "another block's", "too few", "too many", "no", "half the"]
+    return replace(memory, odd=odd, payload=c.pick(payloads))
 
 
 def right_extract(kv_caches: list[Tensor], block_id: int) -> bytes:
@@ -130,8 +166,8 @@ EXTRACT_BLOCK = Contract(
     passed="Right for numbers of 4, 2 and 1 bytes, and for memory that is a view.",
     clauses={
         "extract": Clause("The bytes are not those of the block. {says}",
-                          "`torch.stack([cache[block_id] for cache in kv_caches])`, and its bytes "
-                          "as they are."),
+                          "`torch.stack([cache[block_id] for cache in kv_caches]).contiguous()`, "
+                          "and its bytes as they are."),
     },
     mistakes=(
         mistake("Only the first layer is there.", "All of `kv_caches`, one after the other.",
@@ -147,6 +183,12 @@ EXTRACT_BLOCK = Contract(
                 lambda caches, b: _raw(torch.stack([c[b] for c in caches], dim=1))),
         mistake("The layers come in the other order.", "The first layer first.",
                 lambda caches, b: _raw(_stacked(caches[::-1], b))),
+        mistake("The numbers come in the order of memory. In a view that is not the order of its "
+                "axes.", "`.contiguous()` lays them side by side in the order of the axes.",
+                lambda caches, b: b"".join(bytes(c[b].clone().untyped_storage()) for c in caches)),
+        mistake("`.view(torch.uint8)` refuses numbers that do not lie side by side. `torch.stack` "
+                "keeps a layout that all blocks share.", "`.contiguous()` before it.",
+                lambda caches, b: _stacked(caches, b).view(torch.uint8).numpy().tobytes()),
         mistake("This is not the block that was asked for.", "`cache[block_id]`.",
                 lambda caches, b: _raw(_stacked(caches, 0)),
                 lambda caches, b: _raw(torch.stack(caches))),
@@ -193,6 +235,14 @@ def _only_the_first(kv_caches: list[Tensor], block_id: int, payload: bytes) -> b
     return right_inject(kv_caches[:1], block_id, payload[: sizes[0]])
 
 
+def _finite_only(kv_caches: list[Tensor], block_id: int, payload: bytes) -> bool:
+    sizes = [cache[0].numel() * cache.element_size() for cache in kv_caches]
+    if len(payload) != sum(sizes):
+        return False
+    numbers = torch.frombuffer(bytearray(payload), dtype=kv_caches[0].dtype)
+    return bool(numbers.isfinite().all()) and right_inject(kv_caches, block_id, payload)
+
+
 INJECT_BLOCK = Contract(
     inputs=draw_payload,
     judge=InLockstep(play_inject, right_inject),
@@ -217,5 +267,7 @@ INJECT_BLOCK = Contract(
         mistake("All blocks are overwritten.", "Only `cache[block_id]`.", _everywhere),
         mistake("Your function says nothing.", "`return True` at the end.", _says_nothing),
         mistake("Only the first layer is written.", "All of `kv_caches`.", _only_the_first),
+        mistake("A payload with NaN or infinity is refused. Only its length counts.",
+                "Compare the lengths, nothing else.", _finite_only),
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,9 +55,8 @@ class LearnersConnector(KVConnectorBase):
 
     def _keys_of(self, request: Request) -> list[bytes]:
         salt = repr(request.cache_salt).encode()
-        return self.parts.chunk_keys(
-            self.namespace + salt, list(request.all_token_ids), self.block_size
-        )
+        namespace = hashlib.sha256(self.namespace + salt).digest()  # all of one length
+        return self.parts.chunk_keys(namespace, list(request.all_token_ids), self.block_size)
 
     def _matched(self, request: Request, num_computed_tokens: int) -> int:
         return self.parts.matched_tokens(

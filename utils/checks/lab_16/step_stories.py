@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.checks.kit.contracts import (
@@ -15,7 +14,17 @@ from utils.checks.kit.contracts import (
     Stage,
     mistake,
 )
-from utils.checks.lab_16.learners_parts import BareRequest, Pair, Scheduled, Transfers
+from utils.checks.lab_16.learners_parts import BareRequest, Scheduled, Transfers
+from utils.checks.lab_16.step_sides import (
+    LoadsByKey,
+    LoadsOnce,
+    NoEmptySteps,
+    OfThoseWhoCompute,
+    RightSide,
+    SavesOnce,
+    Shared,
+    with_switches,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Plan:
     answer: int  # tokens that it decodes
     waits: int  # steps before it is asked
     lost: int  # after so many steps it loses its blocks, and begins anew; 0: never
+    again: tuple[int, int]  # what the engine has then, and what is loaded then
+    pauses: int  # steps that give it nothing, although it has got its blocks
+    twin: bool  # of the request before: the same prompt and start, other blocks
 
 
 @dataclass(frozen=True)
@@ -40,17 +52,24 @@ class Story:
     block_size: int
     plans: tuple[Plan, ...]
     together: bool
+    connectors: int  # the requests go to them by turns
 
     def __str__(self) -> str:
         told = "; ".join(
-            f"{p.num_tokens} tokens, {p.local} in the engine's cache and {p.external} in the store"
+            f"{p.num_tokens} tokens{' (the same as before)' * p.twin}, {p.local} in the engine's "
+            f"cache and {p.external} in the store"
             for p in self.plans
         )
-        return f"block_size {self.block_size}; requests: {told}"
+        two = "two connectors; " * (self.connectors > 1)
+        return f"{two}block_size {self.block_size}; requests: {told}"
 
 
 def draw(c: Choices) -> Story:
-    """Up to three requests, by turns or together, chunked, with and without hits."""
+    """Up to three requests, by turns or together, chunked, with and without hits.
+
+    Some have the prompt of the one before, so that two blocks have one key. Some come again, some
+    get nothing in a step, and some go to a second connector.
+    """
     size = c.pick([2, 1, 4])
 
     def plan() -> Plan:
@@ -60,10 +79,20 @@ def draw(c: Choices) -> Story:
         external = c.integer(0, most - local)
         chunks = tuple(c.some(lambda: c.integer(1, 2 * size), 1, 3))
         earlier = tuple(c.some(lambda: size * c.integer(0, most), 0, 1))
+        waits, lost = c.pick((0, 0, 1, 3)), c.pick((0, 0, 1, 2))
+        found = c.integer(0, most)
+        loaded = c.integer(0, most - found)
         return Plan(num_tokens, local * size, external * size, earlier, not c.rarely(4), chunks,
-                    c.integer(0, 2 * size), c.pick((0, 1, 2, 3)), c.pick((0, 0, 1, 2)))  # fmt: skip
+                    c.integer(0, 2 * size), waits, lost, (found * size, loaded * size),
+                    c.pick((0, 0, 1)), c.rarely(3))  # fmt: skip
 
-    return Story(size, tuple(c.some(plan, 1, 3)), c.rarely(2))
+    plans = c.some(plan, 1, 3)
+    plans[0] = replace(plans[0], twin=False)
+    for number, twin in enumerate(plans):
+        if twin.twin:
+            plans[number] = replace(plans[number - 1], twin=True, chunks=twin.chunks,
+                                    answer=twin.answer, lost=twin.lost)  # fmt: skip
+    return Story(size, tuple(plans), c.rarely(2), 1 + c.rarely(4))
 
 
 OVER = object()
@@ -74,17 +103,24 @@ def key_of(request: BareRequest, end: int) -> bytes:
     return f"{request.all_token_ids[0] // 100}:{end}".encode()
 
 
+@dataclass
+class Engine:
+    """A connector, and what it is called in the feedback."""
+
+    side: Any
+    name: str  # empty, if there is one only
+
+
 def play(stage: Stage, side_class: Any, story: Story) -> None:
     """Let the requests arrive, run and end; see what is promised, loaded and saved."""
-    size = story.block_size
-    requests = [
+    size, stored = story.block_size, dict[int, int]()
+    requests: list[BareRequest] = []
+    for i, p in enumerate(story.plans):
+        first = requests[-1].all_token_ids[0] if p.twin else 100 * i
         # The same id again, if they come one after another: what was kept of the first is wrong.
-        BareRequest(
-            f"request {i if story.together else 0}", [100 * i + t for t in range(p.num_tokens)]
-        )
-        for i, p in enumerate(story.plans)
-    ]
-    stored = {id(r): p.local + p.external for r, p in zip(requests, story.plans, strict=True)}
+        requests.append(BareRequest(
+            f"request {i if story.together else 0}", [first + t for t in range(p.num_tokens)]
+        ))  # fmt: skip
 
     def keys_of(request: BareRequest) -> list[bytes]:
         return [key_of(request, end) for end in range(size, request.num_tokens + 1, size)]
@@ -92,140 +128,80 @@ def play(stage: Stage, side_class: Any, story: Story) -> None:
     def matched_tokens(request: BareRequest, num_computed_tokens: int) -> int:
         return max(0, stored[id(request)] - num_computed_tokens)
 
-    side = stage.do(side_class, size, keys_of, matched_tokens)
-    stage.see("new", side if isinstance(side, Raised) else "a connector")
-    jobs = [_steps(stage, side, size, i, r, p)
-            for i, (r, p) in enumerate(zip(requests, story.plans, strict=True))]  # fmt: skip
-    waves = [jobs] if story.together else [[job] for job in jobs]
-    for wave in waves:
+    engines = []
+    for name in ("first", "second")[: story.connectors]:
+        side = stage.do(side_class, size, keys_of, matched_tokens)
+        stage.see("new", side if isinstance(side, Raised) else "a connector")
+        engines.append(Engine(side, f"{name} connector: " if story.connectors > 1 else ""))
+    jobs = []
+    for i, (request, p) in enumerate(zip(requests, story.plans, strict=True)):
+        engine = engines[i % len(engines)]
+        jobs.append((engine, _steps(stage, engine, size, i, request, p, stored)))
+    for wave in [jobs] if story.together else [[job] for job in jobs]:
         while wave:
-            parts = {job: part for job in wave if (part := next(job, OVER)) is not OVER}
-            wave = list(parts)
-            if wave:
-                _run(stage, side, [p for p in parts.values() if isinstance(p, Scheduled)])
+            parts = [(job, part) for job in wave if (part := next(job[1], OVER)) is not OVER]
+            wave = [job for job, _ in parts]
+            for engine in engines if wave else ():
+                _run(stage, engine, [
+                    part for job, part in parts if job[0] is engine and isinstance(part, Scheduled)
+                ])  # fmt: skip
 
 
-def _steps(stage: Stage, side: Any, size: int, number: int, request: BareRequest, plan: Plan):  # type: ignore[no-untyped-def]
+def _steps(  # type: ignore[no-untyped-def]
+    stage: Stage, engine: Engine, size: int, number: int, request: BareRequest, plan: Plan,
+    stored: dict[int, int],
+):  # fmt: skip
     """One request's part of each step; a generator, so that several can run together."""
+    side, name = engine.side, engine.name
     yield from [None] * plan.waits
 
-    def begin(local: int, external: int) -> list[int]:
+    def begin(local: int, external: int, settled: int, times: int) -> list[int]:
+        stored[id(request)] = local + external
         for computed in (*plan.earlier, local):
-            stage.step(f"get_num_new_matched_tokens({request.request_id}, {computed})")
+            stage.step(f"{name}get_num_new_matched_tokens({request.request_id}, {computed})")
             got = stage.call(side, "get_num_new_matched_tokens", request, computed)
             stage.see("get_num_new_matched_tokens", got)
-        request.num_computed_tokens = local + external
-        ids = [100 * (number + 1) + 9 - i for i in range(plan.num_tokens + plan.answer)]
+        request.num_computed_tokens = local + settled
+        first = 1000 * times + 100 * (number + 1) + 9
+        ids = [first - i for i in range(plan.num_tokens + plan.answer)]
         stage.step(
-            f"update_state_after_alloc({request.request_id} with num_computed_tokens "
-            f"{request.num_computed_tokens}, block_ids, {external})"
+            f"{name}update_state_after_alloc({request.request_id} with num_computed_tokens "
+            f"{request.num_computed_tokens}, block_ids, {settled})"
         )
-        got = stage.call(side, "update_state_after_alloc", request, list(ids), external)
+        got = stage.call(side, "update_state_after_alloc", request, list(ids), settled)
         stage.see("update_state_after_alloc", got)
         return ids
 
-    ids = begin(plan.local, plan.external if plan.settled else 0)
+    ids = begin(plan.local, plan.external, plan.external if plan.settled else 0, 0)
+    yield from [None] * plan.pauses
     chunks, num_steps = list(plan.chunks), 0
-    while (left := request.num_tokens - request.num_computed_tokens) or plan.answer:
-        if not left:
-            break
+    while left := request.num_tokens - request.num_computed_tokens:
         count = min(left, chunks.pop(0) if chunks else left)
         yield Scheduled(request, list(ids), request.num_computed_tokens, count)
         request.num_computed_tokens += count
         num_steps += 1
         if num_steps == plan.lost:
-            ids = begin(0, 0)
+            ids = begin(*plan.again, plan.again[1], 1)
+            yield from [None] * plan.pauses
             continue
         if request.num_computed_tokens == request.num_tokens < plan.num_tokens + plan.answer:
-            request.all_token_ids.append(100 * number + request.num_tokens)
-    stage.step(f"request_finished({request.request_id})")
+            request.all_token_ids.append(request.all_token_ids[0] + request.num_tokens)
+    stage.step(f"{name}request_finished({request.request_id})")
     stage.see("request_finished", stage.call(side, "request_finished", request))
 
 
-def _run(stage: Stage, side: Any, scheduled: list[Scheduled]) -> None:
+def _run(stage: Stage, engine: Engine, scheduled: list[Scheduled]) -> None:
     told = ", ".join(
         f"{s.request.request_id}: {s.num_scheduled_tokens} tokens after {s.num_computed_tokens}"
         for s in scheduled
     )
-    stage.step(f"build_connector_meta([{told}])")
-    meta = stage.call(side, "build_connector_meta", scheduled)
+    stage.step(f"{engine.name}build_connector_meta([{told}])")
+    meta = stage.call(engine.side, "build_connector_meta", scheduled)
     if isinstance(meta, Transfers):
         for name in ("loads", "saves"):
             pairs = getattr(meta, name)
             stage.see(name, sorted(pairs, key=repr) if isinstance(pairs, list) else pairs)
     stage.see("meta", type(meta).__name__ if not isinstance(meta, Raised) else meta)
-
-
-KeysOf = Callable[[Any], list[bytes]]
-Matched = Callable[[Any, int], int]
-
-
-class RightSide:
-    """Plain and right. The switches make known mistakes."""
-
-    forgets, skips_local, begins, rounds, at_question, answers, cleans = (
-        True, True, "computed", "down", False, True, True,
-    )  # fmt: skip
-
-    def __init__(self, block_size: int, keys_of: KeysOf, matched_tokens: Matched) -> None:
-        self.block_size, self.keys_of, self.matched_tokens = block_size, keys_of, matched_tokens
-        self.loads: list[Pair] = []
-        self.prompts: dict[str, int] = {}
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed: int) -> tuple[int, bool]:
-        found = self.matched_tokens(request, num_computed)
-        if self.at_question:
-            first = num_computed // self.block_size
-            keys = self.keys_of(request)[first : first + found // self.block_size]
-            self.loads += [(key, first + i) for i, key in enumerate(keys)]
-        return found, False
-
-    def update_state_after_alloc(self, request: Any, block_ids: list[int], num_ext: int) -> None:
-        self.prompts.setdefault(request.request_id, request.num_tokens)
-        count, end = num_ext // self.block_size, request.num_computed_tokens // self.block_size
-        first = end - count if self.skips_local else 0
-        if not self.at_question:
-            self.loads += list(zip(self.keys_of(request), block_ids, strict=False))[
-                first : first + count
-            ]
-
-    def build_connector_meta(self, scheduled: list[Scheduled]) -> Transfers:
-        step = Transfers(list(self.loads))
-        if self.forgets:
-            self.loads = []
-        for part in scheduled:
-            after = part.num_computed_tokens + part.num_scheduled_tokens
-            first = part.num_computed_tokens // self.block_size
-            first = 0 if self.begins == "zero" else first
-            last = after // self.block_size
-            if self.rounds == "up":
-                last = -(-after // self.block_size)
-            if not self.answers and after > self.prompts[part.request.request_id]:
-                continue
-            pairs = zip(self.keys_of(part.request), part.block_ids, strict=False)
-            step.saves += list(pairs)[first:last]
-        return step
-
-    def request_finished(self, request: Any) -> tuple[bool, None]:
-        self.prompts.pop(request.request_id, None)
-        return False, None
-
-
-def with_switches(**switches: Any) -> type[RightSide]:
-    """The connector that makes one mistake."""
-    return type("Wrong", (RightSide,), switches)
-
-
-class SavesOnce(RightSide):
-    """Saves only in the first step of a request."""
-
-    def build_connector_meta(self, scheduled: list[Scheduled]) -> Transfers:
-        step = super().build_connector_meta([])
-        for part in scheduled:
-            if part.request.request_id in self.prompts:
-                step.saves += super().build_connector_meta([part]).saves
-                del self.prompts[part.request.request_id]
-        return step
 
 
 _SAVES = "From block `num_computed_tokens // block_size` up to, but without, block " \
@@ -266,6 +242,15 @@ SCHEDULER_SIDE = Contract(
                 with_switches(at_question=True)),
         mistake("Only the first step of a request is saved. A long prompt takes several.", _SAVES,
                 SavesOnce),
+        mistake("Of two requests that load the same key in one step, only one gets its block.",
+                "Keep pairs in a list. A dict has each key once.", LoadsByKey),
+        mistake("In a step that computes nothing, or nothing of this request, what is settled is "
+                "not told.", "All that has been settled since the last step, whoever computes.",
+                NoEmptySteps, OfThoseWhoCompute),
+        mistake("A request that comes again loads nothing. Its blocks are new, and empty.",
+                "It begins anew: note its loads again.", LoadsOnce),
+        mistake("Two connectors share a list.", "Make it in `__init__`, not in the class.",
+                Shared),
     ),
-    examples=200,
+    examples=300,
 )  # fmt: skip
