@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 
 from tests.labs.bug_zoo.zoo import Zoo
 from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -82,6 +82,18 @@ def nobody_is_none(key, loads, place_of, num_points, bound=None):
     return rotated(key, loads, place_of, num_points, bound) if loads else None
 
 
+@wrong("ring_owner", "compared as texts")
+def points_by_their_texts(key, loads, place_of, num_points, bound=None):
+    if not loads:
+        raise ValueError("empty")
+    texts = [f"{r}/{k}" for r in loads for k in range(num_points)]
+    points = sorted((place_of(text), text) for text in texts)
+    limit = math.inf if bound is None else bound * (sum(loads.values()) + 1) / len(loads)
+    start = bisect_left(points, (place_of(key),))
+    turned = (int(p.split("/")[0]) for _, p in points[start:] + points[:start])
+    return next(r for r in turned if loads[r] < limit)
+
+
 # 3 RoutingHistory
 
 
@@ -134,6 +146,37 @@ class SharedByAll(LruHistory):
                 depth += 1
             found.append(depth)
         return found
+
+
+@wrong("routing_history", "remembers something else")
+class HundredthsOfAStep(LruHistory):
+    """Behind a hundred blocks, a prompt's end counts as older than the prompt before."""
+
+    def __init__(self, num_replicas, max_blocks):
+        super().__init__(num_replicas, max_blocks)
+        self.clock = 0
+
+    def sent(self, replica, block_names):
+        self.clock += 1
+        times = self.blocks[replica]
+        times.update({name: self.clock - depth / 100 for depth, name in enumerate(block_names)})
+        for name in sorted(times, key=times.get)[: max(0, len(times) - self.max_blocks)]:
+            del times[name]
+
+
+@wrong("routing_history", "brings nothing new")
+class OnlyNews(LruHistory):
+    def sent(self, replica, block_names):
+        if not self.blocks[replica].keys() >= set(block_names):
+            super().sent(replica, block_names)
+
+
+@wrong("routing_history", "changed by later calls")
+class OneListForAll(LruHistory):
+    def matches(self, block_names):
+        self.found = getattr(self, "found", [])
+        self.found[:] = super().matches(block_names)
+        return self.found
 
 
 # 4 choose_replica
@@ -247,6 +290,62 @@ class UnderTheEnginesNames(IndexOfDicts):
     def store(self, book, event):
         for block_hash in event.block_hashes:
             book[block_hash] = [block_hash, book.get(block_hash, (0, 0))[1] + 1]
+
+
+@wrong("kv_index", "`matches` returns")
+class ParentsOutliveTheClearing(IndexOfDicts):
+    def __init__(self, num_replicas):
+        super().__init__(num_replicas)
+        self.told = [{} for _ in range(num_replicas)]
+
+    def apply(self, replica, event):
+        book, told = self.books[replica], self.told[replica]
+        if isinstance(event, BlockRemoved):
+            super().apply(replica, event)
+            for block_hash in event.block_hashes:
+                if block_hash not in book:
+                    told.pop(block_hash, None)
+        elif isinstance(event, BlockStored):
+            parent = event.parent_block_hash
+            if parent is None or parent in book or parent not in told:
+                super().apply(replica, event)
+            else:
+                book[parent] = [told[parent], 1]
+                super().apply(replica, event)
+                del book[parent]
+            told.update({block_hash: name for block_hash, (name, _) in book.items()})
+        else:
+            book.clear()
+
+
+@wrong("kv_index", "bytes")
+class OnlyNumbers(IndexOfDicts):
+    def apply(self, replica, event):
+        for block_hash in getattr(event, "block_hashes", ()):
+            block_hash & (2**64 - 1)
+        super().apply(replica, event)
+
+
+@wrong("kv_index", "forgotten and comes back")
+class TheCountStays(IndexOfDicts):
+    def __init__(self, num_replicas):
+        super().__init__(num_replicas)
+        self.copies = [Counter() for _ in range(num_replicas)]
+
+    def apply(self, replica, event):
+        book, copies = self.books[replica], self.copies[replica]
+        if isinstance(event, BlockRemoved):
+            for block_hash in event.block_hashes:
+                if copies[block_hash] > 1:
+                    copies[block_hash] -= 1
+                else:
+                    book.pop(block_hash, None)
+            return
+        if isinstance(event, AllBlocksCleared):
+            copies.clear()
+        elif event.parent_block_hash is None or event.parent_block_hash in book:
+            copies.update(event.block_hashes)
+        super().apply(replica, event)
 
 
 # 7 engine

@@ -22,7 +22,7 @@ class Story:
         return f"two histories of {self.num_replicas} replicas, {self.max_blocks} blocks for each"
 
 
-PROMPTS = ("abcd", "abce", "abfg", "ax", "y", "", "yzab", "abcdefgh")
+PROMPTS = ("abcd", "abce", "abfg", "ax", "y", "", "yzab", "abcdefgh", "x", "z")
 
 
 def names(prompt: str) -> list[str]:
@@ -30,18 +30,27 @@ def names(prompt: str) -> list[str]:
     return [prompt[: i + 1] for i in range(len(prompt))]
 
 
+SHORT = ("y", "x", "z", "ax")  # only of many short ones some are old, and yet remembered
+ASKED = [names(prompt) for prompt in (*PROMPTS[:5], "x", "z")]
+
+
 def draw_story(c: Choices) -> Story:
     num_replicas = c.size(1, 3)
+    max_blocks = c.integer(101, 140) if c.rarely(6) else c.size(1, 9)
 
     def step() -> Step:
-        which, prompt = c.integer(0, 1), names(c.pick(PROMPTS))
+        # Mostly the first of the first: only there so much happens that blocks become old.
+        which, prompt = c.pick((0, 0, 0, 1)), c.pick((*PROMPTS, *SHORT, *SHORT))
+        replica = c.pick((0, 0, *range(num_replicas)))
         if c.rarely(8):
-            return which, "lost", c.integer(0, num_replicas - 1)
-        if c.rarely(3):
-            return which, "matches", prompt
-        return which, "sent", c.integer(0, num_replicas - 1), prompt
+            return which, "lost", replica
+        if c.rarely(6):  # about as long as what is remembered
+            prompt = "n" * max(1, max_blocks + c.integer(-2, 2))
+        if c.rarely(5):
+            return which, "matches", names(prompt)
+        return which, "sent", replica, names(prompt)
 
-    return Story(num_replicas, c.size(1, 9), tuple(c.some(step, 0, 30)))
+    return Story(num_replicas, max_blocks, tuple(c.some(step, 0, 30)))
 
 
 def play(stage: Stage, history_class: Any, story: Story) -> None:
@@ -49,15 +58,42 @@ def play(stage: Stage, history_class: Any, story: Story) -> None:
     for history in histories:
         stage.see("new", history if isinstance(history, Raised) else "a history")
     for which, name, *args in story.steps:
-        told = ", ".join(str(a) for a in args)
-        stage.step(f"history {which + 1}: {name}({told})")
+        stage.step(f"history {which + 1}: {name}({', '.join(map(_told, args))})")
+        kept = Kept()
         got = stage.call(histories[which], name, *args)
         stage.see(name, got)
-        if isinstance(got, list):
-            got.append(-1)  # what is returned belongs to the caller
-        for history in histories:
-            for prompt in PROMPTS[:5]:
-                stage.see("remembers", stage.call(history, "matches", names(prompt)))
+        kept.keep(got)
+        # To the other one nothing new was sent: one question shows whether it knows that.
+        for history, prompt in [(which, asked) for asked in ASKED] + [(1 - which, ASKED[0])]:
+            got = stage.call(histories[history], "matches", list(prompt))
+            stage.see("remembers", got)
+            kept.keep(got)
+        kept.compare(stage)
+
+
+def _told(argument: Any) -> str:
+    if not isinstance(argument, list) or len(argument) <= 8:
+        return str(argument)
+    first, second = map(repr, argument[:2])
+    return f"[{first}, {second}, ..., {len(argument)} blocks in all]"
+
+
+class Kept:
+    """Answers that the caller keeps while others are asked for. They belong to the caller."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[list[Any], list[Any]]] = []
+
+    def keep(self, answer: Any) -> None:
+        if isinstance(answer, list):
+            self.answers.append((answer, list(answer)))
+
+    def compare(self, stage: Stage) -> None:
+        """Later calls must not have changed them; and then the caller changes them."""
+        for answer, then in self.answers:
+            stage.expect("earlier", then, answer)
+        for answer, _ in self.answers:
+            answer.append(-1)
 
 
 class PlainHistory:
@@ -84,11 +120,11 @@ class PlainHistory:
         return found
 
     def known(self, past: list[str]) -> set[str]:
-        latest: list[str] = []
+        latest: set[str] = set()
         for name in reversed(past):
-            if name not in latest and len(latest) < self.max_blocks:
-                latest.append(name)
-        return set(latest)
+            if len(latest) < self.max_blocks:
+                latest.add(name)
+        return latest
 
 
 class _HeadFirst(PlainHistory):
@@ -105,6 +141,12 @@ class _FirstInFirstOut(PlainHistory):
     def sent(self, replica: int, block_names: list[str]) -> None:
         known = self.known(self.past[replica])
         self.past[replica] += [name for name in reversed(block_names) if name not in known]
+
+
+class _NothingNew(PlainHistory):
+    def sent(self, replica: int, block_names: list[str]) -> None:
+        if not self.known(self.past[replica]).issuperset(block_names):
+            super().sent(replica, block_names)
 
 
 class _OneLimit(PlainHistory):
@@ -168,6 +210,10 @@ ROUTING_HISTORY = Contract(
             "The history remembers something else: for a prompt, `matches` gives {got} leading "
             "blocks per replica; expected {expected}.", FORGET,
         ),
+        "earlier": Clause(
+            "What `matches` has returned is changed by later calls: it is {got}, and was "
+            "{expected}.", "Make a new list in each call.",
+        ),
     },
     mistakes=(
         mistake("Nothing is ever forgotten: the router believes in blocks that are long evicted.",
@@ -176,6 +222,8 @@ ROUTING_HISTORY = Contract(
                 "useless.", FORGET, _HeadFirst),
         mistake("A block that is sent again keeps its old age.", "`move_to_end` for known blocks, "
                 "too.", _FirstInFirstOut),
+        mistake("A prompt that brings nothing new counts as used, too: its blocks become the "
+                "youngest.", "`move_to_end` for each block of each prompt.", _NothingNew),
         mistake("`max_blocks` is for all replicas together.", "Each replica has its own cache.",
                 _OneLimit),
         mistake("A replica that died keeps its blocks.", "`lost` forgets all of this replica.",
@@ -187,5 +235,5 @@ ROUTING_HISTORY = Contract(
         mistake("One block fewer than `max_blocks` is remembered.", "Forget while there are *more* "
                 "than `max_blocks`.", _OneOff),
     ),
-    examples=80,
+    examples=120,
 )  # fmt: skip

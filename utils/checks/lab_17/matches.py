@@ -179,8 +179,15 @@ CHOOSE_REPLICA = Contract(
 
 
 def draw_queues(c: Choices) -> Given:
-    tokens = c.some(lambda: c.size(0, 20_000), 0, 5)
-    return Given(tokens, c.pick((1.0, 100.0, 2_500.0)), c.pick((0.0, 0.5, 2.0)))
+    # One token, the least that a prompt computes, takes no longer than the least limit.
+    rate, limit = c.pick((2.0, 100.0, 2_500.0)), c.pick((0.5, 1.25, 2.0))
+
+    def tokens() -> int:
+        if c.rarely(4):  # just enough, or a little more
+            return int(rate * limit) + c.integer(0, 3)
+        return c.size(1, 20_000)
+
+    return Given(c.some(tokens, 0, 5), rate, limit)
 
 
 def seconds_left(

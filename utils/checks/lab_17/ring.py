@@ -15,27 +15,35 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, Given, Returns
 
 @dataclass(frozen=True)
 class PlaceOf:
-    """A hash function: a text's place on a ring of `size` places. Small rings show every wrap."""
+    """A hash function: a text's place on a ring of `size` places. Small rings show every wrap.
+
+    Places from `first` on: large ones that lie close together differ in their lowest bits only.
+    """
 
     size: int
     salt: int = 0
+    first: int = 0
 
     def __call__(self, text: str) -> int:
         digest = hashlib.blake2b(f"{self.salt} {text}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % self.size
+        return self.first + int.from_bytes(digest, "big") % self.size
 
     def __repr__(self) -> str:
-        return f"a hash function with places 0 to {self.size - 1}"
+        return f"a hash function with places {self.first} to {self.first + self.size - 1}"
 
 
 def draw_ring(c: Choices) -> Given:
-    place_of = PlaceOf(c.pick((4, 8, 16, 100, 2**32, 2**64)), c.integer(0, 9))
-    replicas = [i for i in range(c.size(1, 5)) if not c.rarely(4)]
+    size, salt = c.pick((4, 8, 16, 100, 2**32, 2**64)), c.integer(0, 9)
+    first = c.pick((0, 0, 2**60, 2**63 - 50)) if size <= 100 else 0
+    place_of = PlaceOf(size, salt, first)
+    lowest = c.pick((0, 0, 7, 97))  # as texts, "10" comes before "8"
+    replicas = [lowest + i for i in range(c.size(1, 5)) if not c.rarely(4)]
     if c.rarely(4):
         replicas.reverse()
-    loads = {i: c.pick((0, 1, 2, 3, 0, 10)) for i in replicas}
+    some = c.pick(((0, 1, 2, 3, 0, 10), (0, 4, 4, 4)))  # also several that are full
+    loads = {i: c.pick(some) for i in replicas}
     key = f"session {c.integer(0, 9)}"
-    bound = (c.pick((1.5, 1.25, 2.0, None)),) if c.rarely(2) else ()
+    bound = (c.pick((1.5, 1.25, 2.0, 1.01, None)),) if c.integer(0, 2) else ()
     return Given(key, loads, place_of, c.size(1, 6), *bound)
 
 
@@ -71,6 +79,10 @@ def _ring(change: str = "") -> Callable[..., int]:
         count = 1 if change == "one point" else num_points
         ring = sorted((place_of(f"{r}/{k}"), r) for r in loads for k in range(count))
         begin = place_of(key)
+        if change == "texts":
+            ring.sort(key=lambda point: (point[0], str(point[1])))
+        if change == "floats":
+            ring, begin = sorted((float(place), r) for place, r in ring), float(begin)
         after = [r for place, r in ring if place > begin or (
             place == begin and change != "strictly after")]  # fmt: skip
         order = after + [r for _, r in ring]
@@ -121,6 +133,11 @@ RING_OWNER = Contract(
                 "`ring[place % len(ring)]`.", _ring("no wrap")),
         mistake("A point at the key's own place is passed over.", "`>=`, or `bisect_left`.",
                 _ring("strictly after")),
+        mistake("Two replicas stand at one place, and their numbers are compared as texts: \"10\" "
+                "comes before \"8\" then.", "Sort pairs `(place, replica)` of whole numbers.",
+                _ring("texts")),
+        mistake("Places are numbers of 64 bits. As floats, neighbouring ones become equal.",
+                "Keep the whole numbers that `place_of` returns.", _ring("floats")),
         mistake("The point *before* the key is taken.", "Go on in the direction of larger places.",
                 _ring("before")),
         mistake("Each replica has one point only, so that shares are very unequal.",
@@ -138,5 +155,5 @@ RING_OWNER = Contract(
                 "loaded: the next time it should find its prefix there.",
                 "Try the points one after the other.", _ring("least")),
     ),
-    examples=400,
+    examples=1000,
 )  # fmt: skip
