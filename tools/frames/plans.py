@@ -106,6 +106,11 @@ PLANS: dict[str, Plan] = {
         "bits": [2, 4], "damp": [0.05, 100.0],
     }),
     "10_qlora": Calculator("training"),
+    "11_merge": Grid({"layer": Evenly(2), "size": [0.25, 1.0, 2.0, 8.0]}),
+    "12_gptq_awq": Grid({
+        "layer": [0, 15], "tensor": ["self_attn.v_proj", "mlp.gate_proj"], "output": [5, 100],
+        "input": [9, 200],
+    }),
     "13_vllm_prefix_caching": Grid(
         {
             "shared": [0, 268, 400], "own": [80], "block_size": [16, 128, 256],
@@ -134,10 +139,4 @@ PLANS: dict[str, Plan] = {
 }  # fmt: skip
 
 # The page keeps its picture, and says that the widget needs Python.
-_PIPELINE = "needs what the pipeline trains and quantizes"
-_NOT_YET = "planned above; nobody has recorded it yet"
-NOT_RECORDED = {
-    "07_speculative_decoding": _NOT_YET,
-    "11_merge": _PIPELINE,
-    "12_gptq_awq": _PIPELINE,
-}
+NOT_RECORDED = {"07_speculative_decoding": "planned above; nobody has recorded it yet"}
