@@ -117,17 +117,24 @@ def broken(link: Link, root: Path = ROOT) -> str:
     return ""
 
 
+def repository_files(*patterns: str) -> list[Path]:
+    """The files that are, or are about to be, in version control; all, or those of patterns.
+
+    Raises:
+        FileNotFoundError, CalledProcessError: there is no git, or this is no checkout.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
 def course_files() -> list[Path]:
-    """The Markdown files and notebooks in version control, or about to be.
+    """The course's Markdown files and notebooks.
 
     Without the site's own pages: Sphinx looks at their links, from another folder.
     """
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(
-        [*command, "*.md", "*.ipynb"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split("\0")
-    return [ROOT / name for name in names
-            if name and not name.startswith("site/") and (ROOT / name).is_file()]  # fmt: skip
+    site = ROOT / "site"
+    return [p for p in repository_files("*.md", "*.ipynb") if not p.is_relative_to(site)]
 
 
 def problems(files: Iterable[Path], root: Path = ROOT) -> list[str]:

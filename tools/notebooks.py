@@ -41,21 +41,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
     Raises:
         CellExecutionError, CellTimeoutError, DeadKernelError: a cell failed.
     """
-    # Without this, a kernel that the user registered under the same name would be started instead.
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        timeout=CELL_TIMEOUT_S,
-        startup_timeout=CELL_TIMEOUT_S,  # a busy machine needs more than the default minute
-        record_timing=False,
-        coalesce_streams=True,
-        store_widget_state=True,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    with tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
-        client.execute(env=os.environ | {"XDG_STATE_HOME": nobody})
+    run(notebook, path.parent, CELL_TIMEOUT_S)
     states = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -64,6 +51,28 @@ def execute(path: Path) -> nbformat.NotebookNode:
                 output["data"], output["metadata"] = snapshot(model_id, states)
     notebook.metadata = nbformat.from_dict(METADATA)
     return notebook
+
+
+def run(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> None:
+    """Run a notebook's cells in `folder`, in a kernel of this Python; its outputs go into it.
+
+    Raises:
+        CellExecutionError, CellTimeoutError, DeadKernelError: a cell failed.
+    """
+    # Without this, a kernel that the user registered under the same name would be started instead.
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=timeout_s,
+        startup_timeout=timeout_s,  # a busy machine needs more than the default minute
+        record_timing=False,
+        coalesce_streams=True,
+        store_widget_state=True,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    with tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
+        client.execute(env=os.environ | {"XDG_STATE_HOME": nobody})
 
 
 def snapshot(

@@ -14,6 +14,7 @@ import nbformat
 import pytest
 import yaml
 
+from tools import links
 from tools.notebook_rules import MACHINE_PATH, executed_notebooks, labs, lessons
 from tools.set_repository_url import configured_slug, links_to, rewrite, slug_of
 
@@ -32,14 +33,10 @@ REMOTE_CODE = "--trust-" + "remote-code"
 
 def repository_files() -> list[Path]:
     """Everything that is, or is about to be, in version control."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        output = subprocess.run(
-            command, cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout
+        return links.repository_files()
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout, so the course's own files cannot be told from others")
-    return [ROOT / name for name in output.split("\0") if name and (ROOT / name).is_file()]
 
 
 def code_of(path: Path) -> Iterator[str]:

@@ -24,9 +24,10 @@ from nbgrader.utils import compute_checksum
 
 from tools.grading import isolation
 from tools.verification import page, verify
-from tools.verification.provenance import checks_hash, code_hash, file_hash, git_state
+from tools.verification.provenance import checks_hash, code_hash, git_state
 from tools.verification.rerun import rerun, untouched, with_the_courses_cells
 from tools.verification.verify import Verification, target_for
+from utils.pipeline.manifests import file_hash
 
 FIRST, SECOND = "97_first", "98_second"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -20,12 +19,12 @@ import zipfile
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 
 from tools.frames.calculators import record_calculator
 from tools.frames.cells import NOTEBOOKS, ROOT, Lesson, fingerprints
 from tools.frames.plans import LIMIT, NOT_RECORDED, PLANS, Calculator, Grid, Loads
 from tools.frames.states import Recording
+from tools.notebooks import run
 
 RECORDED = ROOT / "site" / "recorded"
 TIMEOUT_S = 1800  # of a cell; the last one draws all pictures
@@ -77,12 +76,7 @@ def run_lesson(lesson: Lesson, path: Path) -> None:
     last = "from tools.frames.walk import record_widget\n"
     codes.append(f"{last}await record_widget({widget}, {lesson.name!r}, {str(path)!r})")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in codes])
-    # Without this, a kernel that the user registered under the same name would be started instead.
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    NotebookClient(
-        notebook, kernel_name="python3", timeout=TIMEOUT_S, startup_timeout=TIMEOUT_S,
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
-    ).execute()  # fmt: skip
+    run(notebook, NOTEBOOKS, TIMEOUT_S)
 
 
 def record(name: str) -> int:

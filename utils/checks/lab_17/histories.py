@@ -63,11 +63,7 @@ def play(stage: Stage, history_class: Any, story: Story) -> None:
         got = stage.call(histories[which], name, *args)
         stage.see(name, got)
         kept.keep(got)
-        # To the other one nothing new was sent: one question shows whether it knows that.
-        for history, prompt in [(which, asked) for asked in ASKED] + [(1 - which, ASKED[0])]:
-            got = stage.call(histories[history], "matches", list(prompt))
-            stage.see("remembers", got)
-            kept.keep(got)
+        kept.ask(stage, "remembers", histories, which, ASKED)
         kept.compare(stage)
 
 
@@ -87,6 +83,18 @@ class Kept:
     def keep(self, answer: Any) -> None:
         if isinstance(answer, list):
             self.answers.append((answer, list(answer)))
+
+    def ask(
+        self, stage: Stage, clause: str, books: list[Any], which: int, asked: list[Any]
+    ) -> None:
+        """How much of each prompt the book matches that has just heard something.
+
+        The other one has heard nothing new: one question shows whether it knows that.
+        """
+        for book, prompt in [(which, prompt) for prompt in asked] + [(1 - which, asked[0])]:
+            got = stage.call(books[book], "matches", list(prompt))
+            stage.see(clause, got)
+            self.keep(got)
 
     def compare(self, stage: Stage) -> None:
         """Later calls must not have changed them; and then the caller changes them."""

@@ -106,11 +106,7 @@ def play(stage: Stage, index_class: Any, story: Story) -> None:
         stage.see("apply", stage.call(indexes[which], "apply", replica, event))
         stage.see("event", "as it was" if event == made() else "changed")
         cleared[which, replica] += kind == "cleared"
-        # The other index has heard nothing new: one question shows whether it knows that.
-        for index, names in [(which, names) for names in ASKED] + [(1 - which, ASKED[0])]:
-            got = stage.call(indexes[index], "matches", list(names))
-            stage.see("matches", got)
-            kept.keep(got)
+        kept.ask(stage, "matches", indexes, which, ASKED)
         kept.compare(stage)
 
 
