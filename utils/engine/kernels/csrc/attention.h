@@ -38,21 +38,65 @@ struct Tensors {
   float scale;
 };
 
+constexpr int64_t TOGETHER = 4;  // rows that are computed with at a time
+
+// c += a b: R rows of a, V vectors of columns. Their sums stay in registers while each row of b, of
+// which there are n, meets one number of every row of a.
+template <int64_t R, int64_t V>
+inline void multiply_add(float* c, int64_t c_width, const float* a, int64_t a_width,
+                         const float* const* b, int64_t column, int64_t n) {
+  vec sum[R][V];
+  for (int64_t r = 0; r < R; r++)
+    for (int64_t i = 0; i < V; i++) sum[r][i] = load(c + r * c_width + column + i * LANES);
+  for (int64_t j = 0; j < n; j++)
+    for (int64_t i = 0; i < V; i++) {
+      const vec numbers = load(b[j] + column + i * LANES);
+      for (int64_t r = 0; r < R; r++) sum[r][i] += a[r * a_width + j] * numbers;
+    }
+  for (int64_t r = 0; r < R; r++)
+    for (int64_t i = 0; i < V; i++) store(c + r * c_width + column + i * LANES, sum[r][i]);
+}
+
+// The same for up to TOGETHER rows and as many columns as you like, in vectors.
+template <int64_t R = TOGETHER>
+inline void multiply_add(int64_t rows, float* c, int64_t c_width, const float* a, int64_t a_width,
+                         const float* const* b, int64_t n, int64_t columns) {
+  if constexpr (R > 1)
+    if (rows < R) return multiply_add<R - 1>(rows, c, c_width, a, a_width, b, n, columns);
+  constexpr int64_t V = R == TOGETHER ? 2 : 4;  // what AVX2's 16 registers have room for
+  int64_t column = 0;
+  for (; column + V * LANES <= columns; column += V * LANES)
+    multiply_add<R, V>(c, c_width, a, a_width, b, column, n);
+  for (; column < columns; column += LANES)
+    multiply_add<R, 1>(c, c_width, a, a_width, b, column, n);
+}
+
 // Follow the block table, 64 keys at a time, with the online softmax of
-// `paged_attention_reference`. VECS vectors hold a head; D numbers of them are used, the rest is 0.
-template <typename T, int64_t VECS>
+// `paged_attention_reference`. WIDTH numbers hold a head; D of them are used, the rest is 0.
+template <typename T, int64_t WIDTH>
 void attend(const Tile& tile, const Tensors<T>& tensors) {
   const auto [out, query, query_stride, key_cache, value_cache, block_size, G, H_kv, D, scale] =
       tensors;
-  constexpr int64_t WIDTH = VECS * LANES;
-  alignas(64) float q[ROWS][WIDTH], weighted[ROWS][WIDTH], k[KEYS][WIDTH], v[KEYS][WIDTH];
-  alignas(64) float score[KEYS];
+  static const float nothing[WIDTH] = {};
+  alignas(64) float q[ROWS][WIDTH], weighted[ROWS][WIDTH], score[TOGETHER][KEYS];
+  alignas(64) float wide_k[KEYS][WIDTH], wide_v[KEYS][WIDTH], turned[WIDTH][KEYS];
+  const float *k[KEYS], *v[KEYS], *columns[WIDTH];
   float largest[ROWS], total[ROWS];
   std::fill_n(weighted[0], tile.rows * WIDTH, 0.0f);
   std::fill_n(total, ROWS, 0.0f);
   std::fill_n(largest, ROWS, -INFINITY);
+  for (int64_t d = 0; d < WIDTH; d++) columns[d] = turned[d];
   const auto token = [&](int64_t row) { return (tile.first_row + row) / G; };
   const auto head = [&](int64_t row) { return tile.kv_head * G + (tile.first_row + row) % G; };
+  // With few rows the sums of products are less work than turning the keys.
+  const bool few = tile.rows <= 2 * TOGETHER;
+  // A head in float32 may stay in the cache.
+  const auto in_place = [&](const T* from, float* wide) -> const float* {
+    if constexpr (std::is_same_v<T, float>)
+      if (D == WIDTH) return from;
+    widen<WIDTH>(wide, from, D);
+    return wide;
+  };
 
   const auto place = [&](int64_t row) { return tile.first_token * G + tile.first_row + row; };
   for (int64_t row = 0; row < tile.rows; row++) {
@@ -72,8 +116,8 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
     for (int64_t j = 0; j < count; j++) {
       const int64_t slot = tile.block_table[in_table] * block_size + in_block;
       const int64_t at = (slot * H_kv + tile.kv_head) * D;
-      widen<WIDTH>(k[j], key_cache + at, D);
-      widen<WIDTH>(v[j], value_cache + at, D);
+      k[j] = in_place(key_cache + at, wide_k[j]);
+      v[j] = in_place(value_cache + at, wide_v[j]);
       // Ask for the next 64 now: they arrive while these are computed with.
       const int64_t next = tile.block_table[std::min(in_table + KEYS / block_size, last_block)];
       const int64_t there = ((next * block_size + in_block) * H_kv + tile.kv_head) * D;
@@ -83,41 +127,53 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
       }
       if (++in_block == block_size) in_block = 0, in_table++;
     }
-    for (int64_t j = count; j % LANES; j++) std::fill_n(v[j], WIDTH, 0.0f);  // no garbage
-    for (int64_t row = 0; row < tile.rows; row++) {
+    for (int64_t j = count; j < KEYS; j++) k[j] = v[j] = nothing;
+    if (!few)
+      for (int64_t j = 0; j < count; j += LANES)
+        for (int64_t d = 0; d < WIDTH; d += LANES) {
+          vec square[LANES];
+          for (int64_t i = 0; i < LANES; i++) square[i] = load(k[j + i] + d);
+          transpose(square);
+          for (int64_t i = 0; i < LANES; i++) store(turned[d + i] + j, square[i]);
+        }
+    for (int64_t first = 0; first < tile.rows; first += TOGETHER) {
+      const int64_t rows = std::min(TOGETHER, tile.rows - first);
       // Causal: the keys up to the row's own position.
-      const int64_t seen = std::min(count, tile.first_position + token(row) + 1 - begin);
-      if (seen <= 0) continue;
-      const int64_t size = (seen + LANES - 1) / LANES * LANES;
-      for (int64_t first = 0; first < size; first += LANES) {
-        vec products[LANES] = {};
+      const auto seen = [&](int64_t row) {
+        return std::min(count, tile.first_position + token(first + row) + 1 - begin);
+      };
+      const int64_t most = seen(rows - 1), size = (most + LANES - 1) / LANES * LANES;
+      if (most <= 0) continue;
+      if (few) {
+        for (int64_t row = 0; row < rows; row++)
+          for (int64_t j = 0; j < size; j += LANES) {
+            vec products[LANES] = {};
 #pragma GCC unroll 16
-        for (int64_t j = 0; j < LANES; j++)
-          for (int64_t i = 0; i < VECS; i++)
-            products[j] += load(&q[row][i * LANES]) * load(&k[first + j][i * LANES]);
-        store(score + first, sums(products));
+            for (int64_t i = 0; i < LANES; i++)
+              for (int64_t d = 0; d < WIDTH; d += LANES)
+                products[i] += load(&q[first + row][d]) * load(k[j + i] + d);
+            store(score[row] + j, sums(products));
+          }
+      } else {
+        for (int64_t row = 0; row < rows; row++) std::fill_n(score[row], size, 0.0f);
+        multiply_add(rows, score[0], KEYS, q[first], WIDTH, columns, WIDTH, size);
       }
-      std::fill(score + seen, score + size, -INFINITY);
-
-      float larger = largest[row], sum = 0;
+      for (int64_t row = 0; row < rows; row++) {
+        float *scores = score[row], *sum_of_values = weighted[first + row];
+        for (int64_t j = std::max<int64_t>(seen(row), 0); j < size; j++) scores[j] = -INFINITY;
+        float larger = largest[first + row], sum = 0;
 #pragma omp simd reduction(max : larger)
-      for (int64_t j = 0; j < size; j++) larger = std::max(larger, score[j]);
+        for (int64_t j = 0; j < size; j++) larger = std::max(larger, scores[j]);
 #pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < size; j++)
-        sum += score[j] = exponential((score[j] - larger) * scale);
-      const float shrink = exponential((largest[row] - larger) * scale);
-      total[row] = total[row] * shrink + sum;
-      largest[row] = larger;
-
-      vec values[2][VECS] = {};  // of even and of odd keys: two sums wait less for each other
-      for (int64_t i = 0; i < VECS; i++) values[0][i] = load(&weighted[row][i * LANES]) * shrink;
-      for (int64_t first = 0; first < size; first += LANES)
-#pragma GCC unroll 16
-        for (int64_t j = 0; j < LANES; j++)
-          for (int64_t i = 0; i < VECS; i++)
-            values[j % 2][i] += score[first + j] * load(&v[first + j][i * LANES]);
-      for (int64_t i = 0; i < VECS; i++)
-        store(&weighted[row][i * LANES], values[0][i] + values[1][i]);
+        for (int64_t j = 0; j < size; j++)
+          sum += scores[j] = exponential((scores[j] - larger) * scale);
+        const float shrink = exponential((largest[first + row] - larger) * scale);
+        total[first + row] = total[first + row] * shrink + sum;
+        largest[first + row] = larger;
+#pragma omp simd
+        for (int64_t d = 0; d < WIDTH; d++) sum_of_values[d] *= shrink;
+      }
+      multiply_add(rows, weighted[first], WIDTH, score[0], KEYS, v, most, WIDTH);
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {

@@ -86,7 +86,7 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
 
   dispatch(query, [&](auto number) {
     using N = decltype(number);
-    auto kernel = D <= 64 ? attend<N, 4> : attend<N, 8>;
+    auto kernel = D <= 64 ? attend<N, 64> : attend<N, 128>;
 #ifdef HAVE_AMX
     if constexpr (std::is_same_v<N, bfloat16>)
       if ((D == 64 || D == 128) && amx_allowed())

@@ -1,4 +1,4 @@
-// What the kernels are made of: bfloat16, 16 numbers at a time, and e^x.
+// What the kernels are made of: bfloat16, vectors of numbers, and e^x.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 using at::Tensor;
 
@@ -28,9 +29,15 @@ T* pointer(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// 16 numbers at a time: one AVX-512 register, or several smaller ones.
+// As many numbers as a register of the processor holds: 16 with AVX-512, 8 with AVX2. ARM takes two
+// registers for them.
+#ifdef __AVX512F__
 constexpr int64_t LANES = 16;
+#else
+constexpr int64_t LANES = 8;
+#endif
 using vec = float __attribute__((vector_size(4 * LANES)));
+using Lanes = std::make_index_sequence<LANES>;
 
 inline vec load(const float* from) {
   vec v;
@@ -51,26 +58,38 @@ inline void widen(float* to, const T* from, int64_t size) {
   }
 }
 
-#define PICK(i, ...) __builtin_shufflevector(v[2 * i], v[2 * i + 1], __VA_ARGS__)
+// Cut two vectors into groups of W numbers. `even` takes the groups 0, 2, ... of both, `odd` the
+// others: a's stay where they are, or move down, and b's come between them.
+template <size_t W, size_t... L>
+inline vec even(vec a, vec b, std::index_sequence<L...>) {
+  return __builtin_shufflevector(a, b, (L & W ? LANES + L - W : L)...);
+}
+template <size_t W, size_t... L>
+inline vec odd(vec a, vec b, std::index_sequence<L...>) {
+  return __builtin_shufflevector(a, b, (L & W ? LANES + L : L + W)...);
+}
 
-// The sums of 16 vectors: the first step adds halves and keeps two vectors' halves in one, the next
-// adds halves of these, until each vector is a single number. 15 additions, where one vector after
-// the other would take 64.
+// The sums of LANES vectors, each vector's in its lane. A step adds halves and keeps those of two
+// vectors in one, the next adds halves of these, until each vector is a single number: with 16
+// lanes 15 additions, where one vector after the other would take 64.
+template <size_t W = LANES / 2>
 inline vec sums(vec (&v)[LANES]) {
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; i++)
-    v[i] = PICK(i, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           PICK(i, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++)
-    v[i] = PICK(i, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           PICK(i, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; i++)
-    v[i] = PICK(i, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-           PICK(i, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-  return PICK(0, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-         PICK(0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  for (size_t i = 0; i < W; i++) v[i] = even<W>(v[i], v[i + W], Lanes()) + odd<W>(v[i], v[i + W], Lanes());
+  if constexpr (W == 1) return v[0];
+  else return sums<W / 2>(v);
+}
+
+// Rows become columns: first whole quarters of the matrix change places, then quarters of these.
+template <size_t W = LANES / 2>
+inline void transpose(vec (&v)[LANES]) {
+#pragma GCC unroll 16
+  for (size_t i = 0; i < LANES; i++) {
+    if (i & W) continue;
+    const vec a = v[i], b = v[i + W];
+    v[i] = even<W>(a, b, Lanes()), v[i + W] = odd<W>(a, b, Lanes());
+  }
+  if constexpr (W > 1) transpose<W / 2>(v);
 }
 
 // e^x without a branch: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent bits.
