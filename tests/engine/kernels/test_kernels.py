@@ -197,12 +197,40 @@ def test_reshape_and_cache(
 
 
 @quick
-@given(DTYPES, SEEDS, st.integers(1, 70), st.integers(1, 100), st.integers(1, 100))
+@given(
+    DTYPES, SEEDS, st.one_of(st.integers(1, 30), st.integers(1, 250)),
+    st.one_of(st.integers(1, 100), st.integers(190, 400)),
+    st.one_of(st.integers(1, 100), st.sampled_from([16, 48, 96, 160])),
+)  # fmt: skip
 def test_packed_linear(dtype: torch.dtype, seed: int, tokens: int, inputs: int, outs: int) -> None:
     torch.manual_seed(seed)
     x = torch.randn(tokens, inputs, dtype=dtype)
     weight = torch.randn(outs, inputs, dtype=dtype) / inputs**0.5
-    assert_close(PackedLinear(weight)(x), x.float() @ weight.float().T, dtype)
+    layer = PackedLinear(weight)
+    assert_close(layer(x), x.float() @ weight.float().T, dtype)
+    assert torch.equal(layer.unpacked().to(dtype), weight)
+
+
+@quick
+@given(DTYPES, SEEDS, st.integers(1, 250), st.integers(1, 400), st.integers(1, 5))
+def test_own_product(dtype: torch.dtype, seed: int, tokens: int, inputs: int, strips: int) -> None:
+    """Also on processors where `PackedLinear` takes oneDNN's."""
+    torch.manual_seed(seed)
+    x = torch.randn(tokens, inputs, dtype=dtype)
+    weight = torch.randn(32 * strips, inputs, dtype=dtype) / inputs**0.5  # 16 or 32 at a time
+    packed = torch.ops.llm_course.pack_weight(weight)
+    exact = x.float() @ weight.float().T
+    assert_close(torch.ops.llm_course.product(x, packed), exact, dtype)
+    assert torch.equal(torch.ops.llm_course.unpack_weight(packed), weight)
+
+
+def test_own_product_takes_over_where_there_is_only_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, own in [("AVX2", True), ("AVX512", False), ("DEFAULT", False)]:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda it=capability: it)
+        layer = PackedLinear(torch.eye(64, 5))
+        assert layer.own == own
+        assert torch.equal(layer(torch.ones(2, 5)), torch.eye(64, 5).sum(1).expand(2, -1))
+        assert not PackedLinear(torch.eye(9, 5)).own  # 9 outputs are no strip
 
 
 GROWTH = """
@@ -380,6 +408,10 @@ LAYER = [torch.ones(8), torch.ones(36, 8), torch.ones(8, 12), torch.ones(8), tor
          torch.ones(8, 5)]  # fmt: skip
 
 
+KERNELS = torch.ops.llm_course
+PACKED = KERNELS.pack_weight(torch.ones(32, 12)) if FAST else torch.ones(1)
+
+
 def changed(index: int, *shape: int) -> list[Tensor]:
     return [*LAYER[:index], torch.ones(shape), *LAYER[index + 1 :]]
 
@@ -430,6 +462,12 @@ def test_what_fits_is_taken() -> None:
         (lambda: attend(block_table=torch.tensor([[0, 5], [1, 2]])), "names block 5; .* has 5"),
         (lambda: attend(block_table=torch.tensor([[0, 4]])), "block_table has shape"),
         (lambda: attend(value_cache=CACHE[:4].clone()), "value_cache has shape"),
+        (lambda: KERNELS.pack_weight(torch.ones(15, 3)), "15 rows; expected a multiple of"),
+        (lambda: KERNELS.pack_weight(torch.ones(32)), r"weight has shape \[32\]"),
+        (lambda: KERNELS.unpack_weight(torch.ones(2, 3, 5)), r"packed has shape \[2, 3, 5\]"),
+        (lambda: KERNELS.product(X[0], PACKED), r"x has shape \[3, 4\]; expected \[-1, 12\]"),
+        (lambda: KERNELS.product(torch.ones(1, 12).double(), PACKED), "x is Double"),
+        (lambda: all_layers(*LAYER[:2], PACKED, *LAYER[3:]), "o_proj has 32 rows; expected 8"),
         (lambda: all_layers(), "0 weights for 1 layers"),
         (lambda: all_layers(*[torch.ones(0)] * 6), r"input_layernorm has shape \[0\]; .* \[8\]"),
         (lambda: all_layers(*changed(1, 22, 8)), "qkv_proj has 22 rows, which are no heads of 4"),

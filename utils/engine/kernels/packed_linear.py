@@ -1,4 +1,4 @@
-"""Weights laid out for matrix products, in the order in which oneDNN reads them."""
+"""Weights laid out for matrix products, in the order in which these read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.models.llama import LlamaForCausalLM
+
+OUTPUTS_TOGETHER = 32  # a whole number of strips in csrc/products.h, on every processor
 
 # For each number of rows, oneDNN compiles each product anew, which takes about as long as one of a
 # few tokens, and half a megabyte. Both oneDNN and PyTorch's layer above it (ideep) keep the last
@@ -20,26 +23,56 @@ for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer without bias, whose weight oneDNN has put into the order it reads it in.
+    """A linear layer without bias, whose weight lies in the order in which the product reads it.
 
     Such a product needs no copy of the weight into that order each time. With few tokens, where
     reading the weight is the work, it takes half the time.
 
-    Where the CPU has no instructions for bfloat16, the packed weight and the product are float32,
-    which is several times faster; what comes in and goes out stays bfloat16.
+    With AVX2 only, it is this engine's own product (csrc/products.h), else that of oneDNN. Where
+    neither has one for bfloat16, the packed weight and the product are float32, which is several
+    times faster than PyTorch's; what comes in and goes out stays bfloat16.
     """
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.dtype = torch.float32 if multiplies_in_float32(weight.dtype) else weight.dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self.dtype))
+        weight = weight.detach()
+        self.own = has_own_product(weight)
+        if self.own:
+            self.packed = torch.ops.llm_course.pack_weight(weight.contiguous())
+            return
+        as_multiplied = weight.float() if multiplies_in_float32(weight.dtype) else weight
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(as_multiplied)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features]"""
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.to(self.dtype), self.packed, None, "none", [], ""
+        if self.own:
+            output: Tensor = torch.ops.llm_course.product(x, self.packed)
+            return output
+        output = torch.ops.mkldnn._linear_pointwise(
+            x.to(self.packed.dtype), self.packed, None, "none", [], ""
         )
         return output.to(x.dtype)
+
+    def unpacked(self) -> Tensor:
+        """The weight [out_features, in_features], as it is multiplied with."""
+        if not self.own:
+            return self.packed.to_dense()
+        weight: Tensor = torch.ops.llm_course.unpack_weight(self.packed)
+        return weight
+
+
+def has_own_product(weight: Tensor) -> bool:
+    """Whether this engine multiplies with a weight [out_features, in_features] faster than oneDNN.
+
+    True where the processor has AVX2 and no AVX-512 (see `benchmarks/ledger.md`), and the kernels
+    are compiled.
+    """
+    return (
+        torch.backends.cpu.get_cpu_capability() == "AVX2"
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.shape[0] % OUTPUTS_TOGETHER == 0
+        and load_fast_ops() is not None
+    )
 
 
 def multiplies_in_float32(dtype: torch.dtype) -> bool:
@@ -65,8 +98,10 @@ def pack_linears(model: nn.Module) -> None:
                 if name == "lm_head":
                     packed.weight = child.weight
                 setattr(module, name, packed)
-    if isinstance(model, LlamaForCausalLM) and not multiplies_in_float32(dtype):
-        model.model.packed_weights = [w for layer in model.model.layers for w in _weights(layer)]
+    if isinstance(model, LlamaForCausalLM):
+        weights = [weight for layer in model.model.layers for weight in _weights(layer)]
+        if all(weight.dtype == dtype for weight in weights):  # no float32 stands in for bfloat16
+            model.model.packed_weights = weights
 
 
 def _weights(layer: Any) -> list[Tensor]:

@@ -33,7 +33,7 @@ def model_fingerprint(model: LlamaForCausalLM) -> bytes:
         for name, weight in module.named_parameters(recurse=False):
             weights[f"{path}.{name}"] = weight
         if isinstance(module, PackedLinear):  # the same numbers in another order
-            weights[f"{path}.weight"] = nn.Parameter(module.packed.to_dense(), requires_grad=False)
+            weights[f"{path}.weight"] = nn.Parameter(module.unpacked(), requires_grad=False)
     for name in sorted(weights):
         digest.update(name.encode())
         flat = weights[name].detach().cpu().contiguous().view(-1)

@@ -55,6 +55,9 @@ TORCH_LIBRARY(llm_course, m) {
   m.def("paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, "
         "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, float scale) -> Tensor",
         &paged_attention);
+  m.def("pack_weight(Tensor weight) -> Tensor", &pack_weight);
+  m.def("unpack_weight(Tensor packed) -> Tensor", &unpack_weight);
+  m.def("product(Tensor x, Tensor packed) -> Tensor", &product);
   m.def("decoder_layers(Tensor hidden, Tensor cos, Tensor sin, Tensor[] weights, "
         "Tensor(a!) key_caches, Tensor(b!) value_caches, Tensor slot_mapping, "
         "Tensor query_start_loc, Tensor seq_lens, Tensor block_table, float scale, float eps) "

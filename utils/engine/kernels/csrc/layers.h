@@ -2,21 +2,8 @@
 // memory, and Python is not asked in between: with few tokens, it takes longer than the work.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include "paged.h"
-#include "rows.h"
-
-// A product with a weight that PyTorch's oneDNN has packed (`PackedLinear`).
-inline Tensor product(const Tensor& x, const Tensor& packed) {
-  using Signature = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                           std::string_view, c10::List<std::optional<at::Scalar>>,
-                           std::optional<std::string_view>);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-                             .typed<Signature>();
-  return op.call(x, packed, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
-}
+#include "products.h"
 
 // x += more, and the norm of that. Without `more`, the norm of x.
 template <typename T>
@@ -55,15 +42,15 @@ void rotate_and_cache(const Tensor& qkv, const Tensor& cos, const Tensor& sin, T
 inline void expect_layer(const Tensor* layer, int64_t hidden, int64_t H_kv, int64_t D,
                          at::ScalarType type) {
   expect(layer[0], "input_layernorm", {hidden}, type);
-  expect_like(layer[1], "qkv_proj", {ANY, hidden}, type);
-  const int64_t query = layer[1].size(0) - 2 * H_kv * D;
-  TORCH_CHECK(query > 0 && query % (H_kv * D) == 0, "qkv_proj has ", layer[1].size(0),
+  expect_packed(layer[1], "qkv_proj", ANY, hidden, type);
+  const int64_t query = outputs(layer[1]) - 2 * H_kv * D, middle = outputs(layer[4]) / 2;
+  TORCH_CHECK(query > 0 && query % (H_kv * D) == 0, "qkv_proj has ", outputs(layer[1]),
               " rows, which are no heads of ", D, " that ", H_kv, " key/value heads can serve.");
-  expect_like(layer[2], "o_proj", {hidden, query}, type);
+  expect_packed(layer[2], "o_proj", hidden, query, type);
   expect(layer[3], "post_attention_layernorm", {hidden}, type);
-  expect_like(layer[4], "gate_up_proj", {ANY, hidden}, type);
-  TORCH_CHECK(layer[4].size(0) % 2 == 0, "gate_up_proj has ", layer[4].size(0), " rows.");
-  expect_like(layer[5], "down_proj", {hidden, layer[4].size(0) / 2}, type);
+  expect_packed(layer[4], "gate_up_proj", ANY, hidden, type);
+  TORCH_CHECK(outputs(layer[4]) % 2 == 0, "gate_up_proj has ", outputs(layer[4]), " rows.");
+  expect_packed(layer[5], "down_proj", hidden, middle, type);
 }
 
 // x [T, hidden] through all layers, whose caches are [layers, blocks, block_size, H_kv, D]. Of each
