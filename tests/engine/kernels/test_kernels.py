@@ -110,6 +110,26 @@ def test_paged_attention_with_matrix_instructions(seed, batch, heads, head_dim) 
     check_paged_attention(torch.bfloat16, seed, batch, heads, head_dim)
 
 
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 1), (9, 3)])
+def test_keys_of_few_requests_are_shared_out(
+    dtype: torch.dtype, heads: tuple[int, int], threads: int
+) -> None:
+    """One or two requests, long and short, of one new token or a few, on many threads."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for query_lens, seq_lens in ([1], [1500]), ([5, 1], [130, 700]), ([7, 3], [7, 1024]):
+            counts = [-(-length // 16) for length in seq_lens]
+            tables = list(torch.randperm(sum(counts)).split(counts))
+            no_slots = torch.zeros(sum(query_lens), dtype=torch.long)
+            metadata = AttentionMetadata(query_lens, seq_lens, tables, no_slots)
+            check_paged_attention(dtype, 0, (metadata, 16, sum(counts)), heads, 64)
+    finally:
+        torch.set_num_threads(usual)
+
+
 def check_paged_attention(
     dtype: torch.dtype,
     seed: int,

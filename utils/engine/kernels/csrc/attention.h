@@ -23,8 +23,8 @@ struct Tile {
   int64_t first_position;  // of that token, in the request
   int64_t kv_head, first_row, rows;
   int64_t first_key, num_keys;  // from the one to before the other; no row looks ahead of itself
-  Partial* partials;  // [T, G] of this KV head, if a prefix that requests share is done by itself:
-  bool is_prefix;     // then its tiles leave here what the others go on from
+  Partial* partials;  // [T, G] of this KV head, if its keys are not done all at once:
+  bool is_partial;    // leaves what it knows here. Else it goes on from what it finds here
 };
 
 // All tiles read and write the same tensors.
@@ -100,7 +100,7 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
 
   const auto place = [&](int64_t row) { return tile.first_token * G + tile.first_row + row; };
   for (int64_t row = 0; row < tile.rows; row++) {
-    if (tile.partials && !tile.is_prefix) {
+    if (tile.partials && !tile.is_partial) {
       const Partial& before = tile.partials[place(row)];
       largest[row] = before.largest, total[row] = before.total;
       std::copy_n(before.weighted, D, weighted[row]);
@@ -177,7 +177,7 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
-    if (tile.is_prefix) {
+    if (tile.is_partial) {
       Partial& after = tile.partials[place(row)];
       after.largest = largest[row], after.total = total[row];
       std::copy_n(weighted[row], D, after.weighted);

@@ -29,7 +29,7 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
 
   for (int64_t row = 0; row < tile.rows; row++) {
     std::copy_n(query + (tile.first_token + token(row)) * query_stride + head(row) * D, D, q[row]);
-    if (!tile.partials || tile.is_prefix) continue;
+    if (!tile.partials || tile.is_partial) continue;
     const Partial& before = tile.partials[place(row)];
     largest[row] = before.largest, total[row][0] = before.total;
     std::copy_n(before.weighted, D, weighted[row]);
@@ -105,7 +105,7 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
   }
   for (int64_t row = 0; row < tile.rows; row++) {
     const float sum = sum_of(total[row]);
-    if (tile.is_prefix) {
+    if (tile.is_partial) {
       Partial& after = tile.partials[place(row)];
       after.largest = largest[row], after.total = sum;
       std::copy_n(weighted[row], D, after.weighted);

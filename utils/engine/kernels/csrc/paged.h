@@ -2,6 +2,8 @@
 // T tokens, B requests, H query heads, H_kv key/value heads, D head_dim, G = H / H_kv.
 #pragma once
 
+#include <omp.h>
+
 #include <memory>
 #include <vector>
 
@@ -44,11 +46,27 @@ inline int64_t common_prefix(const Tensor& query_start_loc, const Tensor& seq_le
   return common * block_size;
 }
 
+// out [D] = what the parts of a row's keys come to together.
+template <typename T>
+inline void merge(T* out, const std::vector<const Partial*>& parts, int64_t D, float scale) {
+  float largest = -INFINITY, total = 0, weighted[128] = {};
+  for (const Partial* part : parts) largest = std::max(largest, part->largest);
+  for (const Partial* part : parts) {
+    const float share = exponential((part->largest - largest) * scale);
+    total += part->total * share;
+#pragma omp simd
+    for (int64_t d = 0; d < D; d++) weighted[d] += part->weighted[d] * share;
+  }
+  for (int64_t d = 0; d < D; d++) out[d] = weighted[d] / total;
+}
+
 // query [T, H, D]; caches [blocks, block_size, H_kv, D]; of the B requests: query_start_loc
 // [B + 1], seq_lens [B], block_table [B, most blocks]. Returns [T, H, D].
 //
 // Where requests share a long prefix, its keys and values are fetched once for all of them, and
 // each goes on from there with its own (cascade attention; Ye et al. 2024, "Cascade Inference").
+// Where there are too few tiles for all threads, the keys are cut into pieces, whose results are
+// merged (Dao et al. 2023, "Flash-Decoding").
 Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
                              const Tensor& value_cache, const Tensor& query_start_loc,
                              const Tensor& seq_lens, const Tensor& block_table, double scale) {
@@ -63,26 +81,45 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
   if (B >= 4 && T * G < B * ROWS)
     prefix = common_prefix(query_start_loc, seq_lens, block_table, block_size);
   if (prefix < KEYS) prefix = 0;
-  const auto partials = std::make_unique_for_overwrite<Partial[]>(prefix ? H_kv * T * G : 0);
+  const auto tokens_of = [&](int64_t i) { return start[i + 1] - start[i]; };
+  int64_t tiles = 0, most_pieces = 1;
+  for (int64_t i = 0; i < B; i++) tiles += H_kv * ((tokens_of(i) * G + ROWS - 1) / ROWS);
+  if (!prefix && tiles) most_pieces = (2 * omp_get_max_threads() - 1) / tiles + 1;
+  // Keys of a piece: whole steps of `attend`. Every row sees the first key of the last piece.
+  const auto piece = [&](int64_t i) {
+    const int64_t step = most_pieces * KEYS;
+    return std::max(2 * KEYS, (length[i] + step - 1) / step * KEYS);
+  };
+  const auto pieces_of = [&](int64_t i) {
+    return std::min(most_pieces, (length[i] - tokens_of(i)) / piece(i) + 1);
+  };
+
+  const bool merged = most_pieces > 1;
+  const auto partials = std::make_unique_for_overwrite<Partial[]>(
+      prefix || merged ? most_pieces * H_kv * T * G : 0);
+  const auto partials_of = [&](int64_t piece, int64_t kv_head) {
+    return &partials[(piece * H_kv + kv_head) * T * G];
+  };
   std::vector<Tile> of_prefix, of_requests;
-  const auto cut = [&](std::vector<Tile>& tiles, Tile tile, int64_t tokens) {
+  const auto cut = [&](std::vector<Tile>& to, Tile tile, int64_t tokens, int64_t piece = 0) {
     for (tile.kv_head = 0; tile.kv_head < H_kv; tile.kv_head++) {
-      tile.partials = prefix ? &partials[tile.kv_head * T * G] : nullptr;
+      tile.partials = prefix || merged ? partials_of(piece, tile.kv_head) : nullptr;
       for (tile.first_row = 0; tile.first_row < tokens * G; tile.first_row += ROWS) {
         tile.rows = std::min(ROWS, tokens * G - tile.first_row);
-        tiles.push_back(tile);
+        to.push_back(tile);
       }
     }
   };
   if (prefix)
     cut(of_prefix, {.block_table = tables, .first_position = prefix, .num_keys = prefix,
-                    .is_prefix = true}, T);
-  for (int64_t i = 0; i < B; i++) {
-    const int64_t tokens = start[i + 1] - start[i];
-    cut(of_requests, {.block_table = tables + i * block_table.size(1), .first_token = start[i],
-                      .first_position = length[i] - tokens, .first_key = prefix,
-                      .num_keys = length[i]}, tokens);
-  }
+                    .is_partial = true}, T);
+  for (int64_t i = 0; i < B; i++)
+    for (int64_t j = 0, last = pieces_of(i) - 1; j <= last; j++)
+      cut(of_requests, {.block_table = tables + i * block_table.size(1), .first_token = start[i],
+                        .first_position = length[i] - tokens_of(i),
+                        .first_key = merged ? j * piece(i) : prefix,
+                        .num_keys = j < last ? (j + 1) * piece(i) : length[i],
+                        .is_partial = merged}, tokens_of(i), j);
 
   dispatch(query, [&](auto number) {
     using N = decltype(number);
@@ -95,9 +132,18 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
     const Tensors<N> tensors{pointer<N>(out), pointer<N>(query), query.stride(0),
                              pointer<N>(key_cache), pointer<N>(value_cache), block_size, G, H_kv,
                              D, float(scale)};
-    for (const std::vector<Tile>& tiles : {std::cref(of_prefix), std::cref(of_requests)})
-#pragma omp parallel for schedule(guided) if (tiles.size() > 1)
-      for (size_t i = 0; i < tiles.size(); i++) kernel(tiles[i], tensors);
+    for (const std::vector<Tile>& these : {std::cref(of_prefix), std::cref(of_requests)})
+#pragma omp parallel for schedule(guided) if (these.size() > 1)
+      for (size_t i = 0; i < these.size(); i++) kernel(these[i], tensors);
+    if (!merged) return;
+    std::vector<const Partial*> parts;
+    for (int64_t i = 0; i < B; i++)
+      for (int64_t row = start[i] * G; row < start[i + 1] * G; row++)
+        for (int64_t kv_head = 0; kv_head < H_kv; kv_head++) {
+          parts.clear();
+          for (int64_t j = 0; j < pieces_of(i); j++) parts.push_back(partials_of(j, kv_head) + row);
+          merge(tensors.out + (row / G * H + kv_head * G + row % G) * D, parts, D, tensors.scale);
+        }
   });
   return out;
 }
