@@ -10,21 +10,30 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, Given, Returns
 
 
 def draw(c: Choices) -> Given:
-    """Any namespace, any number of tokens, small and large ones."""
+    """Any namespace, any number of tokens, small and large ones; some prompts are very long."""
     namespace = c.pick([b"", b"model A, float32", b"model B, bfloat16", bytes(range(32))])
     tokens = c.some(lambda: c.pick([0, 1, 2, 255, 256, 49_151, 2**31]), 0, 24)
-    return Given(namespace, tokens, c.size(1, 8))
+    block_size = c.size(1, 8)
+    if c.rarely(20):  # thousands of blocks: no recursion goes so deep
+        block_size = 1
+        tokens *= 4_000 // max(1, len(tokens))
+    return Given(namespace, tokens, block_size)
+
+
+def told(given: Given) -> str:
+    """A long prompt by its length."""
+    namespace, tokens, block_size = given.args
+    ids = tokens if len(tokens) <= 24 else f"({len(tokens)} of them, such as {tokens[0]})"
+    return f"namespace {namespace}, token_ids {ids}, block_size {block_size}"
 
 
 def right_keys(namespace: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """From the last block back: its key hashes the one before, which is found first."""
-    count = len(token_ids) // block_size
-    if not count:
-        return []
-    before = right_keys(namespace, token_ids[: (count - 1) * block_size], block_size)
-    block = token_ids[(count - 1) * block_size : count * block_size]
-    packed = struct.pack(f"<{block_size}I", *block)
-    return [*before, hashlib.sha256((before or [namespace])[-1] + packed).digest()]
+    """All tokens become bytes at once, and these are cut into blocks."""
+    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    chain = [namespace]
+    for end in range(4 * block_size, len(packed) + 1, 4 * block_size):
+        chain.append(hashlib.sha256(chain[-1] + packed[end - 4 * block_size : end]).digest())
+    return chain[1:]
 
 
 def variant(
@@ -33,6 +42,7 @@ def variant(
 ) -> list[bytes]:  # fmt: skip
     """The keys with one switch per known mistake. Serves to recognise, never as oracle."""
     keys: list[bytes] = []
+    packed = b"".join(t.to_bytes(size, order) for t in token_ids)  # type: ignore[arg-type]
     end = len(token_ids) if partial else len(token_ids) - block_size + 1
     for start in range(0, end, block_size):
         block = token_ids[start : start + block_size]
@@ -41,11 +51,10 @@ def variant(
             parent = keys[-1]
         if chain == "no namespace":
             parent = keys[-1] if keys else b""
-        if chain == "all tokens":
-            block = token_ids[: start + block_size]
+        first = 0 if chain == "all tokens" else start
         if chain == "namespace each time":
             parent = namespace + (keys[-1] if keys else b"")
-        data = b"".join(t.to_bytes(size, order) for t in block)  # type: ignore[arg-type]
+        data = packed[first * size : (start + block_size) * size]
         keys.append(hashlib.sha256(parent + (str(list(block)).encode() if text else data)).digest())
     return keys
 
@@ -59,6 +68,7 @@ CHUNK_KEYS = Contract(
                           "Namespace, or key before; then 4 bytes for each token of the block, the "
                           "lowest byte first; all of it through SHA-256."),
     },
+    tell=told,
     mistakes=(
         mistake("Each block is hashed by itself. The same tokens behind other tokens have other "
                 "keys and values, and would be found.", "Hash the key of the block before, too.",

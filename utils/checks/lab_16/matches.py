@@ -25,6 +25,8 @@ def draw(c: Choices) -> Given:
     """A prompt of which the engine has some blocks, and a store that has most, with holes."""
     block_size = c.pick([4, 1, 2, 16])
     num_tokens = c.integer(1, 12 * block_size)
+    if c.rarely(30):  # thousands of blocks
+        num_tokens += 4_000 * block_size
     keys = [b"key %d" % i for i in range(num_tokens // block_size)]
     num_holes = c.integer(0, 2)
     holes = {c.integer(0, 12) for _ in range(num_holes)}

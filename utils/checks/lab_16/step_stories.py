@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from utils.checks.kit.contracts import (
@@ -40,9 +40,11 @@ class Plan:
     answer: int  # tokens that it decodes
     waits: int  # steps before it is asked
     lost: int  # after so many steps it loses its blocks, and begins anew; 0: never
+    failed: bool  # not its blocks: a load has failed, and what it held is computed after all
     again: tuple[int, int]  # what the engine has then, and what is loaded then
     pauses: int  # steps that give it nothing, although it has got its blocks
-    twin: bool  # of the request before: the same prompt and start, other blocks
+    room: int  # blocks that it has got and does not need yet; others come step by step
+    twin: str  # "same start": of the request before, but its blocks; "same tokens": no more
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Story:
 
     def __str__(self) -> str:
         told = "; ".join(
-            f"{p.num_tokens} tokens{' (the same as before)' * p.twin}, {p.local} in the engine's "
-            f"cache and {p.external} in the store"
+            f"{p.num_tokens} tokens{' (that begin as before)' * bool(p.twin)}, {p.local} in the "
+            f"engine's cache and {p.external} in the store"
             for p in self.plans
         )
         two = "two connectors; " * (self.connectors > 1)
@@ -67,8 +69,9 @@ class Story:
 def draw(c: Choices) -> Story:
     """Up to three requests, by turns or together, chunked, with and without hits.
 
-    Some have the prompt of the one before, so that two blocks have one key. Some come again, some
-    get nothing in a step, and some go to a second connector.
+    Some begin as the one before, so that two blocks have one key. Some come again, some get
+    nothing in a step, and some go to a second connector. Blocks come when they are needed, or
+    earlier.
     """
     size = c.pick([2, 1, 4])
 
@@ -83,16 +86,20 @@ def draw(c: Choices) -> Story:
         found = c.integer(0, most)
         loaded = c.integer(0, most - found)
         return Plan(num_tokens, local * size, external * size, earlier, not c.rarely(4), chunks,
-                    c.integer(0, 2 * size), waits, lost, (found * size, loaded * size),
-                    c.pick((0, 0, 1)), c.rarely(3))  # fmt: skip
+                    c.integer(0, 2 * size), waits, lost, c.rarely(4), (found * size, loaded * size),
+                    c.pick((0, 0, 1)), c.pick((0, 1, 99)),
+                    c.pick(("", "", "", "same start", "same tokens")))  # fmt: skip
 
     plans = c.some(plan, 1, 3)
-    plans[0] = replace(plans[0], twin=False)
+    plans[0] = replace(plans[0], twin="")
     for number, twin in enumerate(plans):
-        if twin.twin:
-            plans[number] = replace(plans[number - 1], twin=True, chunks=twin.chunks,
+        if twin.twin == "same start":
+            plans[number] = replace(plans[number - 1], twin=twin.twin, chunks=twin.chunks,
                                     answer=twin.answer, lost=twin.lost)  # fmt: skip
-    return Story(size, tuple(plans), c.rarely(2), 1 + c.rarely(4))
+        elif twin.twin:  # at the same time, too: one may load what the other computes
+            plans[number] = replace(twin, waits=plans[number - 1].waits)
+    together = c.rarely(2) or any(p.twin for p in plans)
+    return Story(size, tuple(plans), together, 1 + c.rarely(4))
 
 
 OVER = object()
@@ -105,10 +112,11 @@ def key_of(request: BareRequest, end: int) -> bytes:
 
 @dataclass
 class Engine:
-    """A connector, and what it is called in the feedback."""
+    """A connector, what it is called in the feedback, and what it has told."""
 
     side: Any
     name: str  # empty, if there is one only
+    told: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # and as it was then
 
 
 def play(stage: Stage, side_class: Any, story: Story) -> None:
@@ -153,9 +161,14 @@ def _steps(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One request's part of each step; a generator, so that several can run together."""
     side, name = engine.side, engine.name
+    ids: list[int] = []
     yield from [None] * plan.waits
 
-    def begin(local: int, external: int, settled: int, times: int) -> list[int]:
+    def blocks(num_tokens: int) -> list[int]:
+        """Of so many tokens; and for some more, if it has got room."""
+        return ids[: -(-num_tokens // size) + plan.room]
+
+    def begin(local: int, external: int, settled: int, times: int) -> None:
         stored[id(request)] = local + external
         for computed in (*plan.earlier, local):
             stage.step(f"{name}get_num_new_matched_tokens({request.request_id}, {computed})")
@@ -163,25 +176,28 @@ def _steps(  # type: ignore[no-untyped-def]
             stage.see("get_num_new_matched_tokens", got)
         request.num_computed_tokens = local + settled
         first = 1000 * times + 100 * (number + 1) + 9
-        ids = [first - i for i in range(plan.num_tokens + plan.answer)]
+        ids[:] = [first - i for i in range(plan.num_tokens + plan.answer)]
         stage.step(
             f"{name}update_state_after_alloc({request.request_id} with num_computed_tokens "
             f"{request.num_computed_tokens}, block_ids, {settled})"
         )
-        got = stage.call(side, "update_state_after_alloc", request, list(ids), settled)
+        now = blocks(local + settled)
+        got = stage.call(side, "update_state_after_alloc", request, now, settled)
         stage.see("update_state_after_alloc", got)
-        return ids
 
-    ids = begin(plan.local, plan.external, plan.external if plan.settled else 0, 0)
+    begin(plan.local, plan.external, plan.external if plan.settled else 0, 0)
     yield from [None] * plan.pauses
     chunks, num_steps = list(plan.chunks), 0
     while left := request.num_tokens - request.num_computed_tokens:
         count = min(left, chunks.pop(0) if chunks else left)
-        yield Scheduled(request, list(ids), request.num_computed_tokens, count)
+        after = request.num_computed_tokens + count
+        yield Scheduled(request, blocks(after), request.num_computed_tokens, count)
         request.num_computed_tokens += count
         num_steps += 1
-        if num_steps == plan.lost:
-            ids = begin(*plan.again, plan.again[1], 1)
+        if num_steps == plan.lost and plan.failed:
+            request.num_computed_tokens = min(plan.again[0], request.num_computed_tokens)
+        elif num_steps == plan.lost:
+            begin(*plan.again, plan.again[1], 1)
             yield from [None] * plan.pauses
             continue
         if request.num_computed_tokens == request.num_tokens < plan.num_tokens + plan.answer:
@@ -201,11 +217,15 @@ def _run(stage: Stage, engine: Engine, scheduled: list[Scheduled]) -> None:
         for name in ("loads", "saves"):
             pairs = getattr(meta, name)
             stage.see(name, sorted(pairs, key=repr) if isinstance(pairs, list) else pairs)
+            engine.told += [(pairs, list(pairs))] if isinstance(pairs, list) else []
+    for pairs, then in engine.told:
+        stage.expect("earlier", then, pairs)
     stage.see("meta", type(meta).__name__ if not isinstance(meta, Raised) else meta)
 
 
 _SAVES = "From block `num_computed_tokens // block_size` up to, but without, block " \
-         "`(num_computed_tokens + num_scheduled_tokens) // block_size`."  # fmt: skip
+         "`(num_computed_tokens + num_scheduled_tokens) // block_size`; their numbers are in " \
+         "the step's own `block_ids`."  # fmt: skip
 SCHEDULER_SIDE = Contract(
     inputs=draw,
     judge=InLockstep(play, RightSide),
@@ -222,6 +242,8 @@ SCHEDULER_SIDE = Contract(
                         "The external tokens are the last of the first `num_computed_tokens`. "
                         "Pair their keys with the blocks at the same places, once."),
         "saves": Clause("`saves` are {got}; expected {expected}.", _SAVES),
+        "earlier": Clause("What `build_connector_meta` returned for an earlier step is changed: "
+                          "{got}; it was {expected}.", "New lists for each step."),
         "request_finished": Clause("`request_finished` returns {got}; expected (False, None)."),
     },
     mistakes=(
