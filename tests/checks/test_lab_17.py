@@ -20,7 +20,7 @@ from utils.routing.policies import (
 )
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import LongestPrefixAndLoad
-from utils.routing.router.block_names import EventNames, block_names
+from utils.routing.router.block_names import EventNames
 
 LOADS = st.dictionaries(st.integers(0, 4), st.integers(0, 5), min_size=1)
 
@@ -58,7 +58,7 @@ def test_the_index_is_that_of_the_course() -> None:
         steps: list[Any] = []
         for _ in range(20):
             prompt = dice.randrange(len(truths.PROMPTS))
-            last = dice.randrange(len(truths.PROMPTS[prompt]) // truths.SIZE)
+            last = dice.randrange(len(truths.NAMES_OF[prompt]))
             kinds: list[Any] = [
                 (0, "stored", 1, prompt, dice.randrange(last + 1), last),
                 (0, "removed", 1, prompt, (last,)), (0, "cleared", 1),
@@ -71,8 +71,7 @@ def test_the_index_is_that_of_the_course() -> None:
             event = truths.event_of(story, step)
             plain.apply(1, event)
             names.apply(KVEventBatch(0.0, [event]))
-            for tokens in truths.PROMPTS:
-                asked = block_names(tokens, truths.SIZE)
+            for asked in truths.NAMES_OF:
                 assert plain.matches(asked) == index.matches(asked)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from utils.checks.kit.runner import Passed, exercise
-from utils.checks.lab_17 import histories, matches, real_servers, ring, truths
+from utils.checks.lab_17 import histories, matches, real_servers, rehearsal, ring, truths
 
 
 @exercise("Exercise 1: find_matches", points=2)
@@ -51,5 +51,5 @@ def kv_index(index_class: Callable[..., Any]) -> str | Passed:
 @exercise("Exercise 7: your router in front of two servers", points=5)
 def engine(make_router: Callable[..., Any]) -> str:
     """Check `make_router(num_replicas, block_size)`: rehearsed, then with real servers."""
-    real_servers.rehearse(make_router)  # before anything is started
+    rehearsal.REHEARSAL.check(make_router)  # before anything is started
     return real_servers.against_round_robin(make_router)

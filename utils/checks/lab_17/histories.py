@@ -60,7 +60,10 @@ def play(stage: Stage, history_class: Any, story: Story) -> None:
     for which, name, *args in story.steps:
         stage.step(f"history {which + 1}: {name}({', '.join(map(_told, args))})")
         kept = Kept()
-        got = stage.call(histories[which], name, *args)
+        given = [list(part) if isinstance(part, list) else part for part in args]
+        got = stage.call(histories[which], name, *given)
+        if isinstance(given[-1], list):
+            given[-1].clear()  # it is the caller's
         stage.see(name, got)
         kept.keep(got)
         kept.ask(stage, "remembers", histories, which, ASKED)
@@ -89,9 +92,11 @@ class Kept:
     ) -> None:
         """How much of each prompt the book matches that has just heard something.
 
-        The other one has heard nothing new: one question shows whether it knows that.
+        The other one has heard nothing new: one question shows whether it knows that. It is not
+        asked in stories about one prompt, which are all about one book.
         """
-        for book, prompt in [(which, prompt) for prompt in asked] + [(1 - which, asked[0])]:
+        other = [(1 - which, asked[0])] if len(asked) > 1 else []
+        for book, prompt in [(which, prompt) for prompt in asked] + other:
             got = stage.call(books[book], "matches", list(prompt))
             stage.see(clause, got)
             self.keep(got)

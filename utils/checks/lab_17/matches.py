@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,20 +19,23 @@ def draw_holders(c: Choices) -> Given:
         here = {i for i in range(num_replicas) if not c.rarely(3)}
         if here or c.rarely(2):  # a block that nobody holds may be there as an empty set
             holders[name] = here
-    return Given(holders, names, num_replicas)
+    if c.rarely(25):  # a prompt of thousands of blocks
+        more = range(10, 4_000)
+        names += more
+        holders |= {name: set(range(num_replicas)) for name in more}
+    return Given(holders, c.pick((list, list, tuple))(names), num_replicas)
 
 
 def leading_blocks(
-    holders: dict[int, set[int]], block_names: list[int], num_replicas: int
+    holders: dict[int, set[int]], block_names: Sequence[int], num_replicas: int
 ) -> list[int]:
-    """The longest beginning of which each block is held, for each replica by itself."""
-    return [
-        max(
-            n for n in range(len(block_names) + 1)
-            if all(replica in holders.get(name, set()) for name in block_names[:n])
-        )
+    """For each replica by itself: the first place whose block it lacks."""
+    places = list(enumerate(block_names))
+    lacking = [
+        [place for place, name in places if replica not in holders.get(name, set())]
         for replica in range(num_replicas)
-    ]  # fmt: skip
+    ]
+    return [min([*missing, len(places)]) for missing in lacking]
 
 
 def _counted(holders: Any, names: Any, n: int) -> list[int]:
@@ -90,21 +94,23 @@ FIND_MATCHES = Contract(
 
 
 def draw_choice(c: Choices) -> Given:
-    block_size = c.pick((1, 2, 4, 16))
+    block_size = c.pick((1, 2, 4, 16, 10**9, 10**9))  # no constant that weighs is large enough
     blocks = c.size(0, 12)
     num_tokens = max(1, blocks * block_size + c.integer(0, block_size - 1))
-    num_replicas = c.size(1, 5)
+    num_replicas = c.size(1, 12)
     matches = [c.integer(0, num_tokens // block_size) for _ in range(num_replicas)]
     alive = [i for i in range(num_replicas) if not c.rarely(5)]
     waits = (0, 0, block_size, 2 * block_size, 1, 100)
     waiting = {i: c.pick(waits) for i in alive}
+    if c.rarely(2):  # what is held and what waits are as much, or nearly
+        waiting = {i: block_size * matches[i] + c.integer(0, 2) for i in alive}
     if c.rarely(3):
         waiting = dict(reversed(waiting.items()))
-    return Given(num_tokens, block_size, matches, waiting)
+    return Given(num_tokens, block_size, c.pick((list, list, tuple))(matches), waiting)
 
 
 def soonest(
-    num_tokens: int, block_size: int, matches: list[int], waiting_tokens: dict[int, int]
+    num_tokens: int, block_size: int, matches: Sequence[int], waiting_tokens: dict[int, int]
 ) -> int:
     """The least work ahead of the first token; then the shortest queue, then the lowest number."""
     if not waiting_tokens:
@@ -179,19 +185,18 @@ CHOOSE_REPLICA = Contract(
 
 
 def draw_queues(c: Choices) -> Given:
-    # One token, the least that a prompt computes, takes no longer than the least limit.
     rate, limit = c.pick((2.0, 100.0, 2_500.0)), c.pick((0.5, 1.25, 2.0))
 
-    def tokens() -> int:
+    def tokens() -> float:
         if c.rarely(4):  # just enough, or a little more
             return int(rate * limit) + c.integer(0, 3)
-        return c.size(1, 20_000)
+        return c.size(0, 20_000) + c.pick((0, 0.5)) if c.integer(0, 2) else 0
 
-    return Given(c.some(tokens, 0, 5), rate, limit)
+    return Given(c.pick((list, list, tuple))(c.some(tokens, 0, 5)), rate, limit)
 
 
 def seconds_left(
-    tokens_ahead: list[int], tokens_per_second: float, ttft_limit: float
+    tokens_ahead: Sequence[float], tokens_per_second: float, ttft_limit: float
 ) -> float:  # fmt: skip
     """In exact fractions, over all replicas."""
     if not tokens_ahead:

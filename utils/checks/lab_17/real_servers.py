@@ -10,7 +10,6 @@ from utils.hub import load_tokenizer, resolve_model
 from utils.routing.events.kv_events import (
     MEDIUM_GPU,
     AllBlocksCleared,
-    BlockRemoved,
     BlockStored,
     Event,
     KVEventBatch,
@@ -32,43 +31,6 @@ from utils.routing.router.server import our_router
 BLOCK_SIZE, NUM_WORDS, NUM_WARMED = 16, 40, 6
 TOLERANCE = 0.03
 MakeRouter = Callable[[int, int], Any]
-
-
-def rehearse(make_router: MakeRouter) -> None:
-    """Ask the router what it would do, before any server is started."""
-    tokens = list(range(100, 165))  # four blocks, and one more
-    told_so = stored(tokens)
-    gone = BlockRemoved(told_so.block_hashes, MEDIUM_GPU)
-    request = RoutingRequest(0, block_names(tokens, BLOCK_SIZE), len(tokens))
-    stories: list[tuple[str, list[Event], dict[int, int], int]] = [  # events of replica 1
-        ("replica 1 holds the prompt; nobody waits anywhere", [told_so], {0: 0, 1: 0}, 1),
-        ("replica 1 holds the prompt, and 500 tokens wait there", [told_so], {0: 0, 1: 500}, 0),
-        ("replica 1 holds all of the prompt's 65 tokens but the last, and 56 tokens wait there",
-         [told_so], {0: 0, 1: 56}, 1),
-        ("replica 1 holds the prompt, and is dead", [told_so], {0: 7}, 0),
-        ("replica 0 is dead", [], {1: 7}, 1),
-        ("nobody holds the prompt; 7 tokens wait at replica 0", [], {0: 7, 1: 0}, 1),
-        ("replica 1 held the prompt, but has removed it", [told_so, gone], {0: 0, 1: 0}, 0),
-        ("replica 1 held the prompt, but has cleared all", [told_so, AllBlocksCleared()],
-         {0: 0, 1: 0}, 0),
-    ]  # fmt: skip
-    for told, events, waiting, expected in stories:
-        router = call(make_router, 2, BLOCK_SIZE)
-        for method in ("heard", "choose"):
-            if not callable(getattr(router, method, None)):
-                raise Mismatch(f"Your router has no method `{method}`.",
-                               look="Keep the methods of the cell above.")  # fmt: skip
-        for event in events:
-            call(router.heard, 1, event, given=told)
-        replicas = [ReplicaLoad(i, 0, int(n > 0), n) for i, n in waiting.items()]
-        got = call(router.choose, request, replicas, given=told)
-        if got != expected:
-            raise Mismatch(
-                "Your router sends a prompt to the wrong replica.", input=told,
-                expected=f"replica {expected}", got=f"{got!r}",
-                look="`heard` passes events on to your `KVIndex`; `choose` asks it for `matches`, "
-                "and gives them to `choose_replica` with the tokens that wait.",
-            )  # fmt: skip
 
 
 def against_round_robin(make_router: MakeRouter) -> str:

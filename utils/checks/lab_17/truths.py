@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
@@ -20,12 +20,13 @@ from utils.routing.events.kv_events import (
 )
 from utils.routing.router.block_names import block_name, block_names
 
-SIZE = 2
-PROMPTS: tuple[tuple[int, ...], ...] = (
-    (1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (1, 2, 7, 8), (5, 6), (5, 6, 3, 4), (9, 9, 9, 9, 9, 9),
+# Prompts, and the size of their blocks. Each event has its own.
+PROMPTS: tuple[tuple[tuple[int, ...], int], ...] = (
+    ((1, 2, 3, 4), 2), ((1, 2, 3, 4, 5, 6), 2), ((1, 2, 7, 8), 2), ((5, 6), 2), ((5, 6, 3, 4), 2),
+    ((9, 9, 9, 9, 9, 9), 2), ((1, 2, 3, 4, 5, 6), 3),
 )  # fmt: skip
-NAMES_OF = [block_names(p, SIZE) for p in PROMPTS]
-ASKED = [NAMES_OF[i] for i in (1, 2, 4, 5)]  # the others are beginnings of these
+NAMES_OF = [block_names(*prompt) for prompt in PROMPTS]
+ASKED = [NAMES_OF[i] for i in (1, 2, 4, 5, 6)]  # the others are beginnings of these
 NAMES = list(dict.fromkeys(name for names in NAMES_OF for name in names))
 Step = tuple[Any, ...]
 
@@ -34,47 +35,63 @@ Step = tuple[Any, ...]
 class Story:
     """What some engines say, each step to the first index or the second: (index, "stored",
     replica, prompt, first block, last), (index, "removed", replica, prompt, blocks), (index,
-    "cleared", replica). `hashes`: do all engines have the same, others, the same for other blocks,
-    or bytes?"""
+    "cleared", replica). `hashes`: what kind, see `external`."""
 
     num_replicas: int
     hashes: str
     steps: tuple[Step, ...]
+    asked: list[list[int]] = field(default_factory=lambda: ASKED)
 
     def __str__(self) -> str:
-        return (f"two indexes of {self.num_replicas} replicas with {self.hashes} hashes, "
-                f"block size {SIZE}")  # fmt: skip
+        return f"two indexes of {self.num_replicas} replicas with {self.hashes} hashes"
 
 
 def draw_story(c: Choices) -> Story:
     num_replicas = c.size(1, 3)
+    narrow = c.rarely(2)  # all of it is about one engine and one prompt of two blocks
 
     def step() -> Step:
         # Mostly the first engine, and the first prompts: only there so much happens that a block is
         # removed twice, stored three times, or stored again behind a parent that was cleared.
         which, replica = c.pick((0, 0, 0, 1)), c.pick((0, *range(num_replicas)))
         prompt = c.pick((0, 0, *range(len(PROMPTS))))
-        blocks = len(PROMPTS[prompt]) // SIZE
-        if c.rarely(8):
+        if narrow:
+            which = replica = prompt = 0
+        blocks = len(NAMES_OF[prompt])
+        if c.rarely(10):
             return which, "cleared", replica
-        if c.pick((0, 0, 0, 1, 1)):
-            gone = tuple(c.some(lambda: c.integer(0, blocks - 1), 1, 3))
+        if c.integer(0, 8) >= (4 if narrow else 5):  # blocks are gone, now and then
+            gone = tuple(c.some(lambda: c.integer(0, blocks - 1), 1, 1 if narrow else 3))
             return which, "removed", replica, prompt, gone
-        first = c.integer(0, blocks - 1) if c.integer(0, 2) else 0
+        first = c.integer(0, blocks - 1) if narrow or c.integer(0, 2) else 0
         return which, "stored", replica, prompt, first, c.integer(first, blocks - 1)
 
-    hashes = c.pick(("the same", "different", "small", "bytes as"))
+    hashes = c.pick(("the same",) * 4 + KINDS)  # with these, what engines have is mixed up first
+    if narrow:
+        return Story(num_replicas, hashes, tuple(c.some(step, 0, 60)), ASKED[:1])
     return Story(num_replicas, hashes, tuple(c.some(step, 0, 30)))
 
 
-def external(story: Story, replica: int, name: int, cleared: int = 0) -> ExternalBlockHash:
-    """An engine's own hash of a block. It is not the router's name of it."""
-    if story.hashes == "small":  # counted by each engine, in another order; cleared, it begins anew
-        return (NAMES.index(name) - replica - cleared) % len(NAMES)
-    if story.hashes == "bytes as":  # vLLM sends them if it is told to: the whole digest
-        return hashlib.blake2b(f"{name} {replica}".encode(), digest_size=32).digest()
-    salt = 0 if story.hashes == "the same" else replica
-    return (name * 0x9E3779B97F4A7C15 + salt + 1) % 2**64
+KINDS = ("the same", "different", "small", "bytes as", "bytes, all alike at both ends, as",
+         "zeros in bytes as", "neighbouring large", "far apart")  # fmt: skip
+
+
+@functools.cache
+def external(hashes: str, replica: int, name: int, cleared: int) -> ExternalBlockHash:
+    """An engine's own hash of a block. It is not the router's name of it.
+
+    Most kinds are counted by each engine, in another order; cleared, it begins anew.
+    """
+    count = (NAMES.index(name) - replica - cleared) % len(NAMES)
+    of_name = name * 0x9E3779B97F4A7C15 + 1
+    kinds: tuple[ExternalBlockHash, ...] = (
+        of_name % 2**64, (of_name + replica) % 2**64, count,
+        hashlib.blake2b(f"{name} {replica}".encode(), digest_size=32).digest(),
+        b"all begin" + bytes([count]) + b"and end so", bytes(1 + count),
+        2**63 + count,  # as floats they are equal
+        count << 56,  # their lower bits are equal
+    )  # fmt: skip
+    return kinds[KINDS.index(hashes)]
 
 
 def event_of(story: Story, step: Step, cleared: int = 0) -> Event:
@@ -82,14 +99,14 @@ def event_of(story: Story, step: Step, cleared: int = 0) -> Event:
     _, kind, replica, *rest = step
     if kind == "cleared":
         return AllBlocksCleared()
-    prompt, names = PROMPTS[rest[0]], NAMES_OF[rest[0]]
-    hashes = [external(story, replica, name, cleared) for name in names]
+    (prompt, size), names = PROMPTS[rest[0]], NAMES_OF[rest[0]]
+    hashes = [external(story.hashes, replica, name, cleared) for name in names]
     if kind == "removed":
         return BlockRemoved([hashes[i] for i in rest[1]], MEDIUM_GPU)
     first, last = rest[1], rest[2]
     return BlockStored(
         hashes[first : last + 1], hashes[first - 1] if first else None,
-        list(prompt[first * SIZE : (last + 1) * SIZE]), SIZE, None, MEDIUM_GPU, None,
+        list(prompt[first * size : (last + 1) * size]), size, None, MEDIUM_GPU, None,
     )  # fmt: skip
 
 
@@ -102,27 +119,29 @@ def play(stage: Stage, index_class: Any, story: Story) -> None:
         which, kind, replica = step[:3]
         made = functools.partial(event_of, story, step, cleared[which, replica])
         event, kept = made(), Kept()
-        stage.step(f"index {which + 1}: apply({replica}, {_told(event)})")
+        stage.step(f"index {which + 1}: apply({replica}, {told(event)})")
         stage.see("apply", stage.call(indexes[which], "apply", replica, event))
         stage.see("event", "as it was" if event == made() else "changed")
         cleared[which, replica] += kind == "cleared"
-        kept.ask(stage, "matches", indexes, which, ASKED)
+        kept.ask(stage, "matches", indexes, which, story.asked)
         kept.compare(stage)
 
 
-def _told(event: Event) -> str:
+def told(event: Event) -> str:
+    """An event in short."""
     if isinstance(event, AllBlocksCleared):
         return "AllBlocksCleared()"
     hashes = ", ".join(map(_short, event.block_hashes))
     if isinstance(event, BlockRemoved):
         return f"BlockRemoved([{hashes}])"
     behind = "None" if event.parent_block_hash is None else _short(event.parent_block_hash)
-    return f"BlockStored([{hashes}], parent {behind}, tokens {event.token_ids})"
+    size = f", block_size {event.block_size}" if event.block_size != 2 else ""
+    return f"BlockStored([{hashes}], parent {behind}, tokens {event.token_ids}{size})"
 
 
 def _short(block_hash: ExternalBlockHash) -> str:
     if isinstance(block_hash, bytes):
-        return f"bytes ...{block_hash.hex()[-4:]}"
+        return f"bytes ...{block_hash.hex()[-4:]}" if len(block_hash) > 25 else str(block_hash)
     return f"...{block_hash % 1000:03d}"
 
 
@@ -296,5 +315,5 @@ KV_INDEX = Contract(
                 _ClearsAll),
         mistake("`AllBlocksCleared` is ignored.", "Clear the books of this replica.", _Uncleared),
     ),
-    examples=160,
+    examples=220,
 )  # fmt: skip
