@@ -22,7 +22,15 @@ from utils.viz.engine.step_anatomy import (
     record_anatomy,
 )
 from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
-from utils.viz.engine.throughput import LOOKS, plot_throughput, read_throughput, rounds_range
+from utils.viz.engine.throughput import (
+    FILES,
+    LOOKS,
+    RESULTS,
+    plot_throughput,
+    read_throughput,
+    rounds_range,
+    throughput_finding,
+)
 from utils.viz.model.logit_gaps import plot_logit_gaps, plot_noise
 
 CONFIG = dict(num_gpu_blocks=24, block_size=4, max_model_len=64, max_num_batched_tokens=12,
@@ -208,6 +216,19 @@ def test_rounds_range_around_their_median() -> None:
     result = {"tokens_per_s": 50.0, "seconds": [2.0, 1.0, 4.0]}
     assert rounds_range(result) == (25.0, 100.0)
     assert rounds_range({"tokens_per_s": 50.0}) == (50.0, 50.0)
+
+
+def test_the_finding_is_that_of_the_largest_batch() -> None:
+    found = {"ours": {"ours_is_faster": 1.0}, "vLLM": {"ours_is_faster": 1.5}, "HF": {"error": "x"}}
+    engines = {"float32": {"batch 64": found, "batch 8": {}, "ShareGPT-like": {}}}
+    assert throughput_finding(engines) == "float32, batch 64: ours is 1.50 times vLLM"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_committed_benchmarks_can_be_drawn(file: str) -> None:
+    engines = read_throughput(RESULTS / file)["results"]["engines"]
+    assert engines and throughput_finding(engines).count("times vLLM") == len(engines)
+    assert plot_throughput(engines, "title").axes
 
 
 def test_a_missing_benchmark_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The committed benchmark of engines, `benchmarks/results/throughput.json`, as a picture."""
+"""The committed benchmarks of engines, `benchmarks/results/throughput*.json`, as pictures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from matplotlib.figure import Figure
 
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "throughput.json"
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+FILES = ("throughput.json", "throughput_avx2.json")  # with AVX-512 and AMX; with AVX2 only
 LOOKS = {
     "ours": (BLUE, ""), "vLLM": (ORANGE, ""), "HF": (GREY, ""), "HF continuous": (GREEN, "////"),
 }  # fmt: skip
 
 
-def read_throughput(path: Path = RESULTS) -> dict[str, Any]:
-    """The report of `benchmarks/throughput.py`.
+def read_throughput(path: Path = RESULTS / FILES[0]) -> dict[str, Any]:
+    """A report of `benchmarks/throughput.py`.
 
     Raises:
         FileNotFoundError: the benchmark has not been run; the message says how.
@@ -74,6 +75,18 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
     return figure
+
+
+def throughput_finding(engines: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The title: how many times as fast ours is at the largest batch, in each number format."""
+    parts = []
+    for dtype, workloads in engines.items():
+        largest = max((w for w in workloads if w.startswith("batch")), key=in_order)
+        found = workloads[largest]
+        times = [f"{found[name]['ours_is_faster']:.2f} times {name}" for name in ("vLLM", "HF")
+                 if "ours_is_faster" in found.get(name, {})]  # fmt: skip
+        parts.append(f"{dtype}, {largest}: ours is {', '.join(times)}")
+    return "\n".join(parts)
 
 
 def rounds_range(result: dict[str, Any]) -> tuple[float, float]:
