@@ -99,6 +99,9 @@ def points_by_their_texts(key, loads, place_of, num_points, bound=None):
 
 @right("routing_history")
 class FromTheCourse(EngineHistory):
+    def sent(self, replica, block_names):
+        super().sent(replica, list(block_names))  # it keeps its list
+
     def lost(self, replica):
         self.cleared(replica)
 
