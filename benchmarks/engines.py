@@ -1,6 +1,6 @@
 """The engines that `throughput.py` compares, each in a process of its own.
 
-    python benchmarks/engines.py ENGINE DTYPE DEVICE MAX_MODEL_LEN MAX_NUM_SEQS
+    python benchmarks/engines.py ENGINE DTYPE DEVICE
 
 reads jobs from its input, a JSON object per line, and answers each with a line of JSON. So all
 engines stay loaded and can run by turns, on the same cores, without knowing of each other.
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,18 @@ sys.path.insert(0, str(ROOT))
 from utils.pipeline.process import stop, supervised  # noqa: E402
 
 MAX_MODEL_LEN = 1536
+MAX_NUM_SEQS = 64
 CARD_SHARE = 0.3  # of its memory, for vLLM: the other engines are on it too
 Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of an engine: tokens of a request, and how many run at once."""
-
-    max_model_len: int = MAX_MODEL_LEN
-    max_num_seqs: int = 64
-
-
-def load_ours(
-    dtype: str, device: str, limits: Limits, fast: bool = True
-) -> tuple[Run, Callable[[], object]]:
+def load_ours(dtype: str, device: str, fast: bool) -> tuple[Run, Callable[[], object]]:
     from utils.engine import LLM, SamplingParams
 
     fast_kernels = "cpp" if device == "cpu" else "cuda_graph"
     llm = LLM(
-        dtype=dtype, device=device, max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs, kernels=fast_kernels if fast else "torch",
+        dtype=dtype, device=device, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
+        kernels=fast_kernels if fast else "torch",
     )  # fmt: skip
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
@@ -55,7 +45,7 @@ def load_ours(
     return run, llm.reset_prefix_cache
 
 
-def load_vllm(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
+def load_vllm(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     """In this process, compiled: with CUDA graphs on a card; on a CPU, bound to these cores."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.update(
@@ -71,8 +61,8 @@ def load_vllm(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[]
     from utils.hub import resolve_model
 
     llm = LLM(
-        str(resolve_model("bundled")), dtype=dtype, max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs, enable_prefix_caching=True, **for_device,
+        str(resolve_model("bundled")), dtype=dtype, max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True, **for_device,
     )  # fmt: skip
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
@@ -84,7 +74,7 @@ def load_vllm(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[]
     return run, llm.reset_prefix_cache
 
 
-def load_hf(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
+def load_hf(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     """`generate` with a batch padded on the left. It runs until the longest answer is done."""
     import torch
 
@@ -108,7 +98,7 @@ def load_hf(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], 
     return run, lambda: None
 
 
-def load_hf_continuous(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
+def load_hf_continuous(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     """`generate_batch`, Hugging Face's own paged continuous batching.
 
     Left to itself it takes all memory of the machine on a CPU, so it gets as much as the others.
@@ -127,7 +117,7 @@ def load_hf_continuous(dtype: str, device: str, limits: Limits) -> tuple[Run, Ca
         )
         cache = ContinuousBatchingConfig(
             page_size=32, num_blocks=1024, max_batch_tokens=2048,
-            max_requests_per_batch=limits.max_num_seqs,
+            max_requests_per_batch=MAX_NUM_SEQS,
         )  # fmt: skip
         outputs = model.generate_batch(
             prompts, generation_config=config, continuous_batching_config=cache
@@ -140,9 +130,9 @@ def load_hf_continuous(dtype: str, device: str, limits: Limits) -> tuple[Run, Ca
     return run, lambda: None
 
 
-LOADERS: dict[str, Callable[[str, str, Limits], tuple[Run, Callable[[], object]]]] = {
-    "ours": load_ours,
-    "ours, PyTorch": lambda dtype, device, limits: load_ours(dtype, device, limits, fast=False),
+LOADERS: dict[str, Callable[[str, str], tuple[Run, Callable[[], object]]]] = {
+    "ours": lambda dtype, device: load_ours(dtype, device, fast=True),
+    "ours, PyTorch": lambda dtype, device: load_ours(dtype, device, fast=False),
     "vLLM": load_vllm,
     "HF": load_hf,
     "HF continuous": load_hf_continuous,
@@ -152,13 +142,10 @@ LOADERS: dict[str, Callable[[str, str, Limits], tuple[Run, Callable[[], object]]
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(
-        self, name: str, dtype: str, device: str = "cpu", limits: Limits = Limits()
-    ) -> None:
+    def __init__(self, name: str, dtype: str, device: str = "cpu") -> None:
         self.name = name
-        sizes = map(str, (limits.max_model_len, limits.max_num_seqs))
         self.process = subprocess.Popen(
-            supervised([sys.executable, __file__, name, dtype, device, *sizes]),
+            supervised([sys.executable, __file__, name, dtype, device]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.error: str | None = self._answer().get("error")
@@ -180,7 +167,7 @@ class Engine:
         return json.loads(line) if line else {"error": "The process ended without an answer."}
 
 
-def serve(name: str, dtype: str, device: str, limits: Limits) -> None:
+def serve(name: str, dtype: str, device: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get in between
 
@@ -189,7 +176,7 @@ def serve(name: str, dtype: str, device: str, limits: Limits) -> None:
         answers.flush()
 
     try:
-        run, forget = LOADERS[name](dtype, device, limits)
+        run, forget = LOADERS[name](dtype, device)
         answer({})
         for line in sys.stdin:
             job = json.loads(line)
@@ -202,5 +189,5 @@ def serve(name: str, dtype: str, device: str, limits: Limits) -> None:
         raise
 
 
-if __name__ == "__main__" and len(sys.argv) == 6:
-    serve(*sys.argv[1:4], Limits(*map(int, sys.argv[4:])))
+if __name__ == "__main__" and len(sys.argv) == 4:
+    serve(*sys.argv[1:])

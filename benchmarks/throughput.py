@@ -41,7 +41,7 @@ from utils.hub import resolve_model  # noqa: E402
 from utils.profiles import fast_dtype  # noqa: E402
 from utils.sim.traces import sharegpt_like  # noqa: E402
 from utils.timing import median_seconds  # noqa: E402
-from utils.viz.engine.throughput import in_order  # noqa: E402
+from utils.viz.engine.throughput import in_order, ratios  # noqa: E402
 from utils.viz.model.roofline import Machine  # noqa: E402
 from utils.viz.style import BLUE, GREY, INK, ORANGE  # noqa: E402
 
@@ -246,14 +246,12 @@ def plot(results: dict[str, dict[str, Any]]) -> Figure:
 def finding(dtype: str, workloads: dict[str, Any]) -> str:
     """The title: by how much ours is faster at the largest batch, and at a single request."""
 
-    def ratios(workload: str) -> str:
-        result = workloads[workload]
-        parts = [f"{result[n]['ours_is_faster']:.2f} x {n}" for n in ("vLLM", "HF")
-                 if "ours_is_faster" in result.get(n, {})]  # fmt: skip
-        return " and ".join(parts)
+    def said(workload: str) -> str:
+        found = ratios(workloads[workload])
+        return " and ".join(f"{ratio:.2f} x {name}" for name, ratio in found.items())
 
     batches = sorted((w for w in workloads if w.startswith("batch")), key=in_order)
-    return f"{dtype}: {ratios(batches[-1])} at {batches[-1]},\n{ratios(batches[0])} at {batches[0]}"
+    return f"{dtype}: {said(batches[-1])} at {batches[-1]},\n{said(batches[0])} at {batches[0]}"
 
 
 # --- all of it --------------------------------------------------------------------------------

@@ -82,11 +82,15 @@ def throughput_finding(engines: dict[str, dict[str, dict[str, Any]]]) -> str:
     parts = []
     for dtype, workloads in engines.items():
         largest = max((w for w in workloads if w.startswith("batch")), key=in_order)
-        found = workloads[largest]
-        times = [f"{found[name]['ours_is_faster']:.2f} times {name}" for name in ("vLLM", "HF")
-                 if "ours_is_faster" in found.get(name, {})]  # fmt: skip
+        times = [f"{ratio:.2f} times {name}" for name, ratio in ratios(workloads[largest]).items()]
         parts.append(f"{dtype}, {largest}: ours is {', '.join(times)}")
     return "\n".join(parts)
+
+
+def ratios(workload: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """How many times as fast ours is as vLLM and Hugging Face, of those that ran."""
+    return {name: workload[name]["ours_is_faster"] for name in ("vLLM", "HF")
+            if "ours_is_faster" in workload.get(name, {})}  # fmt: skip
 
 
 def rounds_range(result: dict[str, Any]) -> tuple[float, float]:
