@@ -30,6 +30,8 @@ KNOWN_TAGS = {"bootstrap", "widget", "nbval-ignore-output", "raises-exception", 
 # Folders of one machine. Not preceded by a word or a dot, so that `docs.org/work/` may stand.
 MACHINE_PATH = re.compile(r"(?<![\w./:-])(/(home|root|work|tmp|Users|mnt)/|[A-Z]:\\\\?\w)")
 PROGRESS_BAR = re.compile(r"\d+%\|.*\||\d(it/s|s/it)\b")
+# What prints a time or a ratio of times prints another one at every run.
+TIMING = re.compile(r"\b(median_seconds|fastest_seconds)\(")
 
 
 def lessons() -> list[Path]:
@@ -183,6 +185,8 @@ def _output_rules(cell: NotebookNode) -> Iterator[str]:
     executed = cell.execution_count is not None
     if executed and "nbval-ignore-output" in tags and not cell.outputs:
         yield "is marked nbval-ignore-output, but has no output to ignore"
+    if cell.outputs and TIMING.search(cell.source) and "nbval-ignore-output" not in tags:
+        yield "measures time, so its output cannot be compared: tag it nbval-ignore-output"
     for output in cell.outputs:
         if output.output_type == "error" and "raises-exception" not in tags:
             yield f"holds an error: {output.ename}"

@@ -164,6 +164,7 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
         _outputs(nbformat.v4.new_output("display_data", data={WIDGET_VIEW: {"model_id": "1"}})),
         "dead without its kernel",
     ),
+    "time compared": (_source("print(median_seconds(job))"), "cannot be compared"),
     "widget compared": (_tags(3, "widget"), "cannot be compared"),
     "unknown tag": (_tags(2, "nbval-ignore-outputs"), "unknown tags"),
     "comment marker": (_source("# NBVAL_SKIP\nprint(1)"), "in a comment"),
