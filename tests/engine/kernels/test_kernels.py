@@ -22,7 +22,7 @@ from utils.engine.attention.paged_attention import AttentionMetadata, paged_atte
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.kernels import fast_ops
 from utils.engine.kernels.fast_ops import load_fast_ops
-from utils.engine.kernels.packed_linear import PackedLinear, pack_linears
+from utils.engine.kernels.packed_linear import PackedLinear, has_own_product, pack_linears
 from utils.engine.models import llama
 from utils.engine.models.weights import load_model
 
@@ -237,20 +237,34 @@ def test_own_product(dtype: torch.dtype, seed: int, tokens: int, inputs: int, st
     """Also on processors where `PackedLinear` takes oneDNN's."""
     torch.manual_seed(seed)
     x = torch.randn(tokens, inputs, dtype=dtype)
-    weight = torch.randn(32 * strips, inputs, dtype=dtype) / inputs**0.5  # 16 or 32 at a time
+    weight = torch.randn(64 * strips, inputs, dtype=dtype) / inputs**0.5  # 16 or 64 at a time
     packed = torch.ops.llm_course.pack_weight(weight)
     exact = x.float() @ weight.float().T
     assert_close(torch.ops.llm_course.product(x, packed), exact, dtype)
     assert torch.equal(torch.ops.llm_course.unpack_weight(packed), weight)
 
 
-def test_own_product_takes_over_where_there_is_only_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, own in [("AVX2", True), ("AVX512", False), ("DEFAULT", False)]:
+def test_own_product_takes_over_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = [  # what PyTorch calls it, with instructions for bfloat16; own in float32, in bfloat16
+        ("AVX2", False, True, True),
+        ("AVX512", False, True, True),
+        ("AVX512", True, True, False),
+        ("DEFAULT", False, False, False),
+    ]
+    for capability, has_bfloat16, *own in cpus:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda it=capability: it)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda it=capability: it == "AVX512")
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda it=has_bfloat16: it
+        )
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+            monkeypatch.setattr(torch.cpu, name, lambda it=has_bfloat16: it)
+        for dtype, expected in zip((torch.float32, torch.bfloat16), own, strict=True):
+            assert has_own_product(torch.eye(64, 5, dtype=dtype)) == expected
+            assert not has_own_product(torch.eye(9, 5, dtype=dtype))  # 9 outputs are no strip
         layer = PackedLinear(torch.eye(64, 5))
-        assert layer.own == own
+        assert layer.own == own[0]
         assert torch.equal(layer(torch.ones(2, 5)), torch.eye(64, 5).sum(1).expand(2, -1))
-        assert not PackedLinear(torch.eye(9, 5)).own  # 9 outputs are no strip
 
 
 GROWTH = """
@@ -429,7 +443,7 @@ LAYER = [torch.ones(8), torch.ones(36, 8), torch.ones(8, 12), torch.ones(8), tor
 
 
 KERNELS = torch.ops.llm_course
-PACKED = KERNELS.pack_weight(torch.ones(32, 12)) if FAST else torch.ones(1)
+PACKED = KERNELS.pack_weight(torch.ones(64, 12)) if FAST else torch.ones(1)
 
 
 def changed(index: int, *shape: int) -> list[Tensor]:
@@ -487,7 +501,7 @@ def test_what_fits_is_taken() -> None:
         (lambda: KERNELS.unpack_weight(torch.ones(2, 3, 5)), r"packed has shape \[2, 3, 5\]"),
         (lambda: KERNELS.product(X[0], PACKED), r"x has shape \[3, 4\]; expected \[-1, 12\]"),
         (lambda: KERNELS.product(torch.ones(1, 12).double(), PACKED), "x is Double"),
-        (lambda: all_layers(*LAYER[:2], PACKED, *LAYER[3:]), "o_proj has 32 rows; expected 8"),
+        (lambda: all_layers(*LAYER[:2], PACKED, *LAYER[3:]), "o_proj has 64 rows; expected 8"),
         (lambda: all_layers(), "0 weights for 1 layers"),
         (lambda: all_layers(*[torch.ones(0)] * 6), r"input_layernorm has shape \[0\]; .* \[8\]"),
         (lambda: all_layers(*changed(1, 22, 8)), "qkv_proj has 22 rows, which are no heads of 4"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.models.llama import LlamaForCausalLM
 
-OUTPUTS_TOGETHER = 32  # a whole number of strips in csrc/products.h, on every processor
+OUTPUTS_TOGETHER = 64  # a whole number of strips in csrc/products.h, on every processor
 
 # For each number of rows, oneDNN compiles each product anew, which takes about as long as one of a
 # few tokens, and half a megabyte. Both oneDNN and PyTorch's layer above it (ideep) keep the last
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
     Such a product needs no copy of the weight into that order each time. With few tokens, where
     reading the weight is the work, it takes half the time.
 
-    With AVX2 only, it is this engine's own product (csrc/products.h), else that of oneDNN. Where
+    It is this engine's own product (csrc/products.h) where that is faster than oneDNN's. Where
     neither has one for bfloat16, the packed weight and the product are float32, which is several
     times faster than PyTorch's; what comes in and goes out stays bfloat16.
     """
@@ -64,20 +64,28 @@ class PackedLinear(nn.Module):
 def has_own_product(weight: Tensor) -> bool:
     """Whether this engine multiplies with a weight [out_features, in_features] faster than oneDNN.
 
-    True where the processor has AVX2 and no AVX-512 (see `benchmarks/ledger.md`), and the kernels
-    are compiled.
+    True on processors with AVX2 or AVX-512 whose kernels are compiled, except for bfloat16 on those
+    with instructions for it (see `benchmarks/ledger.md`).
     """
     return (
-        torch.backends.cpu.get_cpu_capability() == "AVX2"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        and (weight.dtype == torch.float32 or multiplies_in_float32(weight.dtype))
         and weight.shape[0] % OUTPUTS_TOGETHER == 0
         and load_fast_ops() is not None
     )
 
 
 def multiplies_in_float32(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has no product of this type on this CPU: then float32 stands in for it."""
-    return dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Whether float32 stands in for a type that oneDNN multiplies more slowly on this CPU.
+
+    With AVX-512 it makes products of bfloat16 on every processor, but of many rows several times
+    slower where there are no instructions for them (AVX512-BF16 or AMX).
+    """
+    if dtype != torch.bfloat16:
+        return False
+    if torch.cpu._is_avx512_supported():
+        return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def pack_linears(model: nn.Module) -> None:

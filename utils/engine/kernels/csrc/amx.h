@@ -20,9 +20,6 @@ inline bool amx_allowed() {
 }
 
 inline __m512i read(const void* from) { return _mm512_loadu_si512(from); }
-inline vec larger_of(vec a, vec b) { return a > b ? a : b; }
-inline float largest_of(vec v) { return _mm512_reduce_max_ps((__m512)v); }
-inline float sum_of(vec v) { return _mm512_reduce_add_ps((__m512)v); }
 inline void round(bfloat16* to, vec v) {
   _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)v));
 }

@@ -63,7 +63,8 @@ inline void multiply_add(int64_t rows, float* c, int64_t c_width, const float* a
                          const float* const* b, int64_t n, int64_t columns) {
   if constexpr (R > 1)
     if (rows < R) return multiply_add<R - 1>(rows, c, c_width, a, a_width, b, n, columns);
-  constexpr int64_t V = R == TOGETHER ? 2 : 4;  // what AVX2's 16 registers have room for
+  // What AVX2's 16 registers have room for, and the 32 of AVX-512.
+  constexpr int64_t V = R == TOGETHER && LANES == 8 ? 2 : 4;
   int64_t column = 0;
   for (; column + V * LANES <= columns; column += V * LANES)
     multiply_add<R, V>(c, c_width, a, a_width, b, column, n);
@@ -161,17 +162,20 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
       for (int64_t row = 0; row < rows; row++) {
         float *scores = score[row], *sum_of_values = weighted[first + row];
         for (int64_t j = std::max<int64_t>(seen(row), 0); j < size; j++) scores[j] = -INFINITY;
-        float larger = largest[first + row], sum = 0;
-#pragma omp simd reduction(max : larger)
-        for (int64_t j = 0; j < size; j++) larger = std::max(larger, scores[j]);
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < size; j++)
-          sum += scores[j] = exponential((scores[j] - larger) * scale);
+        vec most_of_all = load(scores), sum = {};
+        for (int64_t j = LANES; j < size; j += LANES)
+          most_of_all = larger_of(most_of_all, load(scores + j));
+        const float larger = std::max(largest[first + row], largest_of(most_of_all));
+        for (int64_t j = 0; j < size; j += LANES) {
+          const vec e = exponential((load(scores + j) - larger) * scale);
+          store(scores + j, e);
+          sum += e;
+        }
         const float shrink = exponential((largest[first + row] - larger) * scale);
-        total[first + row] = total[first + row] * shrink + sum;
+        total[first + row] = total[first + row] * shrink + sum_of(sum);
         largest[first + row] = larger;
-#pragma omp simd
-        for (int64_t d = 0; d < WIDTH; d++) sum_of_values[d] *= shrink;
+        for (int64_t d = 0; d < WIDTH; d += LANES)
+          store(sum_of_values + d, load(sum_of_values + d) * shrink);
       }
       multiply_add(rows, weighted[first], WIDTH, score[0], KEYS, v, most, WIDTH);
     }

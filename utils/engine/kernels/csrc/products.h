@@ -1,5 +1,5 @@
-// Products with a weight. oneDNN makes them where the processor has AVX-512; where it has only AVX2,
-// those of few rows, which decoding consists of, are faster here.
+// Products with a weight. Those of few rows, which decoding consists of, are faster here than
+// oneDNN's, except in bfloat16 where the processor multiplies that itself (AMX, AVX512-BF16).
 // T rows, K inputs, N outputs.
 #pragma once
 
@@ -8,57 +8,61 @@
 
 #include "rows.h"
 
-constexpr int64_t STRIP = 2 * LANES;  // outputs whose weights lie together
-constexpr int64_t AT_ONCE = 6;        // rows: AVX2's 16 registers hold their 12 sums and a weight
-constexpr int64_t DEPTH = 192;        // inputs: their weights of a strip fit into the first cache
-constexpr int64_t IN_CACHE = 96;      // rows that fit into the second
+constexpr bool MANY_REGISTERS = LANES == 16;             // 32 of them with AVX-512, 16 with AVX2
+constexpr int64_t WIDE = MANY_REGISTERS ? 4 : 2;         // vectors
+constexpr int64_t STRIP = WIDE * LANES;                  // outputs whose weights lie together
+constexpr int64_t AT_ONCE = 6;                           // rows: their sums fill the registers
+constexpr int64_t DEPTH = MANY_REGISTERS ? 96 : 192;     // inputs: their weights fit into L1
+constexpr int64_t IN_CACHE = 96;                         // rows that fit into L2
 
-// weight [N, K] -> [N / STRIP, K, STRIP]: in the order in which it is read. In bfloat16 the outputs
-// i and i + LANES of a strip lie side by side, so that 32 bits hold one of each.
+// weight [N, K] -> [N / STRIP, K, STRIP]: in the order in which it is read. In bfloat16 outputs that
+// are LANES apart lie side by side, so that 32 bits hold one of each of two vectors.
 inline Tensor pack_weight(const Tensor& weight) {
   expect_like(weight, "weight", {ANY, ANY}, weight.scalar_type());
   const int64_t N = weight.size(0), K = weight.size(1);
   TORCH_CHECK(N % STRIP == 0, "weight has ", N, " rows; expected a multiple of ", STRIP, ".");
-  const Tensor halves = weight.view({N / STRIP, 2, LANES, K});
+  const Tensor parts = weight.view({N / STRIP, WIDE / 2, 2, LANES, K});
   const bool pairs = weight.scalar_type() == at::kBFloat16;
-  const auto ordered = pairs ? halves.permute({0, 3, 2, 1}) : halves.permute({0, 3, 1, 2});
+  const auto ordered = pairs ? parts.permute({0, 4, 1, 3, 2}) : parts.permute({0, 4, 1, 2, 3});
   return ordered.reshape({N / STRIP, K, STRIP}).contiguous();
 }
 
 inline Tensor unpack_weight(const Tensor& packed) {
   expect(packed, "packed", {ANY, ANY, STRIP}, packed.scalar_type());
   const bool pairs = packed.scalar_type() == at::kBFloat16;
-  const Tensor ordered = pairs ? packed.unflatten(2, {LANES, 2}).permute({0, 3, 2, 1})
-                               : packed.unflatten(2, {2, LANES}).permute({0, 2, 3, 1});
+  const Tensor ordered = pairs ? packed.unflatten(2, {WIDE / 2, LANES, 2}).permute({0, 2, 4, 3, 1})
+                               : packed.unflatten(2, {WIDE / 2, 2, LANES}).permute({0, 2, 3, 4, 1});
   return ordered.reshape({-1, packed.size(1)});
 }
 
 // A row of a packed strip, in float32.
-inline void widen_row(vec (&to)[2], const float* from) {
-  to[0] = load(from), to[1] = load(from + LANES);
+inline void widen_row(vec (&to)[WIDE], const float* from) {
+  for (int64_t i = 0; i < WIDE; i++) to[i] = load(from + i * LANES);
 }
-inline void widen_row(vec (&to)[2], const bfloat16* from) {
-  uint32_t __attribute__((vector_size(4 * LANES))) pairs;
-  std::memcpy(&pairs, from, sizeof(pairs));
-  to[0] = (vec)(pairs << 16), to[1] = (vec)(pairs & 0xffff0000);
+inline void widen_row(vec (&to)[WIDE], const bfloat16* from) {
+  for (int64_t i = 0; i < WIDE; i += 2) {
+    uint32_t __attribute__((vector_size(4 * LANES))) pairs;
+    std::memcpy(&pairs, from + i * LANES, sizeof(pairs));
+    to[i] = (vec)(pairs << 16), to[i + 1] = (vec)(pairs & 0xffff0000);
+  }
 }
 
 // to [R, STRIP] += x [R, depth], a row every K numbers, times weights [depth, STRIP].
 template <int64_t R, typename W>
 inline void add_products(float* to, const float* x, int64_t K, const W* weights, int64_t depth) {
   constexpr int64_t AHEAD = 2048 / sizeof(W);  // asked for before it is needed
-  vec sum[R][2];
+  vec sum[R][WIDE];
   for (int64_t r = 0; r < R; r++)
-    for (int64_t i = 0; i < 2; i++) sum[r][i] = load(to + r * STRIP + i * LANES);
+    for (int64_t i = 0; i < WIDE; i++) sum[r][i] = load(to + r * STRIP + i * LANES);
   for (int64_t k = 0; k < depth; k++, weights += STRIP) {
     if constexpr (R <= 2) __builtin_prefetch(weights + AHEAD);
-    vec w[2];
+    vec w[WIDE];
     widen_row(w, weights);
     for (int64_t r = 0; r < R; r++)
-      for (int64_t i = 0; i < 2; i++) sum[r][i] += x[r * K + k] * w[i];
+      for (int64_t i = 0; i < WIDE; i++) sum[r][i] += x[r * K + k] * w[i];
   }
   for (int64_t r = 0; r < R; r++)
-    for (int64_t i = 0; i < 2; i++) store(to + r * STRIP + i * LANES, sum[r][i]);
+    for (int64_t i = 0; i < WIDE; i++) store(to + r * STRIP + i * LANES, sum[r][i]);
 }
 
 template <int64_t R = AT_ONCE, typename W>
@@ -92,9 +96,9 @@ inline void multiply_strip(float* to, const float* x, int64_t rows, int64_t K, c
       multiply(part);
     } else {
       for (int64_t j = 0; j < size; j += STRIP) {
-        vec row[2];
+        vec row[WIDE];
         widen_row(row, part + j);
-        store(widened + j, row[0]), store(widened + j + LANES, row[1]);
+        for (int64_t i = 0; i < WIDE; i++) store(widened + j + i * LANES, row[i]);
       }
       multiply(widened);
     }

@@ -92,22 +92,49 @@ inline void transpose(vec (&v)[LANES]) {
   if constexpr (W > 1) transpose<W / 2>(v);
 }
 
-// e^x without a branch: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent bits.
-// Relative error below 1e-6. What is very negative gives almost 0.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;  // what float32 has exponents for
-  const float n = std::nearbyint(x * 1.44269504f);
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  const float e = ((((((1.0f / 720) * r + 1.0f / 120) * r + 1.0f / 24) * r + 1.0f / 6) * r
-                    + 0.5f) * r + 1.0f) * r + 1.0f;
-  return std::bit_cast<float>(std::bit_cast<int>(e) + (static_cast<int>(n) << 23));
+template <typename Number>
+inline Number larger_of(Number a, Number b) { return a > b ? a : b; }
+template <typename Number>
+inline Number smaller_of(Number a, Number b) { return a < b ? a : b; }
+
+// A vector's numbers changed places with those W away.
+template <size_t W, size_t... L>
+inline vec swapped(vec v, std::index_sequence<L...>) {
+  return __builtin_shufflevector(v, v, (L ^ W)...);
 }
 
+// The sum of a vector's numbers, and the largest: halves meet until all lanes hold it.
+template <size_t W = LANES / 2>
+inline float sum_of(vec v) {
+  v += swapped<W>(v, Lanes());
+  if constexpr (W == 1) return v[0];
+  else return sum_of<W / 2>(v);
+}
+template <size_t W = LANES / 2>
+inline float largest_of(vec v) {
+  v = larger_of(v, swapped<W>(v, Lanes()));
+  if constexpr (W == 1) return v[0];
+  else return largest_of<W / 2>(v);
+}
+
+// e^x without a branch, of one number or of each in a vector: x = n ln 2 + r, a polynomial for e^r,
+// and n added to the exponent bits. Relative error below 1e-6. What is very negative gives almost 0.
+template <typename Number, typename Bits>
+inline Number exponential_of(Number x) {
+  constexpr float ROUNDS = 12582912;  // added to a number, 1.5 * 2^23 leaves no bits for fractions
+  const Number lowest = Number{} - 87, highest = Number{} + 88;  // what float32 has exponents for
+  x = larger_of(lowest, smaller_of(highest, x));
+  const Number shifted = x * 1.44269504f + ROUNDS;  // its lowest bits are n
+  const Number n = shifted - ROUNDS;
+  const Number r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const Number e = ((((((1.0f / 720) * r + 1.0f / 120) * r + 1.0f / 24) * r + 1.0f / 6) * r
+                     + 0.5f) * r + 1.0f) * r + 1.0f;
+  return std::bit_cast<Number>(std::bit_cast<Bits>(e) + (std::bit_cast<Bits>(shifted) << 23));
+}
+
+inline float exponential(float x) { return exponential_of<float, uint32_t>(x); }
 inline vec exponential(vec x) {
-  vec e;
-#pragma omp simd
-  for (int64_t i = 0; i < LANES; i++) e[i] = exponential(x[i]);
-  return e;
+  return exponential_of<vec, uint32_t __attribute__((vector_size(4 * LANES)))>(x);
 }
 
 // Calls `kernel` with a number of the tensor's dtype, whose type it takes.
