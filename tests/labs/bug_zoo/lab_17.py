@@ -296,6 +296,20 @@ class UnderTheEnginesNames(IndexOfDicts):
 
 
 @wrong("kv_index", "`matches` returns")
+class AKnownHashBringsTheChainBack(IndexOfDicts):
+    def store(self, book, event):
+        hashes, size = list(event.block_hashes), event.block_size
+        parent = event.parent_block_hash
+        lost = parent is not None and parent not in book
+        known = next((i for i, block_hash in enumerate(hashes) if block_hash in book), None)
+        if not lost or known is None:
+            return super().store(book, event)
+        rest = event.token_ids[(known + 1) * size :]
+        behind = BlockStored(hashes[known + 1 :], hashes[known], rest, size, None, None, None)
+        super().store(book, behind)
+
+
+@wrong("kv_index", "`matches` returns")
 class ParentsOutliveTheClearing(IndexOfDicts):
     def __init__(self, num_replicas):
         super().__init__(num_replicas)
@@ -379,6 +393,14 @@ class DeadToo(WholeRouter):
     def choose(self, request, replicas):
         matches = self.index.matches(request.block_hashes)
         return matches.index(max(matches)) if any(matches) else replicas[-1].index
+
+
+@wrong("engine", "to the wrong replica")
+class LessThanABlock(WholeRouter):
+    def choose(self, request, replicas):
+        if not request.block_hashes:
+            return replicas[0].index
+        return super().choose(request, replicas)
 
 
 @wrong("engine", "no method `heard`")

@@ -57,8 +57,9 @@ def draw(c: Choices) -> Story:
             held = c.pick((0, size, 2 * size, 4 * size))
             waiting = [c.pick((0, 0, 1, held, held + 1, 10_000)) for _ in range(num_replicas)]
             loads = [(tokens_there, c.integer(0, 3)) for tokens_there in waiting]
-            rest = range(10**6, 10**6 + c.integer(0, size))
-            return which, "choose", [*tokens, *rest], loads, c.rarely(3)
+            beginning = [] if c.rarely(6) else tokens  # without it: perhaps less than a block
+            rest = range(10**6, 10**6 + c.integer(0 if beginning else 1, size))
+            return which, "choose", [*beginning, *rest], loads, c.rarely(3)
         hashes: list[ExternalBlockHash] = [name ^ 1 for name in block_names(tokens, size)]
         event: Event = BlockStored(hashes, None, tokens, size, None, MEDIUM_GPU, None)
         if c.rarely(4):

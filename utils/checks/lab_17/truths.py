@@ -48,7 +48,8 @@ class Story:
 
 def draw_story(c: Choices) -> Story:
     num_replicas = c.size(1, 3)
-    narrow = c.rarely(2)  # all of it is about one engine and one prompt of two blocks
+    narrow = c.rarely(2)  # all of it is about one engine and one prompt, of two or three blocks
+    only = c.pick((0, 0, 1))
 
     def step() -> Step:
         # Mostly the first engine, and the first prompts: only there so much happens that a block is
@@ -56,7 +57,7 @@ def draw_story(c: Choices) -> Story:
         which, replica = c.pick((0, 0, 0, 1)), c.pick((0, *range(num_replicas)))
         prompt = c.pick((0, 0, *range(len(PROMPTS))))
         if narrow:
-            which = replica = prompt = 0
+            which, replica, prompt = 0, 0, only
         blocks = len(NAMES_OF[prompt])
         if c.rarely(10):
             return which, "cleared", replica
