@@ -12,7 +12,8 @@ constexpr bool MANY_REGISTERS = LANES == 16;             // 32 of them with AVX-
 constexpr int64_t WIDE = MANY_REGISTERS ? 4 : 2;         // vectors
 constexpr int64_t STRIP = WIDE * LANES;                  // outputs whose weights lie together
 constexpr int64_t AT_ONCE = 6;                           // rows: their sums fill the registers
-constexpr int64_t DEPTH = MANY_REGISTERS ? 96 : 192;     // inputs: their weights fit into L1
+constexpr int64_t DEPTH = MANY_REGISTERS ? 96 : 192;     // inputs: their weights fit into L1,
+constexpr int NEAR = MANY_REGISTERS ? 2 : 3;             // where 12 kB leave room for the next 12
 constexpr int64_t IN_CACHE = 96;                         // rows that fit into L2
 
 // weight [N, K] -> [N / STRIP, K, STRIP]: in the order in which it is read. In bfloat16 outputs that
@@ -47,15 +48,18 @@ inline void widen_row(vec (&to)[WIDE], const bfloat16* from) {
   }
 }
 
-// to [R, STRIP] += x [R, depth], a row every K numbers, times weights [depth, STRIP].
+// to [R, STRIP] += x [R, depth], a row every K numbers, times weights [depth, STRIP]. Between the
+// multiplications memory is asked for what lies at `ahead`, `pace` bytes further each time: little by
+// little, because the processor waits for few pieces at once, and then does nothing else.
 template <int64_t R, typename W>
-inline void add_products(float* to, const float* x, int64_t K, const W* weights, int64_t depth) {
-  constexpr int64_t AHEAD = 2048 / sizeof(W);  // asked for before it is needed
+inline void add_products(float* to, const float* x, int64_t K, const W* weights, int64_t depth,
+                         const char* ahead, int64_t pace) {
   vec sum[R][WIDE];
   for (int64_t r = 0; r < R; r++)
     for (int64_t i = 0; i < WIDE; i++) sum[r][i] = load(to + r * STRIP + i * LANES);
   for (int64_t k = 0; k < depth; k++, weights += STRIP) {
-    if constexpr (R <= 2) __builtin_prefetch(weights + AHEAD);
+    __builtin_prefetch(ahead, 0, NEAR);
+    ahead += pace;
     vec w[WIDE];
     widen_row(w, weights);
     for (int64_t r = 0; r < R; r++)
@@ -67,10 +71,10 @@ inline void add_products(float* to, const float* x, int64_t K, const W* weights,
 
 template <int64_t R = AT_ONCE, typename W>
 inline void add_products(int64_t rows, float* to, const float* x, int64_t K, const W* weights,
-                         int64_t depth) {
+                         int64_t depth, const char* ahead, int64_t pace) {
   if constexpr (R > 1)
-    if (rows < R) return add_products<R - 1>(rows, to, x, K, weights, depth);
-  add_products<R>(to, x, K, weights, depth);
+    if (rows < R) return add_products<R - 1>(rows, to, x, K, weights, depth, ahead, pace);
+  add_products<R>(to, x, K, weights, depth, ahead, pace);
 }
 
 // to [rows, STRIP] = x [rows, K] times a strip of weights. Each part of it is fetched once, and then
@@ -83,13 +87,13 @@ inline void multiply_strip(float* to, const float* x, int64_t rows, int64_t K, c
   for (int64_t k = 0; k < K; k += DEPTH) {
     const int64_t depth = std::min(DEPTH, K - k), size = depth * STRIP;
     const W* part = strip + k * STRIP;
+    const int64_t bytes = size * sizeof(W);
     const auto multiply = [&](const auto* weights) {
       for (int64_t i = 0; i < groups; i++) {
         const int64_t row = rows * i / groups, end = rows * (i + 1) / groups;
-        if (groups > 1)
-          for (int64_t j = size * i / groups; j < size * (i + 1) / groups; j += 64 / sizeof(W))
-            __builtin_prefetch(part + size + j);
-        add_products(end - row, to + row * STRIP, x + row * K + k, K, weights, depth);
+        const char* ahead = (const char*)part + (groups > 1 ? (groups + i) * bytes / groups : 2048);
+        add_products(end - row, to + row * STRIP, x + row * K + k, K, weights, depth, ahead,
+                     bytes / groups / depth);
       }
     };
     if (std::is_same_v<W, float> || groups <= 3) {
