@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-FILES = ("throughput.json", "throughput_avx2.json")  # with AVX-512 and AMX; with AVX2 only
+# Of processors with AVX-512 and AMX, with AVX-512, and with AVX2 only
+FILES = ("throughput.json", "throughput_avx512.json", "throughput_avx2.json")
 LOOKS = {
     "ours": (BLUE, ""), "vLLM": (ORANGE, ""), "HF": (GREY, ""), "HF continuous": (GREEN, "////"),
 }  # fmt: skip
@@ -72,6 +73,7 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
     patches = [
         plt.Rectangle((0, 0), 1, 1, facecolor=color, hatch=hatch, edgecolor="white", label=name)
         for name, (color, hatch) in LOOKS.items()
+        if any("tokens_per_s" in w.get(name, {}) for ws in engines.values() for w in ws.values())
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
     return figure
