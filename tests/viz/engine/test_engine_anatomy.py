@@ -24,7 +24,6 @@ from utils.viz.engine.step_anatomy import (
 from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
 from utils.viz.engine.throughput import (
     FILES,
-    LOOKS,
     RESULTS,
     plot_throughput,
     read_throughput,
