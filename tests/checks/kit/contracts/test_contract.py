@@ -19,6 +19,7 @@ from utils.checks.kit.contracts import (
     Returns,
     Stage,
     mistake,
+    patience,
 )
 from utils.checks.kit.runner import Mismatch, exercise
 
@@ -130,6 +131,23 @@ def test_a_hanging_answer_is_shown_on_a_small_input():
     assert feedback.headline == "Your code does not come to an end."
     tokens, _ = details(feedback)["Input"].split(", ")
     assert 9 <= int(tokens.removeprefix("num_tokens ")) < 1000
+
+
+@pytest.mark.parametrize("slow_call", [3, 350])  # alone, and behind calls with other arguments
+def test_a_slow_right_answer_is_not_taken_for_an_endless_one(monkeypatch, slow_call):
+    monkeypatch.setattr(patience, "COMPUTING_S", 0.005)
+    calls = 0
+
+    def slow_at_times(n, b, r=0):
+        nonlocal calls
+        calls += 1
+        until = time.process_time() + 2 * patience.TICKS * patience.COMPUTING_S
+        while calls in (slow_call, slow_call + 1) and time.process_time() < until:
+            pass
+        return right(n, b, r)
+
+    assert num_blocks(slow_at_times).passed
+    assert calls > slow_call
 
 
 def remembers_the_first(n, b, r=0, known={}):  # noqa: B006

@@ -16,7 +16,7 @@ from utils.checks.kit.contracts.differences import alike, shown
 from utils.checks.kit.contracts.faults import Fault, Raised
 from utils.checks.kit.contracts.functions import Returns
 from utils.checks.kit.contracts.guards import as_at_first, held_output
-from utils.checks.kit.contracts.patience import short_patience, watching
+from utils.checks.kit.contracts.patience import second_chance, short_patience, watching
 from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed
 from utils.timing import one_thread
@@ -118,7 +118,10 @@ class Contract:
 
         def surely_wrong(case: Any) -> Fault | None:
             fault = wrong(case)
-            return wrong(case) if fault and fault.never_ended else fault  # was it only slow?
+            if fault is None or not fault.never_ended:
+                return fault
+            with second_chance():
+                return wrong(case)
 
         with one_thread(), held_output(), watching():
             found = first_wrong(self.inputs, surely_wrong, self.examples, self.seconds)
@@ -139,7 +142,9 @@ class Contract:
         if not isinstance(self.judge, Returns) or not self.judge.keeps_from_call_to_call:
             return  # a play is a story of many calls anyway
         as_at_first(answer)
-        if found := self.judge.fault_behind_others(answer, self._compared):
+        with second_chance():  # of each of these calls alone it is known that it ends
+            found = self.judge.fault_behind_others(answer, self._compared)
+        if found:
             raise self._in_words(Found(*found, Choices()), None)
 
     def known_mistake(self, answer: Any, found: Found[Any]) -> Mistake | None:

@@ -16,6 +16,7 @@ from types import FrameType
 COMPUTING_S = 0.05  # a tick of time that this process computes
 WAITING_S = 0.8  # a tick of time on the wall, for an answer that sleeps, or waits for a lock
 TICKS = 20
+SECOND_CHANCE = 6  # times as much computing: a slow answer on a slow machine is not an endless one
 AGAIN_S = 0.002  # for code that catches even this, and goes on
 OWN = (__name__, "contextlib")  # what puts the timers back must not be disturbed
 
@@ -29,6 +30,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.most = TICKS
+        self.longer = 1  # times as many ticks of computing
         self.timers: dict[int, tuple[int, float]] = {}  # set at present: by signal
         self.heard: dict[int, int] = {}  # ticks of each signal
         self.inside = False  # whether the learner's code runs
@@ -41,7 +43,8 @@ class _Watch:
 
     def tick(self, number: int, frame: FrameType | None) -> None:
         self.heard[number] = self.heard.get(number, 0) + 1
-        if not self.inside or self.heard[number] < self.most:
+        longer = self.longer if number == signal.SIGVTALRM else 1
+        if not self.inside or self.heard[number] < longer * self.most:
             return
         if not self.pressing:
             self.set_timers(again=True)
@@ -81,6 +84,16 @@ def short_patience(ticks: int) -> Iterator[None]:
         yield
     finally:
         _WATCH.most = before
+
+
+@contextlib.contextmanager
+def second_chance() -> Iterator[None]:
+    """Within it, an answer may compute longer: it was too slow once, and may be no endless one."""
+    before, _WATCH.longer = _WATCH.longer, SECOND_CHANCE
+    try:
+        yield
+    finally:
+        _WATCH.longer = before
 
 
 @contextlib.contextmanager
