@@ -1,6 +1,6 @@
 """The engines that `throughput.py` compares, each in a process of its own.
 
-    python benchmarks/engines.py ENGINE DTYPE DEVICE
+    python benchmarks/engines.py ENGINE DTYPE DEVICE LIMITS
 
 reads jobs from its input, a JSON object per line, and answers each with a line of JSON. So all
 engines stay loaded and can run by turns, on the same cores, without knowing of each other.
@@ -15,25 +15,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from utils.pipeline.process import stop, supervised  # noqa: E402
 
-MAX_MODEL_LEN = 1536
-MAX_NUM_SEQS = 64
 CARD_SHARE = 0.3  # of its memory, for vLLM: the other engines are on it too
 Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
 
 
-def load_ours(dtype: str, device: str, fast: bool) -> tuple[Run, Callable[[], object]]:
+class Limits(NamedTuple):
+    """The same for all engines."""
+
+    max_model_len: int = 1536
+    max_num_seqs: int = 64
+    kv_cache_gib: int = 1
+
+
+LIMITS = Limits()
+
+
+def load_ours(
+    dtype: str, device: str, limits: Limits, fast: bool = True
+) -> tuple[Run, Callable[[], object]]:
     from utils.engine import LLM, SamplingParams
 
     fast_kernels = "cpp" if device == "cpu" else "cuda_graph"
     llm = LLM(
-        dtype=dtype, device=device, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
+        dtype=dtype, device=device, max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs, kv_cache_memory_bytes=limits.kv_cache_gib << 30,
         kernels=fast_kernels if fast else "torch",
     )  # fmt: skip
 
@@ -45,13 +58,13 @@ def load_ours(dtype: str, device: str, fast: bool) -> tuple[Run, Callable[[], ob
     return run, llm.reset_prefix_cache
 
 
-def load_vllm(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
+def load_vllm(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
     """In this process, compiled: with CUDA graphs on a card; on a CPU, bound to these cores."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
-        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_KVCACHE_SPACE=str(limits.kv_cache_gib),
         VLLM_LOGGING_LEVEL="ERROR",
         VLLM_NO_USAGE_STATS="1",
     )
@@ -61,8 +74,8 @@ def load_vllm(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     from utils.hub import resolve_model
 
     llm = LLM(
-        str(resolve_model("bundled")), dtype=dtype, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True, **for_device,
+        str(resolve_model("bundled")), dtype=dtype, max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs, enable_prefix_caching=True, **for_device,
     )  # fmt: skip
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
@@ -74,7 +87,7 @@ def load_vllm(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     return run, llm.reset_prefix_cache
 
 
-def load_hf(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
+def load_hf(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
     """`generate` with a batch padded on the left. It runs until the longest answer is done."""
     import torch
 
@@ -98,7 +111,7 @@ def load_hf(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
     return run, lambda: None
 
 
-def load_hf_continuous(dtype: str, device: str) -> tuple[Run, Callable[[], object]]:
+def load_hf_continuous(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], object]]:
     """`generate_batch`, Hugging Face's own paged continuous batching.
 
     Left to itself it takes all memory of the machine on a CPU, so it gets as much as the others.
@@ -117,7 +130,7 @@ def load_hf_continuous(dtype: str, device: str) -> tuple[Run, Callable[[], objec
         )
         cache = ContinuousBatchingConfig(
             page_size=32, num_blocks=1024, max_batch_tokens=2048,
-            max_requests_per_batch=MAX_NUM_SEQS,
+            max_requests_per_batch=limits.max_num_seqs,
         )  # fmt: skip
         outputs = model.generate_batch(
             prompts, generation_config=config, continuous_batching_config=cache
@@ -130,9 +143,9 @@ def load_hf_continuous(dtype: str, device: str) -> tuple[Run, Callable[[], objec
     return run, lambda: None
 
 
-LOADERS: dict[str, Callable[[str, str], tuple[Run, Callable[[], object]]]] = {
-    "ours": lambda dtype, device: load_ours(dtype, device, fast=True),
-    "ours, PyTorch": lambda dtype, device: load_ours(dtype, device, fast=False),
+LOADERS: dict[str, Callable[[str, str, Limits], tuple[Run, Callable[[], object]]]] = {
+    "ours": load_ours,
+    "ours, PyTorch": partial(load_ours, fast=False),
     "vLLM": load_vllm,
     "HF": load_hf,
     "HF continuous": load_hf_continuous,
@@ -142,18 +155,24 @@ LOADERS: dict[str, Callable[[str, str], tuple[Run, Callable[[], object]]]] = {
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(self, name: str, dtype: str, device: str = "cpu") -> None:
+    def __init__(self, name: str, dtype: str, device: str = "cpu", limits: Limits = LIMITS) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            supervised([sys.executable, __file__, name, dtype, device]),
+            supervised([sys.executable, __file__, name, dtype, device, json.dumps(limits)]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self.error: str | None = self._answer().get("error")
 
-    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> dict[str, Any]:
-        """Answer the prompts with an empty prefix cache: `{"seconds", "tokens"}` or `{"error"}`."""
+    def run(
+        self, prompts: list[list[int]], max_tokens: list[int], cached: bool = False
+    ) -> dict[str, Any]:
+        """Answer the prompts: `{"seconds", "tokens"}` or `{"error"}`.
+
+        The prefix cache is empty, or with `cached` what earlier runs have left in it.
+        """
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
+        job = {"prompts": prompts, "max_tokens": max_tokens, "cached": cached}
+        self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -167,7 +186,7 @@ class Engine:
         return json.loads(line) if line else {"error": "The process ended without an answer."}
 
 
-def serve(name: str, dtype: str, device: str) -> None:
+def serve(name: str, dtype: str, device: str, limits: Limits) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get in between
 
@@ -176,11 +195,12 @@ def serve(name: str, dtype: str, device: str) -> None:
         answers.flush()
 
     try:
-        run, forget = LOADERS[name](dtype, device)
+        run, forget = LOADERS[name](dtype, device, limits)
         answer({})
         for line in sys.stdin:
             job = json.loads(line)
-            forget()
+            if not job["cached"]:
+                forget()
             start = time.perf_counter()
             tokens = run(job["prompts"], job["max_tokens"])
             answer({"seconds": time.perf_counter() - start, "tokens": tokens})
@@ -189,5 +209,5 @@ def serve(name: str, dtype: str, device: str) -> None:
         raise
 
 
-if __name__ == "__main__" and len(sys.argv) == 4:
-    serve(*sys.argv[1:])
+if __name__ == "__main__" and len(sys.argv) == 5:
+    serve(*sys.argv[1:4], Limits(*json.loads(sys.argv[4])))

@@ -24,16 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import RESULTS, write_report  # noqa: E402
-from benchmarks.engines import MAX_MODEL_LEN, Engine  # noqa: E402
+from benchmarks.engines import LIMITS, Engine  # noqa: E402
 from benchmarks.own_engine import scheduler_cost, scheduler_share, speculation  # noqa: E402
 from utils.engine import ModelConfig  # noqa: E402
 from utils.engine.kernels.packed_linear import PackedLinear  # noqa: E402
@@ -41,9 +39,9 @@ from utils.hub import resolve_model  # noqa: E402
 from utils.profiles import fast_dtype  # noqa: E402
 from utils.sim.traces import sharegpt_like  # noqa: E402
 from utils.timing import median_seconds  # noqa: E402
-from utils.viz.engine.throughput import in_order, ratios  # noqa: E402
+from utils.viz.engine.throughput import plot_throughput, throughput_finding  # noqa: E402
 from utils.viz.model.roofline import Machine  # noqa: E402
-from utils.viz.style import BLUE, GREY, INK, ORANGE  # noqa: E402
+from utils.viz.style import use_course_style  # noqa: E402
 
 SEED = 0
 SHARED, UNIQUE, NEW = 192, 64, 64  # tokens
@@ -75,7 +73,7 @@ def sharegpt(num_requests: int, shorter: int, engines: tuple[str, ...]) -> Workl
     Not for Hugging Face's `generate`: its batch computes every row up to the longest answer.
     """
     trace = sharegpt_like(num_requests, rate=1.0, seed=SEED)
-    room = MAX_MODEL_LEN // 2
+    room = LIMITS.max_model_len // 2
     prompts = [request.prompt_token_ids(40000)[:room] for request in trace]
     max_tokens = [min(room, 1 + request.output_len // shorter) for request in trace]
     return Workload("ShareGPT-like", prompts, max_tokens, engines)
@@ -215,45 +213,6 @@ def limits(dtype: str, workloads: list[Workload], measured: dict[str, Any]) -> d
     return result
 
 
-# --- the picture ------------------------------------------------------------------------------
-
-
-def plot(results: dict[str, dict[str, Any]]) -> Figure:
-    """Bars of tokens per second, a panel per dtype. `results`: dtype -> workload -> engine."""
-    colors = {"ours": BLUE, "vLLM": ORANGE, "HF": GREY, "HF continuous": INK}
-    results = {
-        d: {w: found[w] for w in sorted(found, key=in_order)} for d, found in results.items()
-    }
-    figure, panels = plt.subplots(1, len(results), figsize=(11, 4.4), squeeze=False)
-    for axes, (dtype, workloads) in zip(panels[0], results.items(), strict=True):
-        names = [
-            n for n in colors if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
-        ]
-        width = 0.84 / len(names)
-        for i, name in enumerate(names):
-            heights = [w.get(name, {}).get("tokens_per_s", np.nan) for w in workloads.values()]
-            places = np.arange(len(workloads)) + (i - (len(names) - 1) / 2) * width
-            bars = axes.bar(places, heights, width, color=colors[name], label=name)
-            axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
-        axes.set_xticks(range(len(workloads)), list(workloads), fontsize=9)
-        axes.set_title(finding(dtype, workloads), fontsize=10)
-        axes.set_ylabel("tokens per second")
-        axes.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
-
-
-def finding(dtype: str, workloads: dict[str, Any]) -> str:
-    """The title: by how much ours is faster at the largest batch, and at a single request."""
-
-    def said(workload: str) -> str:
-        found = ratios(workloads[workload])
-        return " and ".join(f"{ratio:.2f} x {name}" for name, ratio in found.items())
-
-    batches = sorted((w for w in workloads if w.startswith("batch")), key=in_order)
-    return f"{dtype}: {said(batches[-1])} at {batches[-1]},\n{said(batches[0])} at {batches[0]}"
-
-
 # --- all of it --------------------------------------------------------------------------------
 
 
@@ -321,7 +280,8 @@ def on_card(file: Path, engines: tuple[str, ...], rounds: int = 3) -> None:
 
 
 def save(name: str, results: dict[str, Any]) -> None:
-    figure = plot(results["engines"])
+    use_course_style()
+    figure = plot_throughput(results["engines"], throughput_finding(results["engines"]))
     figure.savefig(RESULTS / f"{name}.png", dpi=130)
     plt.close(figure)
     write_report(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.throughput import finding, least_seconds, shared_prefix, sharegpt, summary
+from benchmarks.throughput import least_seconds, shared_prefix, sharegpt, summary
 from utils.engine import LlamaForCausalLM, ModelConfig
 from utils.viz.model.roofline import Machine
 
@@ -37,16 +37,6 @@ def test_an_engine_that_fails_is_reported_and_harms_no_other() -> None:
     result = summary(runs, num_tokens=1)
     assert result["HF"] == {"error": "no memory"}
     assert result["vLLM"]["ours_is_faster"] == 2.0
-
-
-def test_title_states_the_ratios_of_the_smallest_and_the_largest_batch() -> None:
-    workloads = {
-        "batch 8": {"vLLM": {"ours_is_faster": 1.1}, "HF": {"error": "none"}},
-        "batch 64": {"vLLM": {"ours_is_faster": 1.5}, "HF": {"ours_is_faster": 3.0}},
-        "ShareGPT-like": {"vLLM": {"ours_is_faster": 9.0}},
-    }
-    title = finding("float32", workloads)
-    assert title == "float32: 1.50 x vLLM and 3.00 x HF at batch 64,\n1.10 x vLLM at batch 8"
 
 
 def test_least_flops_are_those_of_the_weights(model_path: Path) -> None:
