@@ -10,7 +10,9 @@ import copy
 import csv
 import importlib
 import inspect
+import os
 import shutil
+import signal
 import socket
 import sys
 import textwrap
@@ -174,8 +176,11 @@ def test_memory_is_bounded_whatever_it_is_called(source: str) -> None:
     command = [sys.executable, "-c", f"{head}{source}\ntime.sleep(20)"]
     room = isolation.Room("/home", isolation._system())
     begin = time.monotonic()
+    before = os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGINT)
     assert isolation.run(room, command, isolation.Limits(memory=150 * 2**20)) != 0
     assert time.monotonic() - begin < 20
+    # Else all later tests of this process would push those of others aside.
+    assert (os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGINT)) == before
 
 
 @pytest.mark.parametrize("name", [*BREAKS_THINGS, *CHEATS, *HONEST])

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,23 +65,33 @@ def run(room: Room, command: list[str], limits: Limits | None = None) -> int:
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment |= {"HOME": room.home, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(_command(room, command), env=environment, close_fds=True)
-    # A notebook's cell is interrupted by a signal to the group. It is the command's, not ours.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # an administrator's processes have no limit but our looks
-        os.setpriority(os.PRIO_PROCESS, 0, -20)
     parent = os.getppid()
     try:
-        while process.poll() is None and os.getppid() == parent:
-            if reason := _too_much(process.pid, room, limits):
-                print(f"Ended: {reason}", file=sys.stderr)
-                process.kill()  # the rest goes with it: --kill-child
-                process.wait()
-                return 137
-            time.sleep(LOOK)
-        return process.returncode or 0
+        with _attentive():
+            while process.poll() is None and os.getppid() == parent:
+                if reason := _too_much(process.pid, room, limits):
+                    print(f"Ended: {reason}", file=sys.stderr)
+                    return 137
+                time.sleep(LOOK)
+            return process.returncode or 0
     finally:
-        process.kill()
+        process.kill()  # the rest goes with it: --kill-child
         process.wait()
+
+
+@contextlib.contextmanager
+def _attentive() -> Iterator[None]:
+    """Neither interrupted nor crowded out; afterwards this process is as it was."""
+    # A notebook's cell is interrupted by a signal to the group. It is the command's, not ours.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(OSError):  # an administrator's processes have no limit but our looks
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
+        signal.signal(signal.SIGINT, handler)
 
 
 def _command(room: Room, command: list[str]) -> list[str]:
