@@ -36,6 +36,8 @@ _STARTED = time.monotonic()
 
 # What starts several vLLM servers, and takes 10 GB or more.
 SERVERS = re.compile(r"notebooks/1[567]_|tests/\w+/test_vllm_")
+# Hundreds of right, wrong and hostile answers each.
+MANY_ANSWERS = ("test_known_mistakes.py", "test_bug_zoo.py", "test_grading.py")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -66,16 +68,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _rank(path: Path) -> int:
     """0: the pipeline, which takes longest. 1: what needs most memory, while workers are small.
 
-    2: what is long and needs no stage of the pipeline. 3: notebooks that need its stages, which are
-    there by then. 4: the many short tests, so that both workers end at about the same time.
+    2: all that asks something new. 3 and 4: notebooks, last those that need the pipeline's stages,
+    which are there by then. 5: what asks the same of hundreds of answers, lab by lab, so that both
+    workers end at about the same time; and should time be over (`CI_MINUTES`), this is left out.
     """
     if path.name == "test_pipeline_run.py":
         return 0
     if SERVERS.search(path.as_posix()):
         return 1
     if path.suffix == ".ipynb":
-        return 3 if "need_stages" in path.read_text(encoding="utf-8") else 2
-    return 2 if path.parent.name == "labs" else 4
+        return 4 if "need_stages" in path.read_text(encoding="utf-8") else 3
+    return 5 if path.name in MANY_ANSWERS else 2
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

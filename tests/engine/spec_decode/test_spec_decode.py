@@ -29,6 +29,10 @@ from utils.engine import (
 from utils.engine.attention.tree_attention import tree_attention
 from utils.engine.draft import Draft
 from utils.engine.sample.sampler import draw
+from utils.engine.spec_decode.draft_vocabulary import (
+    read_draft_vocabulary,
+    write_draft_vocabulary,
+)
 from utils.engine.spec_decode.medusa import tree_of
 
 NUM_SAMPLES = 8_000
@@ -138,12 +142,16 @@ def test_greedy_verification(target: list[int], expected: list[int]) -> None:
 
 # The whole engine
 
+FEW_WORDS = torch.tensor([2, 3, 5, 6, 8, 11])
+
 
 class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.oracle = Oracle(tiny_llama(folder / "target", seed=0))
         tiny_llama(folder / "draft", seed=1, layers=1)
+        tiny_llama(folder / "draft of few words", seed=1, layers=1)
+        write_draft_vocabulary(folder / "draft of few words", FEW_WORDS)
         tiny_llama(folder / "other vocabulary", seed=1, vocab_size=14)
         tiny_medusa(folder / "medusa", num_heads=3)
         tiny_medusa(folder / "wide medusa", num_heads=3, hidden_size=48)
@@ -151,6 +159,7 @@ class World:
         self.configs = {
             "ngram": SpeculativeConfig("ngram", 3, prompt_lookup_min=1),
             "draft": SpeculativeConfig("draft_model", 2, model=folder / "draft"),
+            "few words": SpeculativeConfig("draft_model", 2, model=folder / "draft of few words"),
             "medusa": SpeculativeConfig("medusa", 2, model=folder / "medusa"),
             "tree": SpeculativeConfig("medusa", model=folder / "medusa", tree_widths=(3, 2)),
         }
@@ -196,7 +205,7 @@ def joint(world: World) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft", "medusa", "tree"])
+@pytest.mark.parametrize("method", ["ngram", "draft", "few words", "medusa", "tree"])
 def test_answers_are_distributed_as_without_guesses(
     world: World, joint: torch.Tensor, method: str
 ) -> None:
@@ -210,6 +219,54 @@ def test_answers_are_distributed_as_without_guesses(
 def test_a_wrong_sampler_in_the_engine_is_found_out(world: World, joint: torch.Tensor) -> None:
     world.engine(world.configs["draft"], rejection_sampler=FromTarget())
     assert p_value(answers(world, NUM_SAMPLES), joint) < SURE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_of_few_words_guesses_as_the_whole_one_would_among_them(
+    world: World, temperature: float
+) -> None:
+    """Logits of a token without a row are missing; the others, and their order, are the same."""
+    params, seeded = SamplingParams(temperature=temperature), torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 13, generator=seeded)
+    requests = [SimpleNamespace(sampling_params=params, generator=seeded) for _ in logits]
+    few = world.engine(world.configs["few words"]).drafter.proposer
+    assert torch.equal(few.token_ids, FEW_WORDS)
+    whole = world.engine(world.configs["draft"]).drafter.proposer
+    assert torch.equal(few.model.lm_head.weight, whole.model.lm_head.weight[FEW_WORDS])
+    guesses, distributions = few._choose(logits[:, FEW_WORDS], requests)
+    hidden = logits.clone()
+    hidden[:, [t for t in range(13) if t not in FEW_WORDS]] = -torch.inf
+    if temperature == 0:
+        assert guesses == hidden.argmax(-1).tolist() and distributions == [None] * 4
+    else:
+        expected = (hidden / temperature).softmax(-1)
+        torch.testing.assert_close(torch.stack(distributions), expected)
+        assert set(guesses) <= set(FEW_WORDS.tolist())
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "message"),
+    [
+        (torch.tensor([3, 13]), "below 13, the draft's vocabulary"),
+        (torch.tensor([3, -1]), "below 13"),
+        (torch.tensor([[3, 4]]), "of shape \\[1, 2\\]"),
+        (torch.tensor([3, 4, 3]), "a token twice"),
+        (torch.tensor([], dtype=torch.int64), "of shape \\[0\\]"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_refused(
+    tmp_path: Path, token_ids: torch.Tensor, message: str
+) -> None:
+    write_draft_vocabulary(tmp_path, token_ids)
+    with pytest.raises(ValueError, match=message):
+        read_draft_vocabulary(tmp_path, 13)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path: Path) -> None:
+    assert read_draft_vocabulary(tmp_path, 13) is None
+    (tmp_path / "draft_vocabulary.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"draft_vocabulary\.safetensors holds no token ids"):
+        read_draft_vocabulary(tmp_path, 13)
 
 
 @pytest.mark.parametrize("method", ["medusa", "tree"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from utils.engine import LLM, ModelConfig, SamplingParams
+from utils.engine import LLM, ModelConfig, SamplingParams, SpeculativeConfig
 from utils.engine.models.weights import load_model
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.pipeline.drafts import distill, draft_model, medusa_heads, target_answers
@@ -228,6 +229,27 @@ def test_the_engine_speculates_with_the_draft_and_says_the_same(
     )
     stats = fast.llm_engine.spec_decoding_stats
     assert stats is not None and stats.num_draft_tokens > 0
+
+
+def test_the_engine_guesses_only_words_that_training_met(
+    draft_dir: Path, small_model_dir: Path, answers: list[Answer]
+) -> None:
+    spec = SpeculativeConfig("draft_model", 3, model=draft_dir)
+    fast = LLM(small_model_dir, max_model_len=512, speculative_config=spec)
+    proposer = fast.llm_engine.drafter.proposer
+    head, met = proposer.model.lm_head.weight, set(proposer.token_ids.tolist())
+    assert len(head) == len(met) and len(met) % 64 == 0 and len(met) < 0.5 * 49152
+    assert met >= {t for answer in answers for t in (*answer.prompt, *answer.answer)}
+    assert met >= {5, 6, 7, 8, 9, 10, 11}  # of the texts of which only the tokens are known
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 190])
+def test_words_are_filled_up_to_whole_strips(size: int) -> None:
+    vocabulary = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:size]
+    filled = draft_model.whole_strips(vocabulary.sort().values, 200)
+    assert len(filled) == min(200, 64 * math.ceil(size / 64)) == len(filled.unique())
+    assert set(vocabulary.tolist()) <= set(filled.tolist())
+    assert torch.equal(filled, filled.sort().values) and set(filled.tolist()) <= set(range(200))
 
 
 def test_the_same_seed_gives_the_same_draft(

@@ -27,11 +27,15 @@ class DraftModelProposer:
     Args:
         model: with the vocabulary of the target.
         kv_cache: as many blocks, of the same size, as the target's.
+        token_ids: [n], the ids of the head's rows. None: it has a row for each token.
     """
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: PagedKVCache) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, kv_cache: PagedKVCache, token_ids: Tensor | None = None
+    ) -> None:
         self.model, self.kv_cache = model, kv_cache
         self.device = model.lm_head.weight.device
+        self.token_ids = None if token_ids is None else token_ids.to(self.device)
         self._sampler = Sampler()
 
     @torch.inference_mode()
@@ -61,7 +65,7 @@ class DraftModelProposer:
         logits = self._forward(
             [(r, r.all_token_ids[a:b], a) for (r, _), (a, b) in zip(wanted, spans, strict=True)],
             output,
-        )  # [requests, vocab_size]
+        )  # [requests, n]
         active = [i for i, (_, n) in enumerate(wanted) if n and rooms[i]]
         logits = logits[active]
         while active:
@@ -85,7 +89,7 @@ class DraftModelProposer:
     def _forward(
         self, parts: Sequence[tuple[Request, list[int], int]], output: SchedulerOutput
     ) -> Tensor:
-        """Read tokens from a position on: logits [B, vocab_size] after each request's last."""
+        """Read tokens from a position on: logits [B, n] after each request's last."""
         ids = [token for _, tokens, _ in parts for token in tokens]
         positions = [start + i for _, tokens, start in parts for i in range(len(tokens))]
         spans = [
@@ -104,13 +108,21 @@ class DraftModelProposer:
         self, logits: Tensor, requests: Sequence[Request]
     ) -> tuple[list[int], list[Tensor | None]]:
         """The next guess of each request, and what it was drawn from; None for the best token."""
-        token_ids = logits.max(dim=-1).indices.tolist()  # argmax is slow on a CPU
+        best = logits.max(dim=-1).indices  # argmax is slow on a CPU
+        token_ids = (best if self.token_ids is None else self.token_ids[best]).tolist()
         distributions: list[Tensor | None] = [None] * len(requests)
         rows = [i for i, r in enumerate(requests) if r.sampling_params.temperature > 0]
         if rows:
             params = [requests[i].sampling_params for i in rows]
-            probs = self._sampler.probabilities(logits[rows], params)
+            probs = self._of_all_tokens(self._sampler.probabilities(logits[rows], params))
             drawn = draw(probs, [requests[i].generator for i in rows]).tolist()
             for i, token, distribution in zip(rows, drawn, probs, strict=True):
                 token_ids[i], distributions[i] = token, distribution
         return token_ids, distributions
+
+    def _of_all_tokens(self, probs: Tensor) -> Tensor:
+        """[B, n] -> [B, vocab_size]: what the head has no row for is never drawn."""
+        if self.token_ids is None:
+            return probs
+        every = probs.new_zeros(len(probs), self.model.config.vocab_size)
+        return every.index_copy_(1, self.token_ids, probs)

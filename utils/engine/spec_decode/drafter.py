@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
@@ -19,6 +19,7 @@ from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
 from utils.engine.models.weights import load_model
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft_model import DraftModelProposer
+from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary
 from utils.engine.spec_decode.medusa import MedusaHeads, MedusaProposer
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
 
@@ -152,13 +153,17 @@ def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
         packed = bool(target.model.packed_weights)  # then the draft model takes the fast path, too
         ops = target.ops if packed else DEFAULT_OPS
         model = load_model(spec.model, shape, config.dtype, config.device, ops)
+        token_ids = read_draft_vocabulary(spec.model, shape.vocab_size)
+        if token_ids is not None:
+            rows = model.lm_head.weight.detach()[token_ids.to(config.device)]
+            model.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         if packed:
             pack_linears(model)
         memory = PagedKVCache(
             model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
             config.num_cpu_blocks,
         )  # fmt: skip
-        proposer = DraftModelProposer(model, memory)
+        proposer = DraftModelProposer(model, memory, token_ids)
     elif spec.method == "medusa":
         assert spec.model is not None
         heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)

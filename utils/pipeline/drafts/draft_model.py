@@ -6,6 +6,8 @@ narrow. Its large matrices are not learned from nothing; they are computed from 
 
 * The output head. The target's logits are `E h`. `project` finds the directions of `h` that its
   probabilities depend on most. The draft's head is `E` in these directions, and stays as it is.
+  The engine takes of it only the rows of words that training met (`used_tokens`): the others cost
+  as much as these, and are hardly ever the best.
 * The input embedding. A token's row is what the target's hidden state is, on average, after this
   token. So without any layer, the draft already is a bigram model of the target.
 
@@ -27,6 +29,8 @@ import torch
 from torch import Tensor
 
 from utils.engine import LlamaForCausalLM
+from utils.engine.kernels.packed_linear import OUTPUTS_TOGETHER
+from utils.engine.spec_decode.draft_vocabulary import write_draft_vocabulary
 from utils.pipeline.drafts.target_answers import TOP_K, Answer, SoftTargets, soft_targets
 from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
@@ -101,9 +105,12 @@ def train_draft(
     losses = _train(model, _within(soft, vocabulary), _within(sure, vocabulary),
                     vocabulary, settings)  # fmt: skip
     write_draft(model, target_dir, out_dir)
+    guessed = whole_strips(vocabulary, len(lm_head))
+    write_draft_vocabulary(out_dir, guessed)
     return measures(losses) | {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trained_vocabulary": len(vocabulary),
+        "draft_vocabulary": len(guessed),
     }
 
 
@@ -238,6 +245,15 @@ def used_tokens(
         used[token_ids] = True
     used[targets.token_ids[targets.probs >= MIN_PROB]] = True
     return used.nonzero()[:, 0]
+
+
+def whole_strips(vocabulary: Tensor, vocab_size: int) -> Tensor:
+    """`vocabulary` and the smallest ids beside it: the engine's own product takes rows by 64."""
+    size = min(vocab_size, -(-len(vocabulary) // OUTPUTS_TOGETHER) * OUTPUTS_TOGETHER)
+    others = torch.ones(vocab_size, dtype=torch.bool)
+    others[vocabulary] = False
+    more = others.nonzero()[: size - len(vocabulary), 0]
+    return torch.cat([vocabulary, more]).sort().values
 
 
 def _within(examples: list[Example], vocabulary: Tensor) -> list[Example]:

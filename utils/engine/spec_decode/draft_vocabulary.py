@@ -1,0 +1,48 @@
+"""Words that a draft model may guess: with fewer of them, a guess costs less.
+
+A small draft's output head is most of its work. It may leave out rows: a word that is never guessed
+is never guessed wrongly, and the target says it all the same. Zhao et al. 2025, "FR-Spec",
+https://arxiv.org/abs/2502.14856.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FILE = "draft_vocabulary.safetensors"  # beside the draft's weights; other programs pass it over
+NAME = "token_ids"
+
+
+def write_draft_vocabulary(folder: Path, token_ids: Tensor) -> None:
+    """Write the token ids [n] that a draft may guess into its folder."""
+    save_file({NAME: token_ids.long().contiguous()}, folder / FILE, metadata={"format": "pt"})
+
+
+def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
+    """The token ids [n] that the draft in `folder` may guess, int64; None for all.
+
+    Raises:
+        ValueError: the file is damaged, or is no list of different ids below `vocab_size`.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return None
+    try:
+        token_ids = load_file(path)[NAME]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{path} holds no token ids: {error}. Make the draft anew.") from error
+    inside = (token_ids >= 0) & (token_ids < vocab_size)
+    integers = not (token_ids.is_floating_point() or token_ids.is_complex())
+    if not (token_ids.ndim == 1 and integers and len(token_ids) and inside.all()):
+        raise ValueError(
+            f"{path} must hold a row of token ids below {vocab_size}, the draft's vocabulary; it "
+            f"holds {token_ids.dtype} of shape {list(token_ids.shape)}. Make the draft anew."
+        )
+    if len(token_ids.unique()) < len(token_ids):
+        raise ValueError(f"{path} names a token twice. Make the draft anew.")
+    return token_ids.to(torch.int64)
