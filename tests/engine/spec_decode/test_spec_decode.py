@@ -28,9 +28,11 @@ from utils.engine import (
 )
 from utils.engine.attention.tree_attention import tree_attention
 from utils.engine.draft import Draft
+from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.sample.sampler import draw
 from utils.engine.spec_decode.draft_vocabulary import (
     read_draft_vocabulary,
+    rows_of,
     write_draft_vocabulary,
 )
 from utils.engine.spec_decode.medusa import tree_of
@@ -232,16 +234,26 @@ def test_a_draft_of_few_words_guesses_as_the_whole_one_would_among_them(
     few = world.engine(world.configs["few words"]).drafter.proposer
     assert torch.equal(few.token_ids, FEW_WORDS)
     whole = world.engine(world.configs["draft"]).drafter.proposer
-    assert torch.equal(few.model.lm_head.weight, whole.model.lm_head.weight[FEW_WORDS])
+    hidden = torch.randn(3, 32, generator=seeded)
+    torch.testing.assert_close(few.head(hidden), whole.head(hidden)[:, FEW_WORDS])
+    torch.testing.assert_close(few.model.compute_logits(hidden), whole.head(hidden))  # all words
     guesses, distributions = few._choose(logits[:, FEW_WORDS], requests)
-    hidden = logits.clone()
-    hidden[:, [t for t in range(13) if t not in FEW_WORDS]] = -torch.inf
+    logits[:, [t for t in range(13) if t not in FEW_WORDS]] = -torch.inf
     if temperature == 0:
-        assert guesses == hidden.argmax(-1).tolist() and distributions == [None] * 4
+        assert guesses == logits.argmax(-1).tolist() and distributions == [None] * 4
     else:
-        expected = (hidden / temperature).softmax(-1)
+        expected = (logits / temperature).softmax(-1)
         torch.testing.assert_close(torch.stack(distributions), expected)
         assert set(guesses) <= set(FEW_WORDS.tolist())
+
+
+def test_rows_of_a_packed_head_are_packed_too() -> None:
+    weight, hidden = torch.randn(192, 64), torch.randn(3, 64)
+    packed, token_ids = PackedLinear(weight), torch.arange(0, 192, 3)
+    packed.weight = weight  # as `pack_linears` leaves that of an output head
+    few = rows_of(packed, token_ids)
+    assert isinstance(few, PackedLinear)
+    torch.testing.assert_close(few(hidden), (hidden @ weight.T)[:, token_ids], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

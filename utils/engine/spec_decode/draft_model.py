@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache
@@ -14,6 +14,7 @@ from utils.engine.draft import Draft
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
 from utils.engine.sample.sampler import Sampler, draw
+from utils.engine.spec_decode.draft_vocabulary import rows_of
 
 
 class DraftModelProposer:
@@ -27,7 +28,7 @@ class DraftModelProposer:
     Args:
         model: with the vocabulary of the target.
         kv_cache: as many blocks, of the same size, as the target's.
-        token_ids: [n], the ids of the head's rows. None: it has a row for each token.
+        token_ids: [n], what it may guess; its head computes no other rows. None: all tokens.
     """
 
     def __init__(
@@ -35,7 +36,11 @@ class DraftModelProposer:
     ) -> None:
         self.model, self.kv_cache = model, kv_cache
         self.device = model.lm_head.weight.device
-        self.token_ids = None if token_ids is None else token_ids.to(self.device)
+        self.token_ids: Tensor | None = None
+        self.head: nn.Module = model.lm_head
+        if token_ids is not None:
+            self.token_ids = token_ids.to(self.device)
+            self.head = rows_of(model.lm_head, self.token_ids)
         self._sampler = Sampler()
 
     @torch.inference_mode()
@@ -102,7 +107,8 @@ class DraftModelProposer:
             paged_batch(self.kv_cache, spans),
         )
         last_rows = torch.tensor([len(tokens) for _, tokens, _ in parts]).cumsum(0) - 1
-        return self.model.compute_logits(hidden[last_rows.to(self.device)])
+        logits: Tensor = self.head(hidden[last_rows.to(self.device)])
+        return logits
 
     def _choose(
         self, logits: Tensor, requests: Sequence[Request]
@@ -121,7 +127,7 @@ class DraftModelProposer:
         return token_ids, distributions
 
     def _of_all_tokens(self, probs: Tensor) -> Tensor:
-        """[B, n] -> [B, vocab_size]: what the head has no row for is never drawn."""
+        """[B, n] -> [B, vocab_size]: what it may not guess has probability 0."""
         if self.token_ids is None:
             return probs
         every = probs.new_zeros(len(probs), self.model.config.vocab_size)

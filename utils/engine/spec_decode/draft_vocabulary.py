@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+
+from utils.engine.kernels.packed_linear import PackedLinear
 
 FILE = "draft_vocabulary.safetensors"  # beside the draft's weights; other programs pass it over
 NAME = "token_ids"
@@ -46,3 +48,14 @@ def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
     if len(token_ids.unique()) < len(token_ids):
         raise ValueError(f"{path} names a token twice. Make the draft anew.")
     return token_ids.to(torch.int64)
+
+
+def rows_of(lm_head: nn.Module, token_ids: Tensor) -> nn.Module:
+    """An output head with these rows [n] of another: [B, hidden] -> [B, n]."""
+    assert isinstance(lm_head.weight, Tensor)
+    weight = lm_head.weight.detach()[token_ids]
+    if isinstance(lm_head, PackedLinear):
+        return PackedLinear(weight)
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    return head

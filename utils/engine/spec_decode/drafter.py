@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
@@ -154,9 +154,6 @@ def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
         ops = target.ops if packed else DEFAULT_OPS
         model = load_model(spec.model, shape, config.dtype, config.device, ops)
         token_ids = read_draft_vocabulary(spec.model, shape.vocab_size)
-        if token_ids is not None:
-            rows = model.lm_head.weight.detach()[token_ids.to(config.device)]
-            model.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         if packed:
             pack_linears(model)
         memory = PagedKVCache(
