@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py [--quick] [--name NAME]
 
-writes `results/NAME.json` and `results/NAME.png` (NAME: growth). Takes about 20 minutes; --quick, a
+writes `results/NAME.json` and `results/NAME.png` (NAME: growth). Takes about an hour; --quick, a
 minute or two, only prints.
 
 Three questions, in the number format that PyTorch multiplies fast here and then in the other:

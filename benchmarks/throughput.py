@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import RESULTS, write_report  # noqa: E402
 from benchmarks.engines import LIMITS, Engine  # noqa: E402
-from benchmarks.own_engine import scheduler_cost, scheduler_share, speculation  # noqa: E402
+from benchmarks.own_engine import scheduler_cost, scheduler_share  # noqa: E402
 from utils.engine import ModelConfig  # noqa: E402
 from utils.engine.kernels.packed_linear import PackedLinear  # noqa: E402
 from utils.hub import resolve_model  # noqa: E402
@@ -250,8 +250,7 @@ def main() -> None:
         for dtype, these in workloads.items() for workload in these for name in workload.engines
     )  # fmt: skip
     prompts = shared_prefix(512, ()).prompts
-    results: dict[str, Any] = {"engines": {}, "limits": {}, "scheduler_share_of_step_at_64": {},
-                               "speculation_on_extraction": {}}  # fmt: skip
+    results: dict[str, Any] = {"engines": {}, "limits": {}, "scheduler_share_of_step_at_64": {}}
     with tqdm(total=total, unit="run") as bar:
         for dtype, count in rounds.items():
             results["engines"][dtype] = {}
@@ -263,9 +262,6 @@ def main() -> None:
                 return
             results["limits"][dtype] = limits(dtype, workloads[dtype], results["engines"][dtype])
             results["scheduler_share_of_step_at_64"][dtype] = scheduler_share(dtype, prompts)
-            results["speculation_on_extraction"][dtype] = speculation(
-                dtype, num_examples=8, pairs=2
-            )
     results["scheduler_us_per_step"] = scheduler_cost(prompts, (8, 64, 512))
     save(args.name, results)
 

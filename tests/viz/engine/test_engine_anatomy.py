@@ -26,7 +26,7 @@ from utils.viz.engine.throughput import (
     FILES,
     RESULTS,
     plot_throughput,
-    read_throughput,
+    read_report,
     rounds_range,
     throughput_finding,
 )
@@ -225,11 +225,11 @@ def test_the_finding_is_that_of_the_largest_batch() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_committed_benchmarks_can_be_drawn(file: str) -> None:
-    engines = read_throughput(RESULTS / file)["results"]["engines"]
+    engines = read_report(RESULTS / file)["results"]["engines"]
     assert engines and throughput_finding(engines).count("times vLLM") == len(engines)
     assert plot_throughput(engines, "title").axes
 
 
 def test_a_missing_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"benchmarks/throughput\.py"):
-        read_throughput(tmp_path / "throughput.json")
+        read_report(tmp_path / "throughput.json")

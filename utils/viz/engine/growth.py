@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from utils.viz.style import BLUE, ORANGE
 
+GROWTH = "growth_avx512.json"  # the committed report: of a processor with AVX-512 and no AMX
 # size -> engine -> seconds of each round
 Curve = Mapping[str, Mapping[str, Sequence[float]]]
 LOOKS = {"ours": (BLUE, "o"), "vLLM": (ORANGE, "s")}
@@ -36,7 +37,10 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
     )
     for row, (dtype, curves) in zip(rows, results.items(), strict=True):
         for axes, (name, (across, up)) in zip(row, PANELS.items(), strict=True):
-            curve = curves.get(name, {})
+            axes.set_title(f"{dtype}: {_finding(curves.get(name))}", loc="left", fontsize=9.5)
+            if not (curve := curves.get(name)):
+                axes.set_axis_off()  # an axis without data cannot be logarithmic
+                continue
             for engine, (color, marker) in LOOKS.items():
                 sizes = [int(size) for size in curve if engine in curve[size]]
                 rounds = [[1e3 * s for s in curve[str(size)][engine]] for size in sizes]
@@ -50,12 +54,11 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_xlabel(across)
             axes.set_ylabel(up)
-            axes.set_title(f"{dtype}: {_finding(curve)}", loc="left", fontsize=9.5)
         row[0].legend()
     return figure
 
 
-def _finding(curve: Curve) -> str:
+def _finding(curve: Curve | None) -> str:
     """How many times as fast ours is at the smallest and the largest size measured."""
     if not curve:
         return "not measured"

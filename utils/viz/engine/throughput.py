@@ -20,14 +20,15 @@ LOOKS = {
 }  # fmt: skip
 
 
-def read_throughput(path: Path = RESULTS / FILES[0]) -> dict[str, Any]:
-    """A report of `benchmarks/throughput.py`.
+def read_report(path: Path) -> dict[str, Any]:
+    """A report of `benchmarks/throughput.py`, or of another benchmark that a lesson draws.
 
     Raises:
         FileNotFoundError: the benchmark has not been run; the message says how.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path.name} is missing. Run: python benchmarks/throughput.py")
+        script = path.stem.partition("_")[0]
+        raise FileNotFoundError(f"{path.name} is missing. Run: python benchmarks/{script}.py")
     report: dict[str, Any] = json.loads(path.read_text())
     return report
 
