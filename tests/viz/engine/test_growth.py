@@ -22,7 +22,7 @@ def test_points_are_medians_and_titles_name_both_ends() -> None:
     assert list(ours.get_xdata()) == [1, 2, 8]
     assert list(ours.get_ydata()) == [2, 4, 64]
     assert list(theirs.get_ydata()) == [3, 8, 8]
-    assert axes.get_title("left") == "float32: 2.00 times vLLM at 1, 0.12 at 8"
+    assert axes.get_title("left") == "float32: 2.00 to 0.12 times vLLM"
     assert [a.get_title("left") for a in others] == ["float32: not measured"] * 2
     plt.close(figure)
 

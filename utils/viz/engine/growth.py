@@ -59,12 +59,12 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 
 def _finding(curve: Curve | None) -> str:
-    """How many times as fast ours is at the smallest and the largest size measured."""
+    """How many times as fast ours is, from the smallest size measured to the largest."""
     if not curve:
         return "not measured"
     sizes = sorted(map(int, curve))
     first, last = (times_as_fast(curve[str(size)]) for size in (sizes[0], sizes[-1]))
-    return f"{first:.2f} times vLLM at {sizes[0]:,}, {last:.2f} at {sizes[-1]:,}"
+    return f"{first:.2f} to {last:.2f} times vLLM"
 
 
 def times_as_fast(place: Mapping[str, Sequence[float]]) -> float:
