@@ -1,4 +1,4 @@
-"""The engines that `throughput.py` compares, each in a process of its own.
+"""The engines that `throughput.py` and `growth.py` compare, each in a process of its own.
 
     python benchmarks/engines.py ENGINE DTYPE DEVICE LIMITS
 

@@ -30,12 +30,9 @@ from utils.engine.attention.tree_attention import tree_attention
 from utils.engine.draft import Draft
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.sample.sampler import draw
-from utils.engine.spec_decode.draft_vocabulary import (
-    read_draft_vocabulary,
-    rows_of,
-    write_draft_vocabulary,
-)
+from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, rows_of
 from utils.engine.spec_decode.medusa import tree_of
+from utils.pipeline.drafts.draft_model import write_draft_vocabulary
 
 NUM_SAMPLES = 8_000
 SURE = 1e-4  # a right sampler fails a test of this level once in ten thousand seeds

@@ -238,11 +238,9 @@ def test_the_engine_guesses_only_words_that_training_met(
     fast = LLM(small_model_dir, max_model_len=512, speculative_config=spec)
     proposer = fast.llm_engine.drafter.proposer
     met = set(proposer.token_ids.tolist())
-    assert (
-        proposer.head(torch.zeros(1, 64)).shape == (1, len(met))
-        and len(met) % 64 == 0
-        and len(met) < 0.5 * 49152
-    )
+    assert proposer.head(torch.zeros(1, 64)).shape == (1, len(met))
+    assert len(met) % 64 == 0
+    assert len(met) < 0.5 * 49152
     assert met >= {t for answer in answers for t in (*answer.prompt, *answer.answer)}
     assert met >= {5, 6, 7, 8, 9, 10, 11}  # of the texts of which only the tokens are known
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache
@@ -37,7 +37,7 @@ class DraftModelProposer:
         self.model, self.kv_cache = model, kv_cache
         self.device = model.lm_head.weight.device
         self.token_ids: Tensor | None = None
-        self.head: nn.Module = model.lm_head
+        self.head: Callable[[Tensor], Tensor] = model.lm_head
         if token_ids is not None:
             self.token_ids = token_ids.to(self.device)
             self.head = rows_of(model.lm_head, self.token_ids)
@@ -107,8 +107,7 @@ class DraftModelProposer:
             paged_batch(self.kv_cache, spans),
         )
         last_rows = torch.tensor([len(tokens) for _, tokens, _ in parts]).cumsum(0) - 1
-        logits: Tensor = self.head(hidden[last_rows.to(self.device)])
-        return logits
+        return self.head(hidden[last_rows.to(self.device)])
 
     def _choose(
         self, logits: Tensor, requests: Sequence[Request]

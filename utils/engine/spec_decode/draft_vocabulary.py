@@ -7,22 +7,20 @@ https://arxiv.org/abs/2502.14856.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from utils.engine.kernels.packed_linear import PackedLinear
 
 FILE = "draft_vocabulary.safetensors"  # beside the draft's weights; other programs pass it over
 NAME = "token_ids"
-
-
-def write_draft_vocabulary(folder: Path, token_ids: Tensor) -> None:
-    """Write the token ids [n] that a draft may guess into its folder."""
-    save_file({NAME: token_ids.long().contiguous()}, folder / FILE, metadata={"format": "pt"})
 
 
 def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
@@ -50,12 +48,12 @@ def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
     return token_ids.to(torch.int64)
 
 
-def rows_of(lm_head: nn.Module, token_ids: Tensor) -> nn.Module:
+def rows_of(lm_head: nn.Module, token_ids: Tensor) -> Callable[[Tensor], Tensor]:
     """An output head with these rows [n] of another: [B, hidden] -> [B, n]."""
     assert isinstance(lm_head.weight, Tensor)
     weight = lm_head.weight.detach()[token_ids]
-    if isinstance(lm_head, PackedLinear):
-        return PackedLinear(weight)
-    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    head.weight = nn.Parameter(weight, requires_grad=False)
-    return head
+    return (
+        PackedLinear(weight)
+        if isinstance(lm_head, PackedLinear)
+        else partial(F.linear, weight=weight)
+    )

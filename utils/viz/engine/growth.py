@@ -32,18 +32,16 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
         results: dtype -> "requests", "context" or "prompt" -> `Curve`.
     """
     size = (11.5, 0.6 + 3.4 * len(results))
-    figure, rows = plt.subplots(
-        len(results), len(PANELS), figsize=size, squeeze=False, layout="constrained"
-    )
+    figure, rows = plt.subplots(len(results), len(PANELS), figsize=size, squeeze=False)
     for row, (dtype, curves) in zip(rows, results.items(), strict=True):
         for axes, (name, (across, up)) in zip(row, PANELS.items(), strict=True):
             axes.set_title(f"{dtype}: {_finding(curves.get(name))}", loc="left", fontsize=9.5)
             if not (curve := curves.get(name)):
                 axes.set_axis_off()  # an axis without data cannot be logarithmic
                 continue
+            sizes = [int(size) for size in curve]
             for engine, (color, marker) in LOOKS.items():
-                sizes = [int(size) for size in curve if engine in curve[size]]
-                rounds = [[1e3 * s for s in curve[str(size)][engine]] for size in sizes]
+                rounds = [[1e3 * s for s in place[engine]] for place in curve.values()]
                 axes.vlines(sizes, [*map(min, rounds)], [*map(max, rounds)], color=color)
                 axes.plot(sizes, [*map(statistics.median, rounds)], color=color, marker=marker,
                           label=engine)  # fmt: skip
