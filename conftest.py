@@ -61,16 +61,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for notebook in {item.parent for item in items if item.path.match("solutions/*/*.ipynb")}:
         # A check's answer is its points, as text, and HTML with pictures, which may differ.
         notebook.skip_compare += ("text/html",)
-    ranks = {path: _rank(path) for path in {item.path for item in items}}
+    waiting = {item.path for item in items if "pipeline_run" in getattr(item, "fixturenames", ())}
+    ranks = {p: _rank(p, p in waiting) for p in {item.path for item in items}}
     items.sort(key=lambda item: ranks[item.path])  # stable: the tests of a file keep their order
 
 
-def _rank(path: Path) -> int:
+def _rank(path: Path, waiting: bool) -> int:
     """0: the pipeline, which takes longest. 1: what needs most memory, while workers are small.
 
-    2: all that asks something new. 3 and 4: notebooks, last those that need the pipeline's stages,
-    which are there by then. 5: what asks the same of hundreds of answers, lab by lab, so that both
-    workers end at about the same time; and should time be over (`CI_MINUTES`), this is left out.
+    2: all that asks something new. 3: notebooks. 4: what needs the pipeline's stages (`waiting`,
+    and some notebooks): they are there by then, and no worker waits for the other. 5: what asks the
+    same of hundreds of answers, lab by lab, so that both workers end at about the same time; and
+    should time be over (`CI_MINUTES`), this is left out.
     """
     if path.name == "test_pipeline_run.py":
         return 0
@@ -78,6 +80,8 @@ def _rank(path: Path) -> int:
         return 1
     if path.suffix == ".ipynb":
         return 4 if "need_stages" in path.read_text(encoding="utf-8") else 3
+    if waiting:
+        return 4
     return 5 if path.name in MANY_ANSWERS else 2
 
 

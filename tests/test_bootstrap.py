@@ -134,6 +134,7 @@ def test_the_first_cell_without_a_network_says_what_to_do(tmp_path: Path) -> Non
     """Away from the repository it fetches the course, and the address leads nowhere here."""
     cell = Path(__file__).parents[1] / "tools" / "bootstrap_cell.py"
     env = os.environ | {
+        "PYTHONPATH": "",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.file://{tmp_path}/nowhere.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/",

@@ -8,6 +8,7 @@ worth, and all others run without it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -108,15 +109,27 @@ def rerun(
         if isolated:
             variables |= kernel(Path(folder))
             config.merge(_shut_in(variables["JUPYTER_RUNTIME_DIR"]))
-        os.environ |= variables
         execute = Execute(config=config)
-        done, _ = execute.preprocess(notebook, {"metadata": {"path": folder}})
+        with _in_the_environment(variables):
+            done, _ = execute.preprocess(notebook, {"metadata": {"path": folder}})
     notes += [
         f"cell {place} {what}"
         for place, what in execute.fatal.items()
         if not is_grade(done.cells[place])
     ]
     return Rerun(tuple(_earned(done, solution)), tuple(notes))
+
+
+@contextlib.contextmanager
+def _in_the_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Kernels inherit the variables; whoever called gets its own environment back."""
+    before = dict(os.environ)
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 def _runs(cell_limit: int | None) -> Config:

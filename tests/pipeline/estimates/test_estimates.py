@@ -79,8 +79,9 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
     assert merge.host == HOST_LIBRARIES + 4 * shape.num_parameters()
     peak = manifest(pipeline_run, "merge")["peak_memory_bytes"]
     assert merge.host == pytest.approx(peak, rel=0.3)
-    # Training: tensors by formula. What the CPU's kernels need in passing comes on top, and gaps
-    # between the tensors; but not a part that grows with the steps.
+    # Training: tensors by formula. What the CPU's kernels need in passing comes on top, attention's
+    # scores, and gaps between the tensors, in float32 about as large as they; but not a part that
+    # grows with the steps: to 7 GB and more, where nothing is given back.
     profile, lengths = get_profile("cpu"), task_lengths()
     tensors = training_memory(
         shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
@@ -90,7 +91,7 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
     if fast_dtype() == "float32":  # what is 16 bits wide elsewhere
         total += tensors.weights + tensors.gradients + tensors.activations
     peak = manifest(pipeline_run, "finetune")["peak_memory_bytes"]
-    assert peak == pytest.approx(total + HOST_LIBRARIES, rel=0.5)
+    assert 0.5 < peak / (total + HOST_LIBRARIES) < 1.9
 
 
 def test_enough_calibration_text_for_the_widest_model(pipeline_run: Path, model_path: Path) -> None:
