@@ -8,8 +8,8 @@
 
 // A row is a query of one head. The G heads that share a KV head give rows next to each other, so
 // that keys and values, once fetched, serve all rows of a tile.
-constexpr int64_t ROWS = 64;
-constexpr int64_t KEYS = 64;  // fetched at a time
+constexpr int64_t ROWS = 128;  // of a tile, at most
+constexpr int64_t KEYS = 64;   // fetched at a time
 
 // What is known of a row after some of its keys: its largest score, the sum of exponentials relative
 // to that, and the sum of values weighted by them.
@@ -38,16 +38,17 @@ struct Tensors {
   float scale;
 };
 
-constexpr int64_t TOGETHER = 4;  // rows that are computed with at a time
+constexpr int64_t TOGETHER = 6;  // rows that are computed with at a time
 
-// c += a b: R rows of a, V vectors of columns. Their sums stay in registers while each row of b, of
-// which there are n, meets one number of every row of a.
-template <int64_t R, int64_t V>
-inline void multiply_add(float* c, int64_t c_width, const float* a, int64_t a_width,
-                         const float* const* b, int64_t column, int64_t n) {
+// c = a b, or c += a b: R rows of a, V vectors of columns. Their sums stay in registers while each row
+// of b, of which there are n, meets one number of every row of a.
+template <bool ADD, int64_t R, int64_t V>
+inline void multiply(float* c, int64_t c_width, const float* a, int64_t a_width,
+                     const float* const* b, int64_t column, int64_t n) {
   vec sum[R][V];
   for (int64_t r = 0; r < R; r++)
-    for (int64_t i = 0; i < V; i++) sum[r][i] = load(c + r * c_width + column + i * LANES);
+    for (int64_t i = 0; i < V; i++)
+      sum[r][i] = ADD ? load(c + r * c_width + column + i * LANES) : vec{};
   for (int64_t j = 0; j < n; j++)
     for (int64_t i = 0; i < V; i++) {
       const vec numbers = load(b[j] + column + i * LANES);
@@ -58,18 +59,40 @@ inline void multiply_add(float* c, int64_t c_width, const float* a, int64_t a_wi
 }
 
 // The same for up to TOGETHER rows and as many columns as you like, in vectors.
-template <int64_t R = TOGETHER>
-inline void multiply_add(int64_t rows, float* c, int64_t c_width, const float* a, int64_t a_width,
-                         const float* const* b, int64_t n, int64_t columns) {
+template <bool ADD, int64_t R = TOGETHER>
+inline void multiply(int64_t rows, float* c, int64_t c_width, const float* a, int64_t a_width,
+                     const float* const* b, int64_t n, int64_t columns) {
   if constexpr (R > 1)
-    if (rows < R) return multiply_add<R - 1>(rows, c, c_width, a, a_width, b, n, columns);
+    if (rows < R) return multiply<ADD, R - 1>(rows, c, c_width, a, a_width, b, n, columns);
   // What AVX2's 16 registers have room for, and the 32 of AVX-512.
-  constexpr int64_t V = R == TOGETHER && LANES == 8 ? 2 : 4;
+  constexpr int64_t V = R > 3 && LANES == 8 ? 2 : 4;
   int64_t column = 0;
   for (; column + V * LANES <= columns; column += V * LANES)
-    multiply_add<R, V>(c, c_width, a, a_width, b, column, n);
+    multiply<ADD, R, V>(c, c_width, a, a_width, b, column, n);
   for (; column < columns; column += LANES)
-    multiply_add<R, 1>(c, c_width, a, a_width, b, column, n);
+    multiply<ADD, R, 1>(c, c_width, a, a_width, b, column, n);
+}
+
+// Make weights of a row's next KEYS scores, relative to its largest score so far. If that is among
+// them, what was summed relative to an older one shrinks.
+template <int64_t WIDTH>
+inline void soften(float* scores, float scale, float& largest, vec& total, float* weighted) {
+  constexpr int64_t V = KEYS / LANES;
+  vec score[V], most = load(scores), sum = {};
+  for (int64_t i = 0; i < V; i++) score[i] = load(scores + i * LANES);
+  for (int64_t i = 1; i < V; i++) most = larger_of(most, score[i]);
+  const float larger = std::max(largest, largest_of(most));
+  for (int64_t i = 0; i < V; i++) {
+    const vec e = exponential((score[i] - larger) * scale);
+    store(scores + i * LANES, e);
+    sum += e;
+  }
+  if (larger > largest) {
+    const float shrink = exponential((largest - larger) * scale);
+    total *= shrink, largest = larger;
+    for (int64_t d = 0; d < WIDTH; d += LANES) store(weighted + d, load(weighted + d) * shrink);
+  }
+  total += sum;
 }
 
 // Follow the block table, 64 keys at a time, with the online softmax of
@@ -82,15 +105,16 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
   alignas(64) float q[ROWS][WIDTH], weighted[ROWS][WIDTH], score[TOGETHER][KEYS];
   alignas(64) float wide_k[KEYS][WIDTH], wide_v[KEYS][WIDTH], turned[WIDTH][KEYS];
   const float *k[KEYS], *v[KEYS], *columns[WIDTH];
-  float largest[ROWS], total[ROWS];
+  float largest[ROWS];
+  vec total[ROWS];  // of each row LANES partial sums
   std::fill_n(weighted[0], tile.rows * WIDTH, 0.0f);
-  std::fill_n(total, ROWS, 0.0f);
+  std::fill_n(total, tile.rows, vec{});
   std::fill_n(largest, ROWS, -INFINITY);
   for (int64_t d = 0; d < WIDTH; d++) columns[d] = turned[d];
   const auto token = [&](int64_t row) { return (tile.first_row + row) / G; };
   const auto head = [&](int64_t row) { return tile.kv_head * G + (tile.first_row + row) % G; };
   // With few rows the sums of products are less work than turning the keys.
-  const bool few = tile.rows <= 2 * TOGETHER;
+  const bool few = tile.rows <= 8;
   // A head in float32 may stay in the cache.
   const auto in_place = [&](const T* from, float* wide) -> const float* {
     if constexpr (std::is_same_v<T, float>)
@@ -103,7 +127,7 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
   for (int64_t row = 0; row < tile.rows; row++) {
     if (tile.partials && !tile.is_partial) {
       const Partial& before = tile.partials[place(row)];
-      largest[row] = before.largest, total[row] = before.total;
+      largest[row] = before.largest, total[row][0] = before.total;
       std::copy_n(before.weighted, D, weighted[row]);
     }
     const T* from = query + (tile.first_token + token(row)) * query_stride + head(row) * D;
@@ -156,38 +180,25 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
             store(score[row] + j, sums(products));
           }
       } else {
-        for (int64_t row = 0; row < rows; row++) std::fill_n(score[row], size, 0.0f);
-        multiply_add(rows, score[0], KEYS, q[first], WIDTH, columns, WIDTH, size);
+        multiply<false>(rows, score[0], KEYS, q[first], WIDTH, columns, WIDTH, size);
       }
       for (int64_t row = 0; row < rows; row++) {
-        float *scores = score[row], *sum_of_values = weighted[first + row];
-        for (int64_t j = std::max<int64_t>(seen(row), 0); j < size; j++) scores[j] = -INFINITY;
-        vec most_of_all = load(scores), sum = {};
-        for (int64_t j = LANES; j < size; j += LANES)
-          most_of_all = larger_of(most_of_all, load(scores + j));
-        const float larger = std::max(largest[first + row], largest_of(most_of_all));
-        for (int64_t j = 0; j < size; j += LANES) {
-          const vec e = exponential((load(scores + j) - larger) * scale);
-          store(scores + j, e);
-          sum += e;
-        }
-        const float shrink = exponential((largest[first + row] - larger) * scale);
-        total[first + row] = total[first + row] * shrink + sum_of(sum);
-        largest[first + row] = larger;
-        for (int64_t d = 0; d < WIDTH; d += LANES)
-          store(sum_of_values + d, load(sum_of_values + d) * shrink);
+        for (int64_t j = std::max<int64_t>(seen(row), 0); j < KEYS; j++) score[row][j] = -INFINITY;
+        soften<WIDTH>(score[row], scale, largest[first + row], total[first + row],
+                      weighted[first + row]);
       }
-      multiply_add(rows, weighted[first], WIDTH, score[0], KEYS, v, most, WIDTH);
+      multiply<true>(rows, weighted[first], WIDTH, score[0], KEYS, v, most, WIDTH);
     }
   }
   for (int64_t row = 0; row < tile.rows; row++) {
+    const float sum = sum_of(total[row]);
     if (tile.is_partial) {
       Partial& after = tile.partials[place(row)];
-      after.largest = largest[row], after.total = total[row];
+      after.largest = largest[row], after.total = sum;
       std::copy_n(weighted[row], D, after.weighted);
       continue;
     }
     T* to = out + ((tile.first_token + token(row)) * G * H_kv + head(row)) * D;
-    for (int64_t d = 0; d < D; d++) to[d] = weighted[row][d] / total[row];
+    for (int64_t d = 0; d < D; d++) to[d] = weighted[row][d] / sum;
   }
 }

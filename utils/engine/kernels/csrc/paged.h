@@ -60,6 +60,9 @@ inline void merge(T* out, const std::vector<const Partial*>& parts, int64_t D, f
   for (int64_t d = 0; d < D; d++) out[d] = weighted[d] / total;
 }
 
+// Keys that are fetched for one head while the other heads' keys beside them are still in a cache.
+constexpr int64_t NEARBY = 512;
+
 // query [T, H, D]; caches [blocks, block_size, H_kv, D]; of the B requests: query_start_loc
 // [B + 1], seq_lens [B], block_table [B, most blocks]. Returns [T, H, D].
 //
@@ -76,23 +79,30 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
   const int64_t *start = pointer<int64_t>(query_start_loc), *length = pointer<int64_t>(seq_lens);
   const int64_t* tables = pointer<int64_t>(block_table);
 
+  bool amx = false;
+#ifdef HAVE_AMX
+  amx = query.scalar_type() == at::kBFloat16 && (D == 64 || D == 128) && amx_allowed();
+#endif
+  // Rows of about the same number each, and no more than the first cache has room for.
+  const int64_t most_rows = amx ? ROWS / 2 : ROWS;
+  const auto tiles_of = [&](int64_t tokens) { return (tokens * G + most_rows - 1) / most_rows; };
+
   // Not where each request has rows enough to fill tiles: fetching is little of their work.
   int64_t prefix = 0;
-  if (B >= 4 && T * G < B * ROWS)
+  if (B >= 4 && T * G < B * most_rows)
     prefix = common_prefix(query_start_loc, seq_lens, block_table, block_size);
   if (prefix < KEYS) prefix = 0;
   const auto tokens_of = [&](int64_t i) { return start[i + 1] - start[i]; };
-  int64_t tiles = 0, most_pieces = 1;
-  for (int64_t i = 0; i < B; i++) tiles += H_kv * ((tokens_of(i) * G + ROWS - 1) / ROWS);
-  if (!prefix && tiles) most_pieces = (2 * omp_get_max_threads() - 1) / tiles + 1;
+  int64_t tiles = 0, split = 1, most_pieces = 1;
+  for (int64_t i = 0; i < B; i++) tiles += H_kv * tiles_of(tokens_of(i));
+  if (!prefix && tiles) split = (2 * omp_get_max_threads() - 1) / tiles + 1;
   // Keys of a piece: whole steps of `attend`. Every row sees the first key of the last piece.
   const auto piece = [&](int64_t i) {
-    const int64_t step = most_pieces * KEYS;
-    return std::max(2 * KEYS, (length[i] + step - 1) / step * KEYS);
+    const int64_t step = split * KEYS, size = std::max(2 * KEYS, (length[i] + step - 1) / step * KEYS);
+    return T == B && !prefix ? std::min(size, NEARBY) : size;
   };
-  const auto pieces_of = [&](int64_t i) {
-    return std::min(most_pieces, (length[i] - tokens_of(i)) / piece(i) + 1);
-  };
+  const auto pieces_of = [&](int64_t i) { return (length[i] - tokens_of(i)) / piece(i) + 1; };
+  for (int64_t i = 0; i < B; i++) most_pieces = std::max(most_pieces, pieces_of(i));
 
   const bool merged = most_pieces > 1;
   const auto partials = std::make_unique_for_overwrite<Partial[]>(
@@ -104,8 +114,9 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
   const auto cut = [&](std::vector<Tile>& to, Tile tile, int64_t tokens, int64_t piece = 0) {
     for (tile.kv_head = 0; tile.kv_head < H_kv; tile.kv_head++) {
       tile.partials = prefix || merged ? partials_of(piece, tile.kv_head) : nullptr;
-      for (tile.first_row = 0; tile.first_row < tokens * G; tile.first_row += ROWS) {
-        tile.rows = std::min(ROWS, tokens * G - tile.first_row);
+      for (int64_t j = 0, n = tiles_of(tokens); j < n; j++) {
+        tile.first_row = tokens * G * j / n;
+        tile.rows = tokens * G * (j + 1) / n - tile.first_row;
         to.push_back(tile);
       }
     }
@@ -126,8 +137,7 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
     auto kernel = D <= 64 ? attend<N, 64> : attend<N, 128>;
 #ifdef HAVE_AMX
     if constexpr (std::is_same_v<N, bfloat16>)
-      if ((D == 64 || D == 128) && amx_allowed())
-        kernel = D == 64 ? attend_amx<64> : attend_amx<128>;
+      if (amx) kernel = D == 64 ? attend_amx<64> : attend_amx<128>;
 #endif
     const Tensors<N> tensors{pointer<N>(out), pointer<N>(query), query.stride(0),
                              pointer<N>(key_cache), pointer<N>(value_cache), block_size, G, H_kv,
