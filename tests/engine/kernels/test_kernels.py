@@ -116,11 +116,14 @@ def test_paged_attention_with_matrix_instructions(seed, batch, heads, head_dim) 
 def test_keys_of_few_requests_are_shared_out(
     dtype: torch.dtype, heads: tuple[int, int], threads: int
 ) -> None:
-    """One or two requests, long and short, of one new token or a few, on many threads."""
+    """Requests long and short, of one new token or a few, on many threads."""
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for query_lens, seq_lens in ([1], [1500]), ([5, 1], [130, 700]), ([7, 3], [7, 1024]):
+        for query_lens, seq_lens in (
+            ([1], [1500]), ([5, 1], [130, 700]), ([7, 3], [7, 1024]),
+            ([1] * 5, [512, 1, 513, 64, 1100]),
+        ):  # fmt: skip
             counts = [-(-length // 16) for length in seq_lens]
             tables = list(torch.randperm(sum(counts)).split(counts))
             no_slots = torch.zeros(sum(query_lens), dtype=torch.long)
