@@ -87,11 +87,12 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
         shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
         num_predicted=round(profile.train_batch_size * lengths.answer),
     )  # fmt: skip
-    total = tensors.total
+    total, most = tensors.total, 1.5
     if fast_dtype() == "float32":  # what is 16 bits wide elsewhere
+        most = 1.9
         total += tensors.weights + tensors.gradients + tensors.activations
     peak = manifest(pipeline_run, "finetune")["peak_memory_bytes"]
-    assert 0.5 < peak / (total + HOST_LIBRARIES) < 1.9
+    assert 0.5 < peak / (total + HOST_LIBRARIES) < most
 
 
 def test_enough_calibration_text_for_the_widest_model(pipeline_run: Path, model_path: Path) -> None:
