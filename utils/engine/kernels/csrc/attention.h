@@ -49,11 +49,12 @@ inline void multiply(float* c, int64_t c_width, const float* a, int64_t a_width,
   for (int64_t r = 0; r < R; r++)
     for (int64_t i = 0; i < V; i++)
       sum[r][i] = ADD ? load(c + r * c_width + column + i * LANES) : vec{};
-  for (int64_t j = 0; j < n; j++)
-    for (int64_t i = 0; i < V; i++) {
-      const vec numbers = load(b[j] + column + i * LANES);
-      for (int64_t r = 0; r < R; r++) sum[r][i] += a[r * a_width + j] * numbers;
-    }
+  for (int64_t j = 0; j < n; j++) {
+    vec numbers[V];
+    for (int64_t i = 0; i < V; i++) numbers[i] = load(b[j] + column + i * LANES);
+    for (int64_t r = 0; r < R; r++)
+      for (int64_t i = 0; i < V; i++) sum[r][i] += a[r * a_width + j] * numbers[i];
+  }
   for (int64_t r = 0; r < R; r++)
     for (int64_t i = 0; i < V; i++) store(c + r * c_width + column + i * LANES, sum[r][i]);
 }
