@@ -8,8 +8,9 @@
 
 // A row is a query of one head. The G heads that share a KV head give rows next to each other, so
 // that keys and values, once fetched, serve all rows of a tile.
-constexpr int64_t ROWS = 128;  // of a tile, at most
-constexpr int64_t KEYS = 64;   // fetched at a time
+constexpr int64_t TOGETHER = 6;          // are computed with at a time
+constexpr int64_t ROWS = 21 * TOGETHER;  // of a tile, at most
+constexpr int64_t KEYS = 64;             // fetched at a time
 
 // What is known of a row after some of its keys: its largest score, the sum of exponentials relative
 // to that, and the sum of values weighted by them.
@@ -37,8 +38,6 @@ struct Tensors {
   int64_t block_size, G, H_kv, D;
   float scale;
 };
-
-constexpr int64_t TOGETHER = 6;  // rows that are computed with at a time
 
 // c = a b, or c += a b: R rows of a, V vectors of columns. Their sums stay in registers while each row
 // of b, of which there are n, meets one number of every row of a.

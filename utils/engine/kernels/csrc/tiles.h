@@ -44,7 +44,9 @@ class Work {
   std::vector<Tile> of_prefix, of_requests;  // those before these
   bool merged = false;                       // the requests' tiles leave partials to merge
 
-  Work(const Requests& requests, int64_t most_rows) : r(requests), most_rows(most_rows) {
+  // Tiles hold up to `most` times as many rows as the kernel takes `together`.
+  Work(const Requests& requests, int64_t together, int64_t most)
+      : r(requests), together(together), most_rows(together * most) {
     // Not where each request has rows enough to fill tiles: fetching is little of their work.
     int64_t prefix = r.B >= 4 && r.T * r.G < r.B * most_rows ? r.common_prefix() : 0;
     if (prefix < KEYS) prefix = 0;
@@ -78,7 +80,7 @@ class Work {
 
  private:
   const Requests& r;
-  int64_t most_rows, split = 1, longest;
+  int64_t together, most_rows, split = 1, longest;
   std::unique_ptr<Partial[]> partials;
 
   int64_t tiles_of(int64_t tokens) const { return (tokens * r.G + most_rows - 1) / most_rows; }
@@ -89,13 +91,15 @@ class Work {
     return std::min(std::max(2 * KEYS, share), longest);
   }
 
-  // Rows of all heads, in tiles of the same size.
+  // Rows of all heads, in tiles of much the same size.
   void cut(std::vector<Tile>& to, Tile tile, int64_t tokens, int64_t piece) {
     const int64_t rows = tokens * r.G, n = tiles_of(tokens);
+    const int64_t groups = (rows + together - 1) / together;
     for (tile.kv_head = 0; tile.kv_head < r.H_kv; tile.kv_head++) {
       tile.partials = partials ? partials_of(piece, tile.kv_head) : nullptr;
       for (int64_t j = 0; j < n; j++) {
-        tile.first_row = rows * j / n, tile.rows = rows * (j + 1) / n - tile.first_row;
+        tile.first_row = groups * j / n * together;
+        tile.rows = std::min(rows, groups * (j + 1) / n * together) - tile.first_row;
         to.push_back(tile);
       }
     }
