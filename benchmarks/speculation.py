@@ -2,7 +2,7 @@
 
     python benchmarks/speculation.py [--name NAME]
 
-writes `results/NAME.json` (NAME: speculation). Takes about 6 minutes. The target is the model that
+writes `results/NAME.json` (NAME: speculation). Takes about 7 minutes. The target is the model that
 the pipeline fine-tuned for the task, so `make pipeline` comes first. All ways run by turns, and
 each answers the same customers' messages; a speed-up is a ratio within a round.
 """
@@ -35,7 +35,7 @@ def ways(draft_model: Path) -> dict[str, SpeculativeConfig]:
     """The guessers that are compared, by name."""
     of_draft = {
         f"draft model, k = {k}": SpeculativeConfig("draft_model", k, model=draft_model)
-        for k in (3, 6)
+        for k in (3, 5, 6)
     }
     adaptive = SpeculativeConfig("draft_model", 8, model=draft_model, adaptive=True)
     ngram = SpeculativeConfig("ngram", 4)

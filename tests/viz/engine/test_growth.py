@@ -14,7 +14,7 @@ CURVE = {
 }
 
 
-def test_points_are_medians_and_titles_name_both_ends() -> None:
+def test_points_are_medians_and_titles_say_least_and_most() -> None:
     figure = plot_growth({"float32": {"requests": CURVE}})
     figure.canvas.draw()  # while it is measured, it is drawn with what there is
     axes, *others = figure.axes
@@ -22,7 +22,7 @@ def test_points_are_medians_and_titles_name_both_ends() -> None:
     assert list(ours.get_xdata()) == [1, 2, 8]
     assert list(ours.get_ydata()) == [2, 4, 64]
     assert list(theirs.get_ydata()) == [3, 8, 8]
-    assert axes.get_title("left") == "float32: 2.00 to 0.12 times vLLM"
+    assert axes.get_title("left") == "float32: 0.12 to 2.00 times as fast as vLLM"
     assert [a.get_title("left") for a in others] == ["float32: not measured"] * 2
     plt.close(figure)
 

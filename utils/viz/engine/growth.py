@@ -57,12 +57,11 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 
 def _finding(curve: Curve | None) -> str:
-    """How many times as fast ours is, from the smallest size measured to the largest."""
+    """How many times as fast ours is, at the size where it is least and where it is most."""
     if not curve:
         return "not measured"
-    sizes = sorted(map(int, curve))
-    first, last = (times_as_fast(curve[str(size)]) for size in (sizes[0], sizes[-1]))
-    return f"{first:.2f} to {last:.2f} times vLLM"
+    times = [times_as_fast(place) for place in curve.values()]
+    return f"{min(times):.2f} to {max(times):.2f} times as fast as vLLM"
 
 
 def times_as_fast(place: Mapping[str, Sequence[float]]) -> float:

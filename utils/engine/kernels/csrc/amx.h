@@ -92,8 +92,8 @@ inline void multiply(float* c, const bfloat16* a, const bfloat16* b) {
   }
 }
 
-// c [COLUMNS] rows of 16 = a [16 rows, DEPTH], a row every `stride` numbers, times b, which lies as
-// [DEPTH / 2, 16, 2]; then turned, so that c is [16, 16 rows].
+// c [16, 16 rows] = a [16 rows, DEPTH], a row every `stride` numbers, times b, which lies as
+// [DEPTH / 2, 16, 2], turned: columns became rows.
 template <int64_t DEPTH>
 inline void multiply_turned(__m512i (&c)[16], const bfloat16* a, int64_t stride,
                             const bfloat16* b) {
@@ -112,9 +112,9 @@ inline void multiply_turned(__m512i (&c)[16], const bfloat16* a, int64_t stride,
 
 // Tells AMX how many rows its tiles have: those of c and a `rows`, those of b 16. The tiles are
 // the thread's, and oneDNN uses them, too: they are given back in the end.
-class Tiles {
+class AmxTiles {
  public:
-  explicit Tiles(int64_t rows) {
+  explicit AmxTiles(int64_t rows) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
@@ -123,6 +123,6 @@ class Tiles {
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = i < 5 ? rows : 16;
     _tile_loadconfig(&config);
   }
-  ~Tiles() { _tile_release(); }
+  ~AmxTiles() { _tile_release(); }
 };
 #endif

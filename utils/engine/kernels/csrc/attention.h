@@ -9,7 +9,7 @@
 // A row is a query of one head. The G heads that share a KV head give rows next to each other, so
 // that keys and values, once fetched, serve all rows of a tile.
 constexpr int64_t TOGETHER = 6;          // are computed with at a time
-constexpr int64_t ROWS = 21 * TOGETHER;  // of a tile, at most
+constexpr int64_t ROWS = 21 * TOGETHER;  // of a tile, at most: some 128, in whole groups
 constexpr int64_t KEYS = 64;             // fetched at a time
 
 // What is known of a row after some of its keys: its largest score, the sum of exponentials relative
@@ -23,9 +23,9 @@ struct Tile {
   int64_t first_token;     // of the request, in the flat batch
   int64_t first_position;  // of that token, in the request
   int64_t kv_head, first_row, rows;
-  int64_t first_key, num_keys;  // from the one to before the other; no row looks ahead of itself
-  Partial* partials;  // [T, G] of this KV head, if its keys are not done all at once:
-  bool is_partial;    // leaves what it knows here. Else it goes on from what it finds here
+  int64_t first_key, end_key;  // from the one to before the other; no row looks ahead of itself
+  Partial* partials;  // [T, G] of this KV head; null if the rows' keys are done all at once
+  bool is_partial;    // writes its partials. Else it goes on from those that are there
 };
 
 // All tiles read and write the same tensors.
@@ -64,7 +64,7 @@ inline void multiply(int64_t rows, float* c, int64_t c_width, const float* a, in
                      const float* const* b, int64_t n, int64_t columns) {
   if constexpr (R > 1)
     if (rows < R) return multiply<ADD, R - 1>(rows, c, c_width, a, a_width, b, n, columns);
-  // What AVX2's 16 registers have room for, and the 32 of AVX-512.
+  // What the registers have room for: AVX2's 16, the 32 of AVX-512.
   constexpr int64_t V = R > 3 && LANES == 8 ? 2 : 4;
   int64_t column = 0;
   for (; column + V * LANES <= columns; column += V * LANES)
@@ -134,10 +134,10 @@ void attend(const Tile& tile, const Tensors<T>& tensors) {
     widen<WIDTH>(q[row], from, D);
   }
   const int64_t last_block = tile.first_position / block_size;
-  const int64_t num_keys = std::min(tile.num_keys, tile.first_position + token(tile.rows - 1) + 1);
+  const int64_t end_key = std::min(tile.end_key, tile.first_position + token(tile.rows - 1) + 1);
   int64_t in_table = tile.first_key / block_size, in_block = tile.first_key % block_size;
-  for (int64_t begin = tile.first_key; begin < num_keys; begin += KEYS) {
-    const int64_t count = std::min(KEYS, num_keys - begin);
+  for (int64_t begin = tile.first_key; begin < end_key; begin += KEYS) {
+    const int64_t count = std::min(KEYS, end_key - begin);
     for (int64_t j = 0; j < count; j++) {
       const int64_t slot = tile.block_table[in_table] * block_size + in_block;
       const int64_t at = (slot * H_kv + tile.kv_head) * D;

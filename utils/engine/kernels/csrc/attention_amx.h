@@ -1,5 +1,5 @@
-// `attend` for bfloat16, with the matrix products of AMX: 64 keys and values are
-// brought into the order that this wants, then 16 rows at a time are multiplied with them.
+// `attend` for bfloat16, with the matrix products of AMX: 64 keys and values are brought into the
+// order that this wants (of few rows and their keys, the rows), then 16 rows at a time are multiplied.
 // Probabilities are rounded to bfloat16 before they meet the values.
 #pragma once
 
@@ -22,7 +22,7 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
   const auto token = [&](int64_t row) { return (tile.first_row + row) / G; };
   const auto head = [&](int64_t row) { return tile.kv_head * G + (tile.first_row + row) % G; };
   const auto place = [&](int64_t row) { return tile.first_token * G + tile.first_row + row; };
-  const Tiles tiles(std::min(tile.rows, LANES));
+  const AmxTiles tiles(std::min(tile.rows, LANES));
   // With few rows it is cheaper to bring these into order than the keys, which then are the first
   // matrix and stay where they are. 16 of them must lie one after the other.
   const bool few = tile.rows <= LANES && block_size % 16 == 0;
@@ -40,10 +40,10 @@ void attend_amx(const Tile& tile, const Tensors<bfloat16>& tensors) {
     pack_keys(k, rows, D);
   }
   const int64_t last_block = tile.first_position / block_size;
-  const int64_t num_keys = std::min(tile.num_keys, tile.first_position + token(tile.rows - 1) + 1);
+  const int64_t end_key = std::min(tile.end_key, tile.first_position + token(tile.rows - 1) + 1);
   int64_t in_table = tile.first_key / block_size, in_block = tile.first_key % block_size;
-  for (int64_t begin = tile.first_key; begin < num_keys; begin += KEYS) {
-    const int64_t count = std::min(KEYS, num_keys - begin);
+  for (int64_t begin = tile.first_key; begin < end_key; begin += KEYS) {
+    const int64_t count = std::min(KEYS, end_key - begin);
     for (int64_t first = 0; first < KEYS; first += 16) {
       const bfloat16 *keys[16], *values[16];
       for (int64_t j = 0; j < 16; j++) {

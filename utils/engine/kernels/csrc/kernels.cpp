@@ -1,9 +1,9 @@
-// The engine's kernels for a CPU. Each does in one pass over memory what the readable path in
-// llama.py and paged_attention.py does in several: same names, same formulas.
+// The engine's kernels for a CPU. Each does in one pass over memory what the readable path (llama.py,
+// attention/) does in several, by the same formulas; what is one function there has its name here.
 //
 // All work on float32 and bfloat16, and compute in float32. The compiler turns the loops marked
 // `omp simd`, and the type `vec`, into the vector instructions of the processor it runs on.
-// Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I intermediate_size.
+// Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim. As a type, T is the numbers'.
 
 #include <torch/library.h>
 

@@ -57,7 +57,7 @@ Tensor attention_over_blocks(const Tensor& query, const Tensor& key_cache,
   const int64_t* start = pointer<int64_t>(query_start_loc);
   const Requests requests{start, pointer<int64_t>(seq_lens), pointer<int64_t>(block_table),
                           T, B, block_table.size(1), block_size, H_kv, G};
-  // With AMX half as many rows: what was measured there.
+  // With AMX tiles of at most 64 rows: no more were measured there.
   const Work work(requests, amx ? LANES : TOGETHER, amx ? 4 : ROWS / TOGETHER);
 
   dispatch(query, [&](auto number) {

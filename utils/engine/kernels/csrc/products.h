@@ -1,5 +1,5 @@
-// Products with a weight. Those of few rows, which decoding consists of, are faster here than
-// oneDNN's, except in bfloat16 where the processor multiplies that itself (AMX, AVX512-BF16).
+// Products with a weight. They are faster here than oneDNN's, except in bfloat16 where the processor
+// multiplies that itself (AMX, AVX512-BF16).
 // T rows, K inputs, N outputs.
 #pragma once
 
@@ -42,7 +42,7 @@ inline void widen_row(vec (&to)[WIDE], const float* from) {
 }
 inline void widen_row(vec (&to)[WIDE], const bfloat16* from) {
   for (int64_t i = 0; i < WIDE; i += 2) {
-    uint32_t __attribute__((vector_size(4 * LANES))) pairs;
+    uint32s pairs;
     std::memcpy(&pairs, from + i * LANES, sizeof(pairs));
     to[i] = (vec)(pairs << 16), to[i + 1] = (vec)(pairs & 0xffff0000);
   }

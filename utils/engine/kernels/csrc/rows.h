@@ -1,4 +1,5 @@
 // What is done with each row or head by itself: norm, SwiGLU, rotation.
+// T tokens, I intermediate_size, D head_dim.
 #pragma once
 
 #include "given.h"

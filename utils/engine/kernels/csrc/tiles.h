@@ -12,9 +12,9 @@
 
 // The requests of a flat batch.
 struct Requests {
-  const int64_t* start;    // [B + 1] places in the batch
-  const int64_t* length;   // [B] tokens, old and new
-  const int64_t* tables;   // [B, most_blocks]
+  const int64_t* start;   // [B + 1] places in the batch
+  const int64_t* length;  // [B] tokens, old and new
+  const int64_t* tables;  // [B, most_blocks]
   int64_t T, B, most_blocks, block_size, H_kv, G;
 
   int64_t new_tokens(int64_t i) const { return start[i + 1] - start[i]; }
@@ -38,10 +38,11 @@ constexpr int64_t NEARBY = 512;
 // Where requests share a long prefix, its keys and values are fetched once for all of them, and
 // each goes on from there with its own (cascade attention; Ye et al. 2024, "Cascade Inference").
 // Where there are too few tiles for all threads, the keys are cut into pieces, whose results are
-// merged (Dao et al. 2023, "Flash-Decoding").
+// merged (Dao et al. 2023, "Flash-Decoding"). So they are where each request has one new token: all
+// heads' next NEARBY keys come one after the other, because they lie side by side in memory.
 class Work {
  public:
-  std::vector<Tile> of_prefix, of_requests;  // those before these
+  std::vector<Tile> of_prefix, of_requests;  // all of those before any of these
   bool merged = false;                       // the requests' tiles leave partials to merge
 
   // Tiles hold up to `most` times as many rows as the kernel takes `together`.
@@ -59,14 +60,14 @@ class Work {
     if (prefix || merged)
       partials = std::make_unique_for_overwrite<Partial[]>(most_pieces * r.H_kv * r.T * r.G);
     if (prefix)
-      cut(of_prefix, {.block_table = r.tables, .first_position = prefix, .num_keys = prefix,
+      cut(of_prefix, {.block_table = r.tables, .first_position = prefix, .end_key = prefix,
                       .is_partial = true}, r.T, 0);
     for (int64_t i = 0; i < r.B; i++)
       for (int64_t j = 0, last = pieces(i) - 1; j <= last; j++)
         cut(of_requests, {.block_table = r.table(i), .first_token = r.start[i],
                           .first_position = r.old_tokens(i),
                           .first_key = merged ? j * piece(i) : prefix,
-                          .num_keys = j < last ? (j + 1) * piece(i) : r.length[i],
+                          .end_key = j < last ? (j + 1) * piece(i) : r.length[i],
                           .is_partial = merged}, r.new_tokens(i), j);
   }
 

@@ -37,6 +37,7 @@ constexpr int64_t LANES = 16;
 constexpr int64_t LANES = 8;
 #endif
 using vec = float __attribute__((vector_size(4 * LANES)));
+using uint32s = uint32_t __attribute__((vector_size(4 * LANES)));
 using Lanes = std::make_index_sequence<LANES>;
 
 inline vec load(const float* from) {
@@ -134,7 +135,7 @@ inline Number exponential_of(Number x) {
 
 inline float exponential(float x) { return exponential_of<float, uint32_t>(x); }
 inline vec exponential(vec x) {
-  return exponential_of<vec, uint32_t __attribute__((vector_size(4 * LANES)))>(x);
+  return exponential_of<vec, uint32s>(x);
 }
 
 // Calls `kernel` with a number of the tensor's dtype, whose type it takes.
