@@ -63,7 +63,7 @@ verify: setup ## run your labs anew, and write a page that anybody can check; on
 	@$(COURSE) -m tools.verification.verify $(LAB) $(if $(LABS),"--labs=$(LABS)") $(if $(TRUST),--trust)
 
 bench: setup ## run the benchmarks, and save their JSON
-	@for script in benchmarks/*.py; do $(COURSE) $$script || failed="$$failed $$script"; done; \
+	@failed=; for script in benchmarks/*.py; do $(COURSE) $$script || failed="$$failed $$script"; done; \
 	test -z "$$failed" || { echo "Without a result:$$failed"; exit 1; }
 
 site: ## build the website from the committed notebooks into build/site/html (no set-up needed)
