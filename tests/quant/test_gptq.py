@@ -106,10 +106,12 @@ def test_lazy_blocks_change_speed_only(real_layers, group_size: int, sym: bool) 
         gptq(w, hessian, group_size=group_size, sym=sym, block_size=size).dequantize()
         for size in (192, 64, 48)
     ]
-    for result in results[1:]:
+    losses = [((result - w) @ hessian * (result - w)).sum() for result in results]
+    for result, loss in zip(results[1:], losses[1:], strict=True):
         # Other sums round differently: a weight in the middle between two codes may move, and
-        # what follows it in its row. Nearly all agree.
-        assert torch.isclose(result, results[0], rtol=1e-3, atol=1e-5).float().mean() > 0.97
+        # what follows it in its row. Nearly all agree (one row of 32 is 0.03), and no move costs.
+        assert torch.isclose(result, results[0], rtol=1e-3, atol=1e-5).float().mean() > 0.9
+        torch.testing.assert_close(loss, losses[0], rtol=0.01, atol=0)
 
 
 def test_orders() -> None:
