@@ -18,6 +18,7 @@ from utils.checks.kit.contracts import (
     Raised,
     Returns,
     Stage,
+    contract,
     mistake,
     patience,
 )
@@ -148,6 +149,19 @@ def test_a_slow_right_answer_is_not_taken_for_an_endless_one(monkeypatch, slow_c
 
     assert num_blocks(slow_at_times).passed
     assert calls > slow_call
+
+
+def test_a_known_mistake_is_named_however_slowly_it_is_made(monkeypatch):
+    """Large inputs take longer than the patience that is enough to see most answers end."""
+    monkeypatch.setattr(patience, "COMPUTING_S", 0.005)
+
+    def slow_on_large_ones(n, b, r=0):
+        until = time.process_time() + 2 * contract.HURRIED_TICKS * patience.COMPUTING_S
+        while n > 2000 and time.process_time() < until:
+            pass
+        return n // b + r
+
+    assert num_blocks(slow_on_large_ones).headline == "Rounded down."
 
 
 def remembers_the_first(n, b, r=0, known={}):  # noqa: B006

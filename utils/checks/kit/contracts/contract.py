@@ -158,10 +158,14 @@ class Contract:
         ]
         compared = self._compared if left and not found.fault.never_ended else []
         for number, (case, expected) in enumerate(compared):
+            faults = [self._fault_of_mistake(wrong, number) for _, wrong in left]
             fault = None
-            with contextlib.suppress(NotWritten), short_patience(HURRIED_TICKS):
-                fault = self._fault(answer, case, expected)
-            left = [(m, w) for m, w in left if alike(fault, self._fault_of_mistake(w, number))]
+            with contextlib.suppress(NotWritten):
+                with short_patience(HURRIED_TICKS):
+                    fault = self._fault(answer, case, expected)
+                if _never_ended(fault) and not all(map(_never_ended, faults)):
+                    fault = self._fault(answer, case, expected)  # slow, perhaps, as the mistake is
+            left = [both for both, of in zip(left, faults, strict=True) if alike(fault, of)]
             if not left:
                 break
         return left[0][0] if left else None
@@ -230,3 +234,7 @@ class Contract:
     def _compared(self) -> list[tuple[Any, Any]]:
         cases = sample(self.inputs, COMPARED)
         return [(case, self.judge.expect(case)) for case in cases]
+
+
+def _never_ended(fault: Fault | None) -> bool:
+    return fault is not None and fault.never_ended
