@@ -89,6 +89,43 @@ def test_a_long_pause_is_one_tick(monkeypatch):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
+def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch):
+    """It takes longer than the limit; half a module would stay for all that comes later."""
+    (tmp_path / "large_part.py").write_text(
+        "import time\n"
+        "until = time.process_time() + 0.3\n"
+        "while time.process_time() < until: pass\n"
+        "whole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "large_part", raising=False)
+    with short_patience(2), limit():
+        import large_part
+    assert large_part.whole
+    with pytest.raises(TimeUp), short_patience(2), limit():
+        import large_part
+
+        turns_for_ever()
+
+
+def test_a_limit_holds_in_a_module_that_is_being_imported(tmp_path, monkeypatch):
+    """As where a learner's script is imported by another one."""
+    (tmp_path / "a_lab.py").write_text(
+        "from utils.checks.kit.contracts.patience import TimeUp, limit, short_patience\n"
+        "ended = False\n"
+        "try:\n"
+        "    with short_patience(2), limit():\n"
+        "        while True: pass\n"
+        "except TimeUp:\n"
+        "    ended = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_lab", raising=False)
+    import a_lab
+
+    assert a_lab.ended
+
+
 def test_timers_and_handlers_are_put_back():
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGVTALRM)
     with limit(), limit():

@@ -29,6 +29,7 @@ class _Watch:
     """The ticks of the call that runs now."""
 
     def __init__(self) -> None:
+        self.imports = 0  # that were under way when the watch began
         self.most = TICKS
         self.longer = 1  # times as many ticks of computing
         self.timers: dict[int, tuple[int, float]] = {}  # set at present: by signal
@@ -42,6 +43,10 @@ class _Watch:
             signal.setitimer(timer, *(2 * [AGAIN_S if again else tick]))
 
     def tick(self, number: int, frame: FrameType | None) -> None:
+        # An import that is broken off leaves half a module behind, and then nothing that needs it
+        # works any more. torch imports some of its parts only when they are needed.
+        if _imports(frame) > self.imports:
+            return
         self.heard[number] = self.heard.get(number, 0) + 1
         longer = self.longer if number == signal.SIGVTALRM else 1
         if not self.inside or self.heard[number] < longer * self.most:
@@ -116,15 +121,11 @@ def limit() -> Iterator[None]:
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
     """Set the timers that `limit` needs, once for all calls within."""
-    # What torch imports only when it is needed must be there before: an import that is broken off
-    # leaves half a module behind, and then nothing that needs it works any more.
-    import torch._dynamo
-    import torch.optim  # noqa: F401
-
     in_main_thread = threading.current_thread() is threading.main_thread()
     if _WATCH.timers or not hasattr(signal, "SIGVTALRM") or not in_main_thread:
         yield
         return
+    _WATCH.imports = _imports(sys._getframe())
     _WATCH.timers = {
         signal.SIGVTALRM: (signal.ITIMER_VIRTUAL, COMPUTING_S),
         signal.SIGALRM: (signal.ITIMER_REAL, WAITING_S),
@@ -141,3 +142,12 @@ def watching() -> Iterator[None]:
             signal.setitimer(timer, *times)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How much of a stack belongs to imports that are under way."""
+    count = 0
+    while frame is not None:
+        count += frame.f_globals.get("__name__") == "importlib._bootstrap"
+        frame = frame.f_back
+    return count
