@@ -57,13 +57,14 @@ def test_vllm_chooses_the_stand_in_and_it_multiplies_what_was_packed(kernels, sy
     assert chosen is kernels[0]
     kernel = chosen(config, "q", "s", "z")
     kernel.process_weights_after_loading(layer)
-    assert torch.equal(layer.read_back, weight.dequantize())
     assert layer.q.numel() == 0  # the packed weight is not kept beside it
 
     x, bias = torch.randn(5, 64, generator=generator).bfloat16(), torch.ones(96).bfloat16()
     got = kernel.apply_weights(layer, x, bias)
     assert got.dtype == torch.bfloat16
     assert torch.allclose(got.float(), linear(x.float(), weight.dequantize()) + 1, rtol=2**-8)
+    exact = kernel.apply_weights(layer, torch.eye(64))  # float32 goes in, the weight comes out
+    torch.testing.assert_close(exact.T, weight.dequantize(), rtol=1e-6, atol=1e-6)
 
 
 def test_nothing_changes_where_vllms_kernels_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,27 +83,32 @@ def test_nothing_changes_where_vllms_kernels_work(monkeypatch: pytest.MonkeyPatc
 def test_bfloat16_layers_give_bfloat16_and_others_are_left_to_vllm(kernels, monkeypatch) -> None:
     from vllm.model_executor.layers import utils
 
-    left: list[Any] = []
+    given: list[torch.dtype] = []
+    choose = utils.dispatch_cpu_unquantized_gemm
 
-    def choose(layer: Any, remove_weight: bool) -> None:
-        left.append(layer)
+    def vllms_choice(layer: Any, remove_weight: bool) -> None:
+        given.append(layer.weight.dtype)
+        choose(layer, remove_weight)
 
-    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", choose)
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", vllms_choice)
     monkeypatch.setattr(profiles, "fast_dtype", lambda: "float32")
     older_cpus.register()
     older_cpus.register()
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(7, 16, generator=generator).bfloat16()
-    x = torch.randn(3, 16, generator=generator).bfloat16()
+    x, bias = torch.randn(3, 16, generator=generator).bfloat16(), torch.ones(7).bfloat16()
     layer: Any = nn.Module()
     layer.weight = nn.Parameter(weight, requires_grad=False)
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    got = layer.cpu_linear(x, layer.weight, None)
-    assert torch.equal(got, linear(x.float(), weight.float()).bfloat16())
-    assert layer.weight.numel() == 0 and not left
+    for b in (None, bias):
+        exact = linear(x.float(), weight.float(), None if b is None else b.float())
+        got = layer.cpu_linear(x, layer.weight, b)
+        assert got.dtype == torch.bfloat16
+        assert torch.allclose(got.float(), exact, rtol=2**-8)
+    assert layer.weight.numel() == 0 and layer.weight.dtype == torch.bfloat16
     layer.weight = nn.Parameter(weight.float(), requires_grad=False)
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    assert left == [layer]
+    assert given == [torch.float32, torch.float32]  # vLLM is never asked about bfloat16
 
 
 def test_vllm_finds_it() -> None:

@@ -2,8 +2,8 @@
 
 vLLM's build for such a CPU has no kernel for 4-bit weights, and multiplies bfloat16 several times
 slower than float32. So there its linear layers keep their weights in float32, read back from 4
-bits where they come so, and give what they are asked for: bfloat16 in, bfloat16 out. See
-`float32_products`. Memory is what it costs.
+bits where they come so, and vLLM's own product of float32 takes them. What goes in and comes out is
+what the layers are asked for: bfloat16. Memory is what it costs.
 
 vLLM finds `register` by its entry point (pyproject.toml, `vllm.general_plugins`) in each of its
 processes. Where its own kernels work, nothing is changed.
@@ -11,12 +11,12 @@ processes. Where its own kernels work, nothing is changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from utils.pipeline.float32_products import in_float32
 from utils.quant.packing import unpack_int4
 from utils.quant.rtn import QuantizedWeight
 
@@ -67,7 +67,7 @@ def _register_four_bit_kernel() -> None:
     class ReadBackLinearKernel(CPUWNA16LinearKernel):
         """Takes the same layers as vLLM's own, and keeps what their weights stand for."""
 
-        def process_weights_after_loading(self, layer: nn.Module) -> None:
+        def process_weights_after_loading(self, layer: Any) -> None:
             packed, scales, zeros = self._get_weight_params(layer)
             if packed.input_dim == 1:  # stored as [out, in], as compressed-tensors does
                 packed = packed.t()
@@ -77,13 +77,14 @@ def _register_four_bit_kernel() -> None:
                 zeros = None
             elif zeros.output_dim == 0:
                 zeros = zeros.t()
-            layer.read_back = read_back(packed, scales, zeros)
+            layer.product = _product(read_back(packed, scales, zeros))
             for name in (self.w_q_name, self.w_s_name, self.w_zp_name):
                 if name is not None and getattr(layer, name, None) is not None:
                     getattr(layer, name).data = torch.empty(0)
 
         def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-            return in_float32(x, layer.read_back, bias)
+            output: Tensor = layer.product(x, bias)
+            return output
 
     kernels = _POSSIBLE_KERNELS[PlatformEnum.CPU]
     if not any(kernel.__name__ == ReadBackLinearKernel.__name__ for kernel in kernels):
@@ -103,9 +104,29 @@ def _multiply_in_float32() -> None:
         if weight.is_meta or weight.ndim != 2 or weight.dtype != torch.bfloat16:
             choose(layer, remove_weight)
             return
-        wide = weight.detach().float()
-        layer.cpu_linear = lambda x, _, bias: in_float32(x, wide, bias)
+        product = _product(weight.detach().float())
+        layer.cpu_linear = lambda x, _, bias: product(x, bias)
         if remove_weight:
             layer.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
 
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """x W^T + b for a float32 weight [out, in], as vLLM multiplies float32; the type of x stays.
+
+    It lays the weight out for oneDNN once. PyTorch's product does so in each call, which for the
+    few rows of a decode step is most of the time.
+    """
+    from vllm.model_executor.layers import utils
+
+    layer: Any = nn.Module()
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    utils.dispatch_cpu_unquantized_gemm(layer, True)
+
+    def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        bias = None if bias is None else bias.float()
+        output: Tensor = layer.cpu_linear(x.float(), layer.weight, bias)
+        return output.to(x.dtype)
+
+    return product
