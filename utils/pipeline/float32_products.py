@@ -20,7 +20,7 @@ def in_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: [..., in]
-        weight: [out, in], best float32 already
+        weight: [out, in]
         bias: [out]
     """
     bias = None if bias is None else bias.float()

@@ -11,7 +11,6 @@ from pathlib import Path
 from utils.engine.kernels import fast_ops
 
 INSTRUCTIONS = Path(__file__).with_suffix(".h")
-SAYS = "Products by emulated AMX: "
 
 # -O1: compiling takes a third of the time, and what is tested here takes little.
 fast_ops.FLAGS = (*fast_ops.FLAGS, "-O1", "-Wno-psabi", "-include", str(INSTRUCTIONS))
@@ -19,4 +18,5 @@ fast_ops.HEADERS = (*fast_ops.HEADERS, INSTRUCTIONS)  # the compiled file's name
 
 
 def pytest_sessionfinish() -> None:
-    print(f"\n{SAYS}{ctypes.CDLL(str(fast_ops._compiled())).emulated_products()}")
+    products = ctypes.CDLL(str(fast_ops._compiled())).emulated_products()
+    print(f"\nProducts by emulated AMX: {products}")

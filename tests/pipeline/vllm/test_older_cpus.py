@@ -46,6 +46,9 @@ def test_vllm_chooses_the_stand_in_and_it_multiplies_what_was_packed(kernels, sy
     weight = rtn(torch.randn(96, 64, generator=generator), group_size=32, sym=sym)
     packed = pack_gptq(weight, zero_offset=0)
     weight = replace(weight, scales=packed["scales"].t().float())  # as the file has them
+    zeros = None if sym else packed["qzeros"]
+    read_back = older_cpus.read_back(packed["qweight"], packed["scales"], zeros)
+    assert torch.equal(read_back, weight.dequantize())
     layer = nn.Module()
     for name, key in (("q", "qweight"), ("s", "scales"), ("z", "qzeros")):
         parameter = nn.Parameter(packed[key].clone(), requires_grad=False)

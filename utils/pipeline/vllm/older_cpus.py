@@ -124,7 +124,7 @@ def _product(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     utils.dispatch_cpu_unquantized_gemm(layer, True)
 
-    def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.float()
         output: Tensor = layer.cpu_linear(x.float(), layer.weight, bias)
         return output.to(x.dtype)

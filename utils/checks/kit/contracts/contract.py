@@ -118,7 +118,7 @@ class Contract:
 
         def surely_wrong(case: Any) -> Fault | None:
             fault = wrong(case)
-            if fault is None or not fault.never_ended:
+            if not _never_ended(fault):
                 return fault
             with second_chance():
                 return wrong(case)
