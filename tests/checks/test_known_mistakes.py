@@ -18,7 +18,7 @@ ELSEWHERE = {"CACHING_BLOCK_POOL", "PROPOSER"}
 
 
 def contracts() -> dict[str, Contract]:
-    """All contracts, by lab and name."""
+    """All contracts with known mistakes, by lab and name."""
     found: dict[str, Contract] = {}
     seen: set[int] = set()
     for module in pkgutil.walk_packages(checks.__path__, "utils.checks."):
@@ -27,29 +27,42 @@ def contracts() -> dict[str, Contract]:
         if not lab.startswith("lab_") or module.name.endswith("inside_vllm"):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, Contract) and id(value) not in seen:
+            if isinstance(value, Contract) and value.mistakes and id(value) not in seen:
                 seen.add(id(value))
                 found[f"{lab}-{name}"] = value
     return {name: value for name, value in found.items() if name.split("-")[1] not in ELSEWHERE}
 
 
 CONTRACTS = contracts()
-CASES = [
-    pytest.param(contract, m.says, answer, id=f"{name}-{number}.{variant}")
-    for name, contract in CONTRACTS.items()
-    for number, m in enumerate(contract.mistakes)
-    for variant, answer in enumerate(m.answers)
-]
 
 
 def test_all_labs_are_here() -> None:
     assert len({name.split("-")[0] for name in CONTRACTS}) >= 12
-    assert sum(bool(contract.mistakes) for contract in CONTRACTS.values()) > 80
+    assert len(CONTRACTS) > 80
+    assert sum(len(m.answers) for c in CONTRACTS.values() for m in c.mistakes) > 1200
 
 
-@pytest.mark.parametrize(("contract", "says", "answer"), CASES)
-def test_it_is_named(contract: Contract, says: str, answer: Any) -> None:
-    with pytest.raises(Mismatch) as caught:
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_each_is_named(name: str) -> None:
+    """One test for a contract: what its inputs and oracle cost is paid once."""
+    contract = CONTRACTS[name]
+    wrong = [
+        f"mistake {number}, answer {variant}: {problem}"
+        for number, mistake in enumerate(contract.mistakes)
+        for variant, answer in enumerate(mistake.answers)
+        if (problem := problem_of(contract, answer, mistake.says))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def problem_of(contract: Contract, answer: Any, says: str) -> str:
+    """What is wrong with the words for a known mistake; "" if nothing is."""
+    try:
         contract.check(answer)
-    assert caught.value.headline == says
-    assert bool(caught.value.figure) == bool(caught.value.alt)
+    except Mismatch as mismatch:
+        if mismatch.headline != says:
+            return f"named {mismatch.headline!r}, expected {says!r}"
+        if bool(mismatch.figure) != bool(mismatch.alt):
+            return "a figure without a text, or a text without a figure"
+        return ""
+    return f"passed, expected {says!r}"

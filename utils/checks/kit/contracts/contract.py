@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -154,21 +155,36 @@ class Contract:
             (mistake, wrong)
             for mistake in self.mistakes
             for wrong in mistake.answers
-            if alike(found.fault, self._fault(wrong, found.case, expected))
+            if wrong is answer or alike(found.fault, self._fault(wrong, found.case, expected))
         ]
+        # An answer that is a known mistake itself does the same as itself. All that is left to see
+        # is whether one that stands before it does so, too, and would be named first.
+        own = next((mistake for mistake, wrong in left if wrong is answer), None)
+        if own is not None:
+            left = list(itertools.takewhile(lambda both: both[0] is not own, left))
         compared = self._compared if left and not found.fault.never_ended else []
         for number, (case, expected) in enumerate(compared):
             faults = [self._fault_of_mistake(wrong, number) for _, wrong in left]
-            fault = None
-            with contextlib.suppress(NotWritten):
-                with short_patience(HURRIED_TICKS):
-                    fault = self._fault(answer, case, expected)
-                if _never_ended(fault) and not all(map(_never_ended, faults)):
-                    fault = self._fault(answer, case, expected)  # slow, perhaps, as the mistake is
+            if own is not None:
+                fault = self._fault_of_mistake(answer, number)
+            else:
+                fault = self._fault_of_answer(answer, case, expected, faults)
             left = [both for both, of in zip(left, faults, strict=True) if alike(fault, of)]
             if not left:
                 break
-        return left[0][0] if left else None
+        return left[0][0] if left else own
+
+    def _fault_of_answer(
+        self, answer: Any, case: Any, expected: Any, faults: list[Fault | None]
+    ) -> Fault | None:
+        """What an answer shows on one of the other inputs; known mistakes show `faults` there."""
+        fault = None
+        with contextlib.suppress(NotWritten):
+            with short_patience(HURRIED_TICKS):
+                fault = self._fault(answer, case, expected)
+            if _never_ended(fault) and not all(map(_never_ended, faults)):
+                fault = self._fault(answer, case, expected)  # slow, perhaps, as the mistake is
+        return fault
 
     def _fault_of_mistake(self, wrong: Any, number: int) -> Fault | None:
         """What a known mistake shows on one of the other inputs: the same for each answer."""
