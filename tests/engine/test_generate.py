@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tests.near_ties import assert_same_but_for_ties
+from utils.checks.kit.near_ties import NEAR_TIE
 from utils.engine import LLM, ContiguousKVCache, LlamaOps, RequestOutput, SamplingParams
 from utils.engine.models import llama as llama_module
 from utils.engine.run_requests import run_to_end
@@ -39,29 +41,34 @@ def answers(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
 
 
 def test_greedy_tokens_equal_huggingface(
-    answers: list[RequestOutput], prompts: list[list[int]], hf_greedy: Callable
+    answers: list[RequestOutput], prompts: list[list[int]], hf_greedy: Callable, hf_model
 ) -> None:
-    assert tokens(answers) == hf_greedy(prompts, MAX_TOKENS)
+    right = hf_greedy(prompts, MAX_TOKENS)
+    assert_same_but_for_ties(hf_model, prompts, tokens(answers), right)
     reasons = {answer.outputs[0].finish_reason for answer in answers}
     assert reasons == {"length", "stop"}  # both ways to end occur
 
 
 def test_batching_and_chunking_change_nothing(
-    answers: list[RequestOutput], prompts: list[list[int]], small_steps_llm: LLM
+    answers: list[RequestOutput], prompts: list[list[int]], small_steps_llm: LLM, hf_model
 ) -> None:
     """5 requests at a time, prompts computed in chunks of up to 48 tokens."""
     some = [*range(0, len(prompts), 4), max(range(len(prompts)), key=lambda i: len(prompts[i]))]
-    outputs = run(small_steps_llm, [prompts[i] for i in some])
+    asked = [prompts[i] for i in some]
+    outputs = run(small_steps_llm, asked)
     assert len(outputs) > 3 * small_steps_llm.config.max_num_seqs
     assert max(len(output.prompt_token_ids) for output in outputs) > 1000
-    assert tokens(outputs) == tokens([answers[i] for i in some])
+    usual = tokens([answers[i] for i in some])
+    assert_same_but_for_ties(hf_model, asked, tokens(outputs), usual)
 
 
 def test_alone_or_together(
-    llm: LLM, answers: list[RequestOutput], prompts: list[list[int]]
+    llm: LLM, answers: list[RequestOutput], prompts: list[list[int]], hf_model
 ) -> None:
-    for i in range(3, len(prompts), 17):
-        assert tokens(run(llm, prompts[i])) == tokens(answers[i : i + 1])
+    some = range(3, len(prompts), 17)
+    alone = [tokens(run(llm, prompts[i]))[0] for i in some]
+    together = tokens([answers[i] for i in some])
+    assert_same_but_for_ties(hf_model, [prompts[i] for i in some], alone, together)
 
 
 def test_bfloat16(model_path: Path, prompts: list[list[int]]) -> None:
@@ -95,7 +102,7 @@ def test_outputs(
         assert answer.metrics.ttft > 0
 
 
-def test_texts_ids_and_chats_agree(llm: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_texts_ids_and_chats_agree(llm: LLM, tokenizer: PreTrainedTokenizerBase, hf_model) -> None:
     text = "The capital of France is"
     by_text, by_ids = run(llm, text, SHORT)[0], run(llm, tokenizer(text).input_ids, SHORT)[0]
     assert by_text.outputs == by_ids.outputs
@@ -106,8 +113,13 @@ def test_texts_ids_and_chats_agree(llm: LLM, tokenizer: PreTrainedTokenizerBase)
     ids = tokenizer(rendered, add_special_tokens=False).input_ids
     one, two = llm.chat([chat, chat], SHORT, use_tqdm=False)
     assert (one.prompt, one.prompt_token_ids) == (rendered, ids)
-    assert one.outputs == two.outputs == run(llm, ids, SHORT)[0].outputs
-    assert llm.chat(chat, SHORT, use_tqdm=False)[0].outputs == one.outputs
+    [by_ids], [alone] = run(llm, ids, SHORT), llm.chat(chat, SHORT, use_tqdm=False)
+    # Two at a time, and what was found in the cache, are other sums than one from the beginning.
+    got, usual = tokens([one, two, alone]), tokens([by_ids])[0]
+    assert_same_but_for_ties(hf_model, [ids] * 3, got, [usual] * 3, at_most=2)
+    for output in (one, two, by_ids, alone):
+        completion = output.outputs[0]
+        assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
 
 
 def test_no_prompts_no_outputs(llm: LLM) -> None:
@@ -132,7 +144,14 @@ def test_logprobs_equal_huggingface(llm: LLM, hf_model, tokenizer) -> None:
         logits = hf_model(torch.tensor([ids + completion.token_ids])).logits[0]
     expected = logits[len(ids) - 1 : -1].log_softmax(-1)
     for row, token, entry in zip(expected, completion.token_ids, completion.logprobs, strict=True):
-        assert set(entry) == {token, *row.topk(3).indices.tolist()}
+        # Every token that is clearly among the three best, and none that clearly is not.
+        third = float(row.topk(3).values[-1])
+        sure, likely = (
+            set((row > limit).nonzero()[:, 0].tolist())
+            for limit in (third + NEAR_TIE, third - NEAR_TIE)
+        )
+        assert sure | {token} <= set(entry) <= likely | {token}
+        assert len(entry) == 3 + (token not in likely) or token in likely - sure
         assert all(abs(float(row[t]) - lp.logprob) < 1e-4 for t, lp in entry.items())
     total = sum(float(row[t]) for row, t in zip(expected, completion.token_ids, strict=True))
     assert completion.cumulative_logprob == pytest.approx(total, abs=1e-3)
@@ -214,7 +233,7 @@ def test_stop_token(llm: LLM, counting: str, tokenizer: PreTrainedTokenizerBase)
 
 
 def test_min_tokens(
-    llm: LLM, counting: str, prompts: list[list[int]], answers: list[RequestOutput]
+    llm: LLM, counting: str, prompts: list[list[int]], answers: list[RequestOutput], hf_model
 ) -> None:
     """Stop strings wait; stop tokens and end-of-sequence are not even chosen."""
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, stop=",", min_tokens=4)
@@ -226,7 +245,9 @@ def test_min_tokens(
     least = len(usual) + 3
     params = SamplingParams(temperature=0, max_tokens=least + 4, min_tokens=least)
     longer = run(llm, prompts[i], params)[0].outputs[0].token_ids
-    assert longer[: len(usual) - 1] == usual[:-1] and len(longer) >= least
+    assert len(longer) >= least
+    before_it_ends = [longer[: len(usual) - 1]], [usual[:-1]]
+    assert_same_but_for_ties(hf_model, [prompts[i]], *before_it_ends)
     assert usual[-1] not in longer[: least - 1]
 
 
@@ -234,13 +255,17 @@ def index_of_one_that_stops(answers: list[RequestOutput]) -> int:
     return next(i for i, answer in enumerate(answers) if answer.outputs[0].finish_reason == "stop")
 
 
-def test_ignore_eos(llm: LLM, prompts: list[list[int]], answers: list[RequestOutput]) -> None:
+def test_ignore_eos(
+    llm: LLM, prompts: list[list[int]], answers: list[RequestOutput], hf_model
+) -> None:
     i = index_of_one_that_stops(answers)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     completion = run(llm, prompts[i], params)[0].outputs[0]
     assert completion.finish_reason == "length"
     usual = answers[i].outputs[0].token_ids
-    assert completion.token_ids[: len(usual)] == usual and len(completion.token_ids) == MAX_TOKENS
+    assert len(completion.token_ids) == MAX_TOKENS
+    beginning = completion.token_ids[: len(usual)]
+    assert_same_but_for_ties(hf_model, [prompts[i]], [beginning], [usual])
 
 
 @pytest.mark.parametrize("max_tokens", [None, 10_000])
@@ -263,6 +288,7 @@ def test_stops_at_max_model_len(model_path: Path, max_tokens: int | None) -> Non
 @pytest.mark.parametrize("stop", [None, ["seven", "🎉🎉", "。"]])
 def test_streaming_equals_generate(llm: LLM, prompt: str, stop) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, stop=stop)
+    llm.reset_prefix_cache()  # so that both compute the whole prompt
     outputs = list(llm.stream(prompt, params))
     assert [len(output.outputs[0].token_ids) for output in outputs] == list(
         range(1, len(outputs) + 1)
@@ -271,19 +297,23 @@ def test_streaming_equals_generate(llm: LLM, prompt: str, stop) -> None:
     assert all(new.startswith(old) for old, new in pairwise(texts))
     assert not any("\ufffd" in text for text in texts)
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    llm.reset_prefix_cache()
     assert outputs[-1].outputs == run(llm, prompt, params)[0].outputs
 
 
-def test_streams_and_generate_do_not_disturb_each_other(llm: LLM) -> None:
+def test_streams_and_generate_do_not_disturb_each_other(llm: LLM, hf_model) -> None:
     one, two = llm.stream("The sun", GREEDY), llm.stream("The moon", GREEDY)
     mixed = [next(one), next(two), next(two), next(one)]
     expected = run(llm, ["The sun", "The moon"])
     # They share an engine, so while one is read, the other moves forward as well.
+    got = [list(stream)[-1] for stream in (one, two)]
+    ids = [output.prompt_token_ids for output in expected]
+    assert_same_but_for_ties(hf_model, ids, tokens(got), tokens(expected))
     for output, answer in zip(mixed, (0, 1, 1, 0), strict=True):
-        so_far = output.outputs[0].token_ids
-        assert so_far == expected[answer].outputs[0].token_ids[: len(so_far)]
-    for stream, answer in ((one, 0), (two, 1)):
-        assert list(stream)[-1].outputs == expected[answer].outputs
+        so_far = output.outputs[0]
+        whole = got[answer].outputs[0]
+        assert so_far.token_ids == whole.token_ids[: len(so_far.token_ids)]
+        assert whole.text.startswith(so_far.text)
 
 
 def test_stream_complains_at_once(llm: LLM) -> None:
@@ -351,7 +381,7 @@ def looping_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -
 
 
 def test_own_cache_and_own_operations(
-    model_path: Path, prompts: list[list[int]], answers: list[RequestOutput]
+    model_path: Path, prompts: list[list[int]], answers: list[RequestOutput], hf_model
 ) -> None:
     calls: dict[str, int] = {}
 
@@ -369,7 +399,8 @@ def test_own_cache_and_own_operations(
         silu_and_mul=counted("silu_and_mul", llama_module.silu_and_mul),
     )
     mine = LLM(model_path, ops=ops, kv_cache_class=ConcatenatingCache)
-    assert tokens(run(mine, prompts[:3])) == tokens(answers[:3])
+    got = tokens(run(mine, prompts[:3]))
+    assert_same_but_for_ties(hf_model, prompts[:3], got, tokens(answers[:3]))
     assert calls.keys() == {"rms_norm", "apply_rotary", "attention", "silu_and_mul"}
     assert calls["rms_norm"] == calls["silu_and_mul"] // 30 * 61
 
@@ -391,7 +422,7 @@ def test_own_sampler(model_path: Path) -> None:
 
 
 def test_an_error_in_the_learners_class_leaves_the_llm_usable(
-    llm: LLM, prompts: list[list[int]], answers: list[RequestOutput]
+    llm: LLM, prompts: list[list[int]], answers: list[RequestOutput], hf_model
 ) -> None:
     class Broken(ContiguousKVCache):
         def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -406,7 +437,8 @@ def test_an_error_in_the_learners_class_leaves_the_llm_usable(
         assert not llm.llm_engine.has_unfinished_requests()
     finally:
         llm.llm_engine = usual
-    assert tokens(run(llm, prompts[:2])) == tokens(answers[:2])
+    got = tokens(run(llm, prompts[:2]))
+    assert_same_but_for_ties(hf_model, prompts[:2], got, tokens(answers[:2]))
 
 
 def test_caches_are_reserved_to_the_request_and_freed_at_its_end(

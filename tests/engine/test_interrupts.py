@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
+from tests.scale import sized
 from utils.engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from utils.engine.beam_search import BeamSearchOutput, beam_search_steps
 from utils.engine.kv_transfer.pool_connector import PoolConnector
@@ -34,7 +35,7 @@ PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 1], [7, 
 SMALL = {"block_size": 2, "num_gpu_blocks_override": 24, "max_model_len": 48, "max_num_seqs": 4,
          "max_num_batched_tokens": 8, "device": "cpu"}  # fmt: skip
 SAMPLES = 40  # interrupted lines a case
-SIGNALS = 100  # a case, of those that are interrupted by real ones
+SIGNALS = sized(20, 100)  # a case, of those that are interrupted by real ones
 BEAMS = BeamSearchParams(3, 7, ignore_eos=True)
 
 

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tests.near_ties import assert_same_but_for_ties, narrowest_choice
+from tests.scale import sized
+from utils.checks.kit.near_ties import NEAR_TIE
 from utils.engine import (
     LLM,
     AttentionMetadata,
@@ -48,7 +51,7 @@ def nothing_is_held(llm: LLM) -> bool:
 # Attention over blocks
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=sized(20, 60))
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=4),
     block_size=st.sampled_from([1, 2, 5, 16]),
@@ -130,20 +133,21 @@ def engine_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 33])
-def test_block_sizes(engine_of, some, expected, block_size: int) -> None:
+def test_block_sizes(engine_of, hf_model, some, expected, block_size: int) -> None:
     """Twice: the second time every prompt is found in the cache, as far as its blocks are full."""
-    llm = engine_of(block_size=block_size)
-    assert tokens(run(llm, some)) == expected
+    llm, number = engine_of(block_size=block_size), sized(5, len(some))
+    some, expected = some[-number:], expected[-number:]  # the last one is the long one
+    assert_same_but_for_ties(hf_model, some, tokens(run(llm, some)), expected)
     again = run(llm, some)
-    assert tokens(again) == expected
+    assert_same_but_for_ties(hf_model, some, tokens(again), expected)
     for prompt, output in zip(some, again, strict=True):
         assert output.num_cached_tokens == (len(prompt) - 1) // block_size * block_size
 
 
-def test_contiguous_equals_paged(llm: LLM, monkeypatch, some, expected) -> None:
+def test_contiguous_equals_paged(llm: LLM, hf_model, monkeypatch, some, expected) -> None:
     monkeypatch.setattr(llm, "llm_engine", llm.new_engine(kv_cache_class=ContiguousKVCache))
     outputs = run(llm, some)
-    assert tokens(outputs) == expected
+    assert_same_but_for_ties(hf_model, some, tokens(outputs), expected)
     assert all(output.num_cached_tokens == 0 for output in outputs)
 
 
@@ -151,7 +155,7 @@ def test_contiguous_equals_paged(llm: LLM, monkeypatch, some, expected) -> None:
     ("enable_prefix_caching", "num_cpu_blocks"), [(True, 0), (True, 2), (False, 0), (False, 100)]
 )
 def test_a_pool_that_overflows(
-    engine_of, some, expected, enable_prefix_caching: bool, num_cpu_blocks: int
+    engine_of, hf_model, some, expected, enable_prefix_caching: bool, num_cpu_blocks: int
 ) -> None:
     """Requests are preempted, swapped out or computed again, and end with the same tokens."""
     llm = engine_of(
@@ -169,7 +173,8 @@ def test_a_pool_that_overflows(
     llm.llm_engine.runner.execute_model = counted
     for _ in run_to_end(llm.llm_engine, requests):
         pass
-    assert [request.output_token_ids for request in requests] == expected
+    got = [request.output_token_ids for request in requests]
+    assert_same_but_for_ties(hf_model, some, got, expected)
     assert sum(request.num_preemptions for request in requests) > 0
     once = sum(request.num_tokens - 1 for request in requests)
     if num_cpu_blocks == 100:
@@ -179,23 +184,26 @@ def test_a_pool_that_overflows(
     assert llm.llm_engine.kv_cache_manager.swap_space.num_free_blocks == num_cpu_blocks
 
 
-def test_equal_prefixes_in_one_step(engine_of, some, expected) -> None:
+def test_equal_prefixes_in_one_step(engine_of, hf_model, some, expected) -> None:
     """The second request finds blocks that the first fills in the very same step."""
     llm = engine_of()
     longest = max(range(len(some)), key=lambda i: len(some[i]))
-    outputs = run(llm, [some[longest]] * 3)
-    assert tokens(outputs) == [expected[longest]] * 3
+    asked, right = [some[longest]] * 3, [expected[longest]] * 3
+    outputs = run(llm, asked)
+    # All three may take the other token of one and the same tie.
+    assert_same_but_for_ties(hf_model, asked, tokens(outputs), right, at_most=3)
     assert [output.num_cached_tokens for output in outputs] == [0, 384, 384]
 
 
-def test_multi_turn_finds_the_answer_too(engine_of, some, hf_greedy) -> None:
+def test_multi_turn_finds_the_answer_too(engine_of, hf_model, some, hf_greedy) -> None:
     llm = engine_of(block_size=8)
     first = run(llm, some[:4])
     followed = [
         [*prompt, *answer, 42] for prompt, answer in zip(some[:4], tokens(first), strict=True)
     ]
     outputs = run(llm, followed)
-    assert tokens(outputs) == hf_greedy(followed, GREEDY.max_tokens)
+    right = hf_greedy(followed, GREEDY.max_tokens)
+    assert_same_but_for_ties(hf_model, followed, tokens(outputs), right)
     for prompt, output in zip(some[:4], outputs, strict=True):
         # All but the last token of the answer were computed.
         computed = len(prompt) + GREEDY.max_tokens - 1
@@ -208,19 +216,21 @@ def test_tenants_share_nothing(engine_of, some) -> None:
 
     def found(salt: str | None) -> int | None:
         whole = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
-        return run(llm, whole)[0].num_cached_tokens
+        return run(llm, whole, SamplingParams(max_tokens=1))[0].num_cached_tokens
 
     assert [found(salt) for salt in ("a", "b", None, "a", "b", None)] == [0, 0, 0, 96, 96, 96]
     llm.reset_prefix_cache()
     assert found("a") == 0
 
 
-def test_tokens_are_the_same_with_the_fast_hash(engine_of, some, expected) -> None:
-    llm = engine_of(prefix_caching_hash_algo="xxhash")
-    assert tokens(run(llm, some * 2)) == expected * 2
+def test_tokens_are_the_same_with_the_fast_hash(engine_of, hf_model, some, expected) -> None:
+    llm, number = engine_of(prefix_caching_hash_algo="xxhash"), sized(4, len(some))
+    some, expected = some[-number:], expected[-number:]
+    got = tokens(run(llm, some * 2))
+    assert_same_but_for_ties(hf_model, some * 2, got, expected * 2, at_most=2)  # each comes twice
 
 
-def test_the_reference_runs_the_engine(model_path: Path, some, expected) -> None:
+def test_the_reference_runs_the_engine(model_path: Path, hf_model, some, expected) -> None:
     """Block by block with the online softmax, in place of the fast path."""
 
     def one_by_one(query, key_cache, value_cache, metadata, scale):
@@ -234,7 +244,7 @@ def test_the_reference_runs_the_engine(model_path: Path, some, expected) -> None
         return torch.cat(outputs)
 
     llm = LLM(model_path, ops=LlamaOps(paged_attention=one_by_one))
-    assert tokens(run(llm, some[:4])) == expected[:4]
+    assert_same_but_for_ties(hf_model, some[:4], tokens(run(llm, some[:4])), expected[:4])
 
 
 # Several answers
@@ -283,7 +293,7 @@ def test_several_answers_under_pressure(engine_of, some) -> None:
 def test_answers_that_end_at_once(engine_of, some) -> None:
     llm = engine_of()
     params = SamplingParams(n=3, temperature=1.0, seed=0, max_tokens=1)
-    for output in run(llm, some, params):
+    for output in run(llm, some[:5], params):
         assert [len(answer.token_ids) for answer in output.outputs] == [1, 1, 1]
         assert output.finished
 
@@ -295,8 +305,8 @@ def test_answers_that_end_at_once(engine_of, some) -> None:
 def test_beam_search_equals_huggingface(
     engine_of, hf_model: PreTrainedModel, some: list[list[int]], width: int
 ) -> None:
-    llm = engine_of(block_size=8)
-    for prompt in some[:3]:
+    llm, num_ties = engine_of(block_size=8), 0
+    for prompt in some[: sized(2, 3)]:
         got = llm.beam_search(prompt, BeamSearchParams(width, max_tokens=12))[0].sequences
         with torch.inference_mode():
             right = hf_model.generate(
@@ -305,19 +315,31 @@ def test_beam_search_equals_huggingface(
                 output_scores=True, length_penalty=1.0,
             )  # fmt: skip
         assert len(got) == width
-        for sequence, row in zip(got, right.sequences.tolist(), strict=True):
-            assert sequence.tokens == row[: len(sequence.tokens)]
-            assert set(row[len(sequence.tokens) :]) <= {2}  # padding
-        if width > 1:
+        if not same_beams(got, right.sequences):
+            narrowest = narrowest_choice(hf_model, prompt, width, max_tokens=12)
+            assert narrowest < NEAR_TIE, (prompt, got, right.sequences)
+            num_ties += 1
+        elif width > 1:
             scores = torch.tensor([sequence.score for sequence in got])
             torch.testing.assert_close(scores, right.sequences_scores, atol=1e-4, rtol=0)
+    assert num_ties <= 1
+
+
+def same_beams(got, right: Tensor) -> bool:
+    """Whether sequences are the rows of Hugging Face, which are padded with end tokens."""
+    rows = right.tolist()
+    return len(got) == len(rows) and all(
+        beam.tokens == row[: len(beam.tokens)] and set(row[len(beam.tokens) :]) <= {2}
+        for beam, row in zip(got, rows, strict=True)
+    )
 
 
 def test_beams_that_end(model_path: Path, engine_of, hf_model: PreTrainedModel) -> None:
     """Questions with short answers: beams end at different lengths, and length is penalized."""
-    llm = engine_of(block_size=4)
+    llm, num_ties = engine_of(block_size=4), 0
     endings = set()
-    for question in ("Say yes.", "What is 2 + 2? One word."):
+    questions = ("Say yes.", "What is 2 + 2? One word.")[: sized(1, 2)]
+    for question in questions:
         text = llm.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
         )
@@ -330,8 +352,11 @@ def test_beams_that_end(model_path: Path, engine_of, hf_model: PreTrainedModel) 
                 torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=12,
                 do_sample=False, length_penalty=penalty,
             )  # fmt: skip
-            for sequence, row in zip(got, right.tolist(), strict=True):
-                assert sequence.tokens == row[: len(sequence.tokens)]
+            if not same_beams(got, right):
+                narrowest = narrowest_choice(hf_model, prompt, 3, max_tokens=12)
+                assert narrowest < NEAR_TIE, (prompt, penalty, got, right)
+                num_ties += 1
+    assert num_ties <= 1
     assert endings == {"stop", "length"}
 
 
@@ -403,7 +428,9 @@ class Interrupted(Exception):
     pass
 
 
-def test_a_broken_off_step_leaves_nothing_behind(engine_of, some, expected, monkeypatch) -> None:
+def test_a_broken_off_step_leaves_nothing_behind(
+    engine_of, hf_model, some, expected, monkeypatch
+) -> None:
     """Blocks that were promised contents, and did not get them, are not found afterwards."""
     llm = engine_of()
     prompt = max(range(len(some)), key=lambda i: len(some[i]))
@@ -419,9 +446,9 @@ def test_a_broken_off_step_leaves_nothing_behind(engine_of, some, expected, monk
         llm.beam_search([some[prompt]], BeamSearchParams(2, 4))
     assert nothing_is_held(llm)
     monkeypatch.setattr(llm.model, "forward", forward)
-    [output] = run(llm, some[prompt])
-    assert output.num_cached_tokens == 0
-    assert output.outputs[0].token_ids == expected[prompt]
+    outputs = run(llm, some[prompt])
+    assert outputs[0].num_cached_tokens == 0
+    assert_same_but_for_ties(hf_model, [some[prompt]], tokens(outputs), [expected[prompt]])
 
 
 def test_a_stream_that_nobody_reads_to_its_end(engine_of, some) -> None:
@@ -433,7 +460,7 @@ def test_a_stream_that_nobody_reads_to_its_end(engine_of, some) -> None:
     assert nothing_is_held(llm)
 
 
-def test_engine_by_hand(engine_of, some, expected) -> None:
+def test_engine_by_hand(engine_of, hf_model, some, expected) -> None:
     """add_request, step, abort_request: requests come and go between steps."""
     engine = engine_of(max_num_batched_tokens=64).llm_engine
     rng, waiting, answers = random.Random(0), list(enumerate(some)), {}
@@ -448,8 +475,8 @@ def test_engine_by_hand(engine_of, some, expected) -> None:
         for output in engine.step():
             answers[output.request_id] = output.outputs[0].token_ids
         engine.abort_request(f"victim {rng.randrange(len(some))}")
-    for i in range(len(some)):
-        assert answers[f"request {i}"] == expected[i]
+    got = [answers[f"request {i}"] for i in range(len(some))]
+    assert_same_but_for_ties(hf_model, some, got, expected)
     assert engine.step() == []
 
 
@@ -457,7 +484,9 @@ def test_engine_by_hand(engine_of, some, expected) -> None:
 
 
 @settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=sized(5, 15),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_tiny_models(tiny_llms, data) -> None:
@@ -477,12 +506,13 @@ def test_tiny_models(tiny_llms, data) -> None:
     tails = st.lists(st.integers(3, 98), min_size=1, max_size=20)
     prompts = [[*stem, *tail] for tail in data.draw(st.lists(tails, min_size=1, max_size=8))]
     got = tokens(run(llm, prompts, SamplingParams(temperature=0, max_tokens=10)))
-    for prompt, answer in zip(prompts, got, strict=True):
-        with torch.inference_mode():
-            right = hf.generate(
-                torch.tensor([prompt]), max_new_tokens=10, do_sample=False, pad_token_id=0
-            )
-        assert answer == right[0, len(prompt) :].tolist()
+    with torch.inference_mode():
+        right = [
+            hf.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, pad_token_id=0)
+            for prompt in prompts
+        ]
+    right = [rows[0, len(prompt) :].tolist() for prompt, rows in zip(prompts, right, strict=True)]
+    assert_same_but_for_ties(hf, prompts, got, right)
     assert nothing_is_held(llm)
 
 

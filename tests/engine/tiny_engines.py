@@ -14,10 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from utils.checks.kit.near_ties import find_parting, hf_oracle
 from utils.engine import LLM, MedusaHeads
 from utils.hub import load_tokenizer
-
-NEAR_TIE = 1e-4  # below this gap between the two best logits, rounding may choose either
 
 
 def tiny_llama(folder: Path, seed: int, vocab_size: int = 13, layers: int = 2) -> LlamaForCausalLM:
@@ -75,15 +74,11 @@ class Oracle:
         return tokens[len(prompt) :]
 
     def explains(self, prompt: Sequence[int], answer: Sequence[int], max_tokens: int) -> bool:
-        """Whether an answer that differs does so first where the two best are all but equal."""
-        right = self.answer(prompt, max_tokens)
-        if list(answer) == right:
-            return True
-        same = next(
-            i for i in range(max_tokens) if list(answer[: i + 1]) != right[: i + 1]
-        )  # the first difference
-        best = self.logits((*prompt, *right[:same])).topk(2).values
-        return float(best[0] - best[1]) < NEAR_TIE
+        """Whether an answer is the model's, or parts from it where two tokens score the same."""
+        parting = find_parting(
+            hf_oracle(self.model), prompt, answer, self.answer(prompt, max_tokens)
+        )
+        return parting is None or parting.is_tie()
 
 
 @torch.inference_mode()
@@ -93,9 +88,8 @@ def gaps_below_best(model: Any, prompt: list[int], answer: list[int]) -> torch.T
     Args:
         model: of Hugging Face; it reads the prompt and the answer in one pass, without a cache.
     """
-    ids = torch.tensor([prompt + answer], device=model.device)
-    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    logits = hf_oracle(model)(prompt, answer)
+    chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.max(dim=1).values - chosen
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
+from tests.scale import sized
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
 from utils.engine.request import Request
 
@@ -120,7 +121,9 @@ METHODS = ["none", "ngram", "adaptive", "draft", "itself", "medusa", "tree"]
 
 @pytest.mark.parametrize("method", METHODS)
 @settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=sized(6, 12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(config=stories(), seed=st.integers(0, 10**6))
 def test_everyone_gets_the_tokens_they_would_get_alone(

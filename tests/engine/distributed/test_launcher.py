@@ -15,16 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.serving.waiting import eventually
 from utils.engine.distributed.launcher import RankError, RankProcesses, run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def gone(pids: list[int], patience: float = 5.0) -> bool:
-    """Whether all these processes end soon."""
-    end = time.monotonic() + patience
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
+def gone(pids: list[int]) -> bool:
+    """Whether all these processes have ended."""
     return not any(map(psutil.pid_exists, pids))
 
 
@@ -56,7 +54,7 @@ def test_ranks_keep_what_they_have_between_calls():
         (zero, numbers), (five, _) = ranks.call(get)
         pids = ranks.pids
     assert (zero, five, numbers.tolist()) == (0, 5, [0, 1, 2])
-    assert gone(pids, 0)
+    assert gone(pids)
     ranks.close()
     with pytest.raises(RankError, match="Start them anew"):
         ranks.call(get)
@@ -72,7 +70,7 @@ def test_the_first_failure_ends_all_and_says_which():
         pids = ranks.pids
         with pytest.raises(RankError, match=r"(?s)Rank 1 failed.*in fail.*no such layer"):
             ranks.call(fail)
-        assert gone(pids, 0)
+        assert gone(pids)
 
 
 def test_a_rank_that_dies_is_named_and_the_next_run_works():
@@ -99,10 +97,13 @@ def test_a_rank_that_ends_itself_is_named():
 def test_waiting_for_what_nobody_sends_has_an_end():
     def wait():
         if dist.get_rank() == 0:
-            time.sleep(60)
+            time.sleep(3600)
 
-    with pytest.raises(RankError, match="Rank 0 did not answer within 1 s"):
-        run_ranks(wait, 2, timeout=1)
+    with RankProcesses(2, timeout=300) as ranks:
+        ranks.timeout = 1  # not of the ranks' start, which takes longer on a busy machine
+        with pytest.raises(RankError, match="Rank 0 did not answer within 1 s"):
+            ranks.call(wait)
+        assert not ranks.alive
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, "2"])
@@ -111,37 +112,53 @@ def test_a_wrong_world_size_is_refused(size):
         RankProcesses(size)
 
 
-def test_an_interrupted_call_does_no_harm():
-    def slow(seconds):
-        time.sleep(seconds)
-        return dist.get_rank(), seconds
+def test_an_interrupted_call_does_no_harm(tmp_path):
+    def slow(folder):
+        rank = dist.get_rank()
+        if folder is not None:
+            (folder / f"at work {rank}").touch()
+            while not (folder / "interrupted").exists():
+                time.sleep(0.01)
+        return rank, folder
+
+    def interrupt():
+        eventually(lambda: len([*tmp_path.iterdir()]) == 2 and ranks._waiting, "both are at work")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with RankProcesses(2) as ranks:
-        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
-            ranks.call(slow, 1.0)
-        assert ranks.call(slow, 0.0) == [(0, 0.0), (1, 0.0)]  # not the late answer to the first
+            ranks.call(slow, tmp_path)
+        interrupting.join()
+        (tmp_path / "interrupted").touch()
+        assert ranks.call(slow, None) == [(0, None), (1, None)]  # not the late answer to the first
 
 
-def test_ranks_end_with_a_parent_that_was_killed():
+def test_ranks_end_with_a_parent_that_was_killed(tmp_path):
     script = """
-import time
+import sys
+from pathlib import Path
 from utils.engine.distributed.launcher import RankProcesses
 ranks = RankProcesses(2)
 print(*ranks.pids, flush=True)
+import torch
 import torch.distributed as dist
-def stuck():
-    dist.recv(__import__("torch").empty(1), 1 - dist.get_rank())
-ranks.call(stuck)
+def stuck(folder):
+    (Path(folder) / str(dist.get_rank())).touch()
+    dist.recv(torch.empty(1), 1 - dist.get_rank())
+ranks.call(stuck, sys.argv[1])
 """
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
-    time.sleep(0.5)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert gone(pids)
+    try:
+        eventually(lambda: len([*tmp_path.iterdir()]) == 2, "both wait for each other")
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    eventually(lambda: gone(pids), "the ranks end, too")

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.scale import FULL, ONLY_FULL, SCALE
 from utils.engine.kernels.fast_ops import load_fast_ops
 
 HERE = Path(__file__).parent
@@ -24,6 +26,10 @@ KERNELS = (
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is of x86")
 @pytest.mark.skipif(load_fast_ops() is None, reason="no C++ compiler")
+@pytest.mark.skipif(
+    SCALE != FULL and torch.cpu._is_amx_tile_supported(),
+    reason=f"{ONLY_FULL} this processor has AMX, so test_kernels.py tests the real instructions",
+)
 def test_the_kernels_for_amx_compute_what_the_others_do() -> None:
     """The same tests, with 16 lanes and with tiles; it is counted that these were used."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]

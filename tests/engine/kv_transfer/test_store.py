@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, OrderedDict
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.serving.waiting import PATIENCE, eventually, hang_limit
+from utils.engine.kv_transfer import courier as courier_module
 from utils.engine.kv_transfer.courier import Courier
 from utils.engine.kv_transfer.store import KVCacheStore, MemoryStore, StoreError
 from utils.engine.kv_transfer.valkey_store import ValkeyStore
@@ -105,27 +107,31 @@ def test_every_flipped_bit_is_noticed(contents: bytes, where: int, bit: int) -> 
     assert len(value) == HEADER.size + len(contents)
 
 
-def test_nobody_waits_for_a_store_longer_than_agreed() -> None:
+def test_nobody_waits_for_a_store_longer_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(courier_module, "time", SimpleNamespace(monotonic=lambda: now))
     failures: Counter[str] = Counter()
-    courier = Courier(timeout=0.1, retry_after=0.2, failures=failures)
+    courier = Courier(timeout=PATIENCE, retry_after=0.2, failures=failures)
     assert courier.ask(lambda: 7) == 7
     wake = threading.Event()
-    begin = time.monotonic()
-    stuck, behind = courier.send(wake.wait), courier.send(lambda: 8)
-    assert courier.result(stuck) is None and courier.result(behind) is None
-    assert time.monotonic() - begin < 2
-    assert failures == {"timeout": 1} and courier.is_down
-    time.sleep(0.25)
-    assert courier.is_down  # it is still busy with the old errand
-    assert courier.ask(lambda: 9) is None
+    courier.timeout = 0.1
+    with hang_limit(wake.set):
+        stuck, behind = courier.send(wake.wait), courier.send(lambda: 8)
+        assert courier.result(stuck) is None and courier.result(behind) is None
+        assert failures == {"timeout": 1} and courier.is_down
+        now += 1000.0
+        assert courier.is_down  # it is still busy with the old errand
+        assert courier.ask(lambda: 9) is None
     wake.set()
-    time.sleep(0.05)
+    courier.timeout = PATIENCE
+    eventually(lambda: not courier.is_down, "the old errand is done")
     assert courier.ask(lambda: 9) == 9
+    courier.stop()
 
 
 def test_troubles_of_a_store_are_counted_and_bugs_are_raised() -> None:
     failures: Counter[str] = Counter()
-    courier = Courier(timeout=5.0, retry_after=0.0, failures=failures)
+    courier = Courier(timeout=PATIENCE, retry_after=0.0, failures=failures)
 
     def fail(error: Exception) -> None:
         raise error
@@ -143,14 +149,17 @@ def test_a_real_valkey_server() -> None:
     from utils.disaggregation.valkey import ValkeyServer
 
     with ValkeyServer() as server:
-        store = ValkeyStore(server.port, timeout=0.3)
+        store = ValkeyStore(server.port, timeout=PATIENCE)
         store.store_many({b"a": b"1" * 10**6, b"b": b"\x00\xff"})
         assert store.retrieve_many([b"a", b"x", b"b"]) == [b"1" * 10**6, None, b"\x00\xff"]
         assert store.count_first([b"a", b"b", b"x", b"a"]) == 2
         assert store.contains(b"b") and not store.contains(b"x") and not store.retrieve_many([])
+        store.close()
+        store.timeout = 0.3  # of the next connection
         server.pause()
         with pytest.raises(StoreError, match="silent"):
             store.retrieve(b"a")
+        store.timeout = PATIENCE
         server.resume()
         assert store.retrieve(b"b") == b"\x00\xff"  # not the answer to the question before
         server.kill()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engine.core.test_random_stories import World, play, stories
 from tests.engine.kv_transfer.faults import UnreliableStore
+from tests.scale import sized
 from utils.engine import LLM
 from utils.engine.kv_transfer.base import KVConnectorStats
 from utils.engine.kv_transfer.pool_connector import PoolConnector
@@ -40,7 +41,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> ConnectedWorld:
 
 
 CALM = settings(
-    deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=sized(3, 6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

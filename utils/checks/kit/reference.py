@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from utils.checks.kit.near_ties import hf_oracle, same_but_for_a_tie
 from utils.engine.llm import LLM
 from utils.engine.request import SamplingParams
 from utils.hub import load_hf_model, load_tokenizer
@@ -54,6 +55,20 @@ def _hf_greedy(prompts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
             out = model.generate(**ids, max_new_tokens=MAX_TOKENS, do_sample=False)
         answers.append(tuple(out[0, ids["input_ids"].shape[1] :].tolist()))
     return tuple(answers)
+
+
+def is_hf_greedy(prompt: str, answer: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether an answer is Hugging Face's, or parts from it where two tokens all but tie.
+
+    Args:
+        answer: token ids of the answer to be judged.
+        expected: those of `hf_greedy` to the same prompt.
+    """
+    if list(answer) == list(expected):
+        return True  # without loading the model
+    oracle = hf_oracle(load_hf_model(dtype=torch.float32))
+    ids = load_tokenizer().encode(prompt, add_special_tokens=False)
+    return same_but_for_a_tie(oracle, ids, answer, expected)
 
 
 def greedy(llm: LLM, prompts: list[str]) -> list[Any]:
