@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,15 @@ from utils.disaggregation.valkey import ValkeyServer
 Make = Callable[..., Engine]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _environment() -> Iterator[None]:
+    """vLLM writes into it when it is configured."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[ValkeyServer]:
     with ValkeyServer() as server:
@@ -29,7 +39,7 @@ def store() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 def client(store: ValkeyServer) -> Iterator[Redis]:
-    client = store.client()
+    client = store.client(timeout=60)
     client.flushall()
     yield client
 
@@ -129,7 +139,7 @@ def test_an_intact_value_of_another_size_is_promised_only_once(
     (answer,) = first.run(first.add(prompt(85)))
     names = list(client.scan_iter())
     client.flushall()
-    BlockStore(store.port, 1.0).save([(name, b"another layout") for name in names])
+    BlockStore(store.port, 60.0).save([(name, b"another layout") for name in names])
     request = second.add(prompt(85))
     assert second.run(request) == [answer]
     assert second.computed[request.request_id] == 86
@@ -147,9 +157,11 @@ def test_with_others_that_share_the_damaged_beginning(make: Make, client: Redis)
 @pytest.mark.parametrize("failure", ["dead", "stalled", "full", "emptied"])
 def test_a_failing_store_costs_a_recompute(model_path: Path, failure: str) -> None:
     with ValkeyServer(eviction="noeviction") as store:
-        first, second = Engine(model_path, store.port), Engine(model_path, store.port)
+        patience = 0.3 if failure == "stalled" else 60.0  # such a store answers to nobody
+        first = Engine(model_path, store.port)
+        second = Engine(model_path, store.port, timeout=patience)
         if failure == "full":
-            store.client().config_set("maxmemory", 1)
+            store.client(timeout=60).config_set("maxmemory", 1)
         (answer,) = first.run(first.add(prompt(100)))
         assert store.stats().keys == (0 if failure == "full" else 6)
         if failure == "dead":
@@ -157,7 +169,7 @@ def test_a_failing_store_costs_a_recompute(model_path: Path, failure: str) -> No
         elif failure == "stalled":
             store.pause()
         elif failure == "emptied":
-            store.client().flushall()
+            store.client(timeout=60).flushall()
         request = second.add(prompt(100))
         assert second.run(request) == [answer]
         assert second.computed[request.request_id] == 101
@@ -266,7 +278,7 @@ def test_with_a_learners_parts_in_it_it_does_the_same(
     values = {name: client.get(name) for name in client.scan_iter()}
     for name, value in values.items():  # the learner's own function refuses these
         client.delete(name)
-        BlockStore(store.port, 1.0).save([(name, b"x" * (len(value) - 8))])
+        BlockStore(store.port, 60.0).save([(name, b"x" * (len(value) - 8))])
     third = Engine(model_path, store.port, connector=LearnersConnector, parts=str(file))
     request = third.add(prompt(100))
     assert third.run(request) == [answer] and third.computed[request.request_id] == 101

@@ -48,13 +48,13 @@ class Engine:
     def __init__(
         self, model: Path, port: int, *, num_blocks: int = 64, max_batched: int = 64,
         role: str = "kv_both", dtype: str = "float32", policy: str = "recompute",
-        connector: type[ValkeyConnector] = ValkeyConnector, parts: str = "",
+        connector: type[ValkeyConnector] = ValkeyConnector, parts: str = "", timeout: float = 60.0,
     ) -> None:  # fmt: skip
         transfer = KVTransferConfig(
             kv_connector=connector.__name__, kv_connector_module_path=connector.__module__,
             kv_role=role,  # type: ignore[arg-type]
             kv_load_failure_policy=policy,  # type: ignore[arg-type]
-            kv_connector_extra_config={"port": port, "timeout": 0.3, "parts": parts},
+            kv_connector_extra_config={"port": port, "timeout": timeout, "parts": parts},
         )  # fmt: skip
         cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = num_blocks
@@ -92,7 +92,7 @@ class Engine:
         self.scheduler.add_request(request)
         return request
 
-    def run(self, *requests: Request, patience: float = 20.0) -> list[list[int]]:
+    def run(self, *requests: Request, patience: float = 60.0) -> list[list[int]]:
         """Step until all requests are answered; their answers."""
         deadline = time.monotonic() + patience
         while not all(request.is_finished() for request in requests):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +17,21 @@ import pytest
 import uvicorn
 
 from tests.engine.tiny_engines import tiny_llama, tiny_speaker
+from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, LLMEngine
+from utils.engine.structured_output import grammar
 from utils.pipeline.vllm.local_server import HOST, listener
 from utils.serving.api_server import build_app
 from utils.serving.async_engine import AsyncLLM
 from utils.serving.http.guard import PatientProtocol
 from utils.serving.scrape import Reading, scrape
 
-PATIENCE = 30.0  # seconds until something that must happen counts as failed
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        time.sleep(0.01)
-
 
 class Served:
     """A server in this process, and what the tests want to know about it."""
 
-    def __init__(self, url: str, engine: AsyncLLM) -> None:
-        self.url, self.engine = url, engine
+    def __init__(self, url: str, engine: AsyncLLM, server: uvicorn.Server) -> None:
+        self.url, self.engine, self.server = url, engine, server
         self.http = httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -46,19 +41,29 @@ class Served:
         return self.post("/v1/completions", **body)
 
     def metrics(self) -> Reading:
-        return scrape(self.url)
+        return scrape(self.url, timeout=PATIENCE)
+
+    def ask(self, **body: Any) -> HTTPConnection:
+        """Ask for a whole answer, and do not wait for it. Who closes the connection has left."""
+        address = self.http.base_url
+        connection = HTTPConnection(address.host, address.port or 80, timeout=PATIENCE)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        return connection
 
 
 @contextmanager
-def serve(engine: LLMEngine, **limits: Any) -> Iterator[Served]:
+def serve(engine: LLMEngine, loop: str = "auto", **limits: Any) -> Iterator[Served]:
     """Run a server on an engine, and stop it at the end."""
     app = build_app(engine, "tiny", **limits)
     with listener(0) as socket:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", http=PatientProtocol))
+        config = uvicorn.Config(app, log_level="error", http=PatientProtocol, loop=loop)  # type: ignore[arg-type]
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         eventually(lambda: server.started, "the server is ready")
-        served = Served(f"http://{HOST}:{socket.getsockname()[1]}", app.state.engine)
+        url = f"http://{HOST}:{socket.getsockname()[1]}"
+        served = Served(url, app.state.engine, server)
         try:
             yield served
         finally:
@@ -77,6 +82,66 @@ def slow_down(engine: LLMEngine, seconds: float) -> None:
         return advance()
 
     engine.advance = slower  # type: ignore[method-assign]
+
+
+class Steps:
+    """Each step of an engine waits until it is allowed. So a test can stop an answer in its middle.
+
+    A step that waits is one in which the engine's thread reads no messages: what others want from
+    it, it learns when the step has ended.
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._allowed, self._free = threading.Semaphore(0), False
+        advance = engine.advance
+
+        def when_allowed() -> list:
+            if not self._free:
+                assert self._allowed.acquire(timeout=2 * PATIENCE), "nobody allows the next step"
+            return advance()
+
+        engine.advance = when_allowed  # type: ignore[method-assign]
+
+    def allow(self, number: int) -> None:
+        self._allowed.release(number)
+
+    def allow_all(self) -> None:
+        self._free = True
+        self._allowed.release()
+
+
+class Clock:
+    """The clock of a server's event loop: it stands still, unless a test sets it forward.
+
+    For a server that was started with `serve(..., loop="asyncio")`: uvloop has a clock of its own.
+    """
+
+    def __init__(self, served: Served) -> None:
+        loop = served.engine._loop
+        assert loop is not None
+        self._loop, self._real, self._now = loop, loop.time, loop.time()
+        loop.time = lambda: self._now  # type: ignore[method-assign]
+
+    def advance(self, seconds: float) -> None:
+        """Return when what is due by then has been done."""
+
+        async def forward() -> None:
+            self._now += seconds
+            for _ in range(10):  # a timer, the task that it wakes, what that one calls, ...
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(forward(), self._loop).result(PATIENCE)
+
+    def let_go(self) -> None:
+        """From now on it goes on by itself, from where it is: clocks do not go back."""
+        ahead = self._now - self._real()
+        self._loop.time = lambda: self._real() + ahead  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _patient_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form has time to be compiled, however busy the machine is."""
+    monkeypatch.setattr(grammar, "MAX_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="session")

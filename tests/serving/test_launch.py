@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.serving.conftest import eventually
+from tests.serving.waiting import PATIENCE, eventually
 from utils.pipeline.process import WorkerError
 from utils.pipeline.vllm.local_server import (
     HOST,
@@ -34,13 +35,28 @@ import sys, time
 from utils.serving.launch import course_server
 server = course_server(sys.argv[1], verbose=False)
 print(server.pid, server.url, flush=True)
-time.sleep(100)
+time.sleep(1000)
+"""
+
+
+# A server whose engine waits before its fourth step until somebody writes to it.
+HELD = """
+import sys
+from utils.engine import LLMEngine
+advance, steps = LLMEngine.advance, iter(range(10**9))
+def held(engine):
+    if next(steps) == 3:
+        sys.stdin.readline()
+    return advance(engine)
+LLMEngine.advance = held
+from utils.serving.__main__ import main
+main()
 """
 
 
 def is_up(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
     except httpx.ConnectError:
         return False
 
@@ -57,10 +73,13 @@ def test_a_server_starts_answers_and_stops(
 ) -> None:
     with course_server(tiny_folder, max_num_seqs=2, enable_prefix_caching=False) as server:
         assert server.url.startswith("http://127.0.0.1:") and server.model == "model"
-        [card] = httpx.get(f"{server.url}/v1/models").json()["data"]
+        [card] = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE).json()["data"]
         assert card["id"] == "model" and card["max_model_len"] == 128
         body = {"prompt": [3, 4], "temperature": 0, "max_tokens": 3}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).status_code
+            == 200
+        )
         # It listens on the loopback interface only.
         listening = psutil.Process(server.pid).net_connections("tcp")
         assert {c.laddr.ip for c in listening if c.status == "LISTEN"} == {"127.0.0.1"}
@@ -73,18 +92,29 @@ def test_a_server_starts_answers_and_stops(
 
 
 def test_a_server_publishes_its_kv_events(tiny_folder: Path) -> None:
-    endpoint, replay = (f"tcp://{HOST}:{free_port()}" for _ in "ab")
-    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
-    with course_server(
-        tiny_folder, block_size=4, kv_events_config=json.dumps(config), enable_scale_out=True,
-        verbose=False,
-    ) as server:  # fmt: skip
+    def start() -> LocalServer:
+        endpoints = [f"tcp://{HOST}:{free_port()}" for _ in "ab"]
+        config.update(zip(("endpoint", "replay_endpoint"), endpoints, strict=True))
+        return course_server(
+            tiny_folder, block_size=4, kv_events_config=json.dumps(config), enable_scale_out=True,
+            verbose=False,
+        )  # fmt: skip
+
+    config: dict[str, Any] = {"enable_kv_cache_events": True}
+    try:
+        server = start()
+    except WorkerError as error:  # a port was free, and till the server came another program had it
+        assert "If another program has the port" in str(error)
+        server = start()
+    with server:
         body = {"prompt": [3, 4, 5, 6, 7], "temperature": 0, "max_tokens": 1}
-        httpx.post(f"{server.url}/v1/completions", json=body).raise_for_status()
-        rendered = httpx.post(f"{server.url}/v1/completions/render", json=body).json()
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).raise_for_status()
+        rendered = httpx.post(
+            f"{server.url}/v1/completions/render", json=body, timeout=PATIENCE
+        ).json()
         assert rendered[0]["token_ids"] == body["prompt"]
-        with KVEventSubscriber(endpoint, replay) as subscriber:
-            [received] = subscriber.poll(10)
+        with KVEventSubscriber(config["endpoint"], config["replay_endpoint"]) as subscriber:
+            [received] = subscriber.poll(PATIENCE)
         [event] = received.batch.events
         assert isinstance(event, BlockStored) and event.token_ids == [3, 4, 5, 6]
         with pytest.raises(WorkerError, match="If another program has the port"):
@@ -114,7 +144,7 @@ def test_no_orphan_is_left_when_the_starter_is_killed(tiny_folder: Path, how: in
     )
     assert starter.stdout is not None
     pid, url = starter.stdout.readline().split()
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
     os.kill(starter.pid, how)
     starter.wait()
     eventually(lambda: gone(int(pid)), "the server ends after the one who started it")
@@ -170,25 +200,27 @@ def test_a_number_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_a_signal_ends_it_in_words(tiny_folder: Path, how: int, code: int, grace: int) -> None:
     """Whoever reads a stream gets all of it, or hears why not; the log shows no traceback."""
-    command = [sys.executable, "-m", "utils.serving", "--model", str(tiny_folder), "--port", "0"]
     server = subprocess.Popen(
-        [*command, "--shutdown-timeout", str(grace)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", HELD, "--model", str(tiny_folder), "--port", "0",
+         "--shutdown-timeout", str(grace)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert server.stdout is not None
+    assert server.stdout is not None and server.stdin is not None
     try:
         url = server.stdout.readline().split()[-1]
         eventually(lambda: is_up(url), "it listens")
-        # Long enough for a test that is itself held up for a second or two.
-        body = {"prompt": ["w3 w4"] * 4, "n": 64, "max_tokens": 120, "ignore_eos": True}
+        body = {"prompt": "w3 w4", "max_tokens": 40, "ignore_eos": True, "stream": True}
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=100
+            "POST", f"{url}/v1/completions", json=body, timeout=2 * PATIENCE
         ) as stream:
             lines = stream.iter_lines()
             next(lines)
             server.send_signal(how)
+            eventually(lambda: not is_up(url), "it listens to nobody new")
+            server.stdin.write("go on\n")
+            server.stdin.flush()
             events = [line for line in lines if line]
-        log = server.communicate(timeout=100)[1]
+        log = server.communicate(timeout=2 * PATIENCE)[1]
     finally:
         server.kill()
     assert server.returncode == code and log == ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from threading import Event
 from typing import Any, Literal
 
-import httpx
 import jsonschema
 import openai
 import pytest
@@ -166,23 +166,21 @@ def test_who_waits_for_a_compiler_counts_and_can_leave(
 
     monkeypatch.setattr(grammar, "_try", slowly)
 
-    def ask_for(pattern: str, seconds: float) -> int | None:
-        try:
-            return httpx.post(f"{server.url}/v1/completions", timeout=seconds, json={
-                "prompt": "w3", "max_tokens": 2, "structured_outputs": {"regex": pattern},
-            }).status_code  # fmt: skip
-        except httpx.ReadTimeout:
-            return None
+    def ask_for(pattern: str) -> HTTPConnection:
+        return server.ask(prompt="w3", max_tokens=2, structured_outputs={"regex": pattern})
 
-    with serve(tiny.llm_engine, max_num_queued_reqs=3) as server, ThreadPoolExecutor() as people:
-        two = [people.submit(ask_for, pattern, 60) for pattern in ("w3", "w4")]
-        eventually(lambda: len(tried) == 2, "both are compiled")
-        leaving = people.submit(ask_for, "w5", 1.5)
-        eventually(lambda: server.engine.num_requests == 3, "the third one waits")
-        assert server.complete(prompt="w3", max_tokens=2).status_code == 503
-        assert leaving.result() is None
-        eventually(lambda: server.engine.num_requests == 2, "it is not counted any more")
-        assert server.complete(prompt="w3", max_tokens=2).status_code == 200
-        may_go_on.set()
-        assert {request.result() for request in two} <= {200, 400}
-        assert server.engine.num_requests == 0 and len(tried) == 2
+    with serve(tiny.llm_engine, max_num_queued_reqs=3) as server:
+        try:
+            two = [ask_for(pattern) for pattern in ("w3", "w4")]
+            eventually(lambda: len(tried) == 2, "both are compiled")
+            leaving = ask_for("w5")
+            eventually(lambda: server.engine.num_requests == 3, "the third one waits")
+            assert server.complete(prompt="w3", max_tokens=2).status_code == 503
+            leaving.close()
+            eventually(lambda: server.engine.num_requests == 2, "it is not counted any more")
+            assert server.complete(prompt="w3", max_tokens=2).status_code == 200
+        finally:
+            may_go_on.set()
+        assert {connection.getresponse().status for connection in two} <= {200, 400}
+        eventually(lambda: server.engine.num_requests == 0, "nobody is counted")
+        assert len(tried) == 2

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from redis import Redis
 
 EVICTION = ("allkeys-lru", "allkeys-lfu", "noeviction")
-START_PATIENCE = 20.0  # seconds; it takes a tenth of one, but the machine may be busy
+START_PATIENCE = 60.0  # seconds; it takes a tenth of one, but the machine may be busy
+STATS_PATIENCE = 10.0  # seconds; a store that is paused says nothing
 
 
 class ValkeyError(RuntimeError):
@@ -141,7 +142,7 @@ class ValkeyServer:
         from redis import RedisError
 
         try:
-            with self.client() as client:
+            with self.client(timeout=STATS_PATIENCE) as client:
                 info: dict[str, Any] = client.info()
         except RedisError as error:
             state = "does not answer" if self.alive else "has ended; start another ValkeyServer"

@@ -10,7 +10,7 @@ import pytest
 from tests.serving.conftest import eventually
 from utils.engine import LLM, SamplingParams
 from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import PortInUse, free_port
+from utils.pipeline.vllm.local_server import PortInUse, listener
 from utils.routing.fleet.experiments import ask_warmed, kill_under_load, warm_behind
 from utils.routing.fleet.real_routers import NoReplicaAnswers, real_router
 from utils.routing.fleet.replicas import Replicas, course_replicas
@@ -28,6 +28,7 @@ from utils.routing.router.server import our_router
 
 pytestmark = pytest.mark.slow
 WORDS = 40
+LONG_ANSWER = 24
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +97,15 @@ def test_our_router_with_the_truth_is_exact_and_round_robin_as_foretold(
 
 
 def test_a_replica_is_killed_under_load_and_comes_back(replicas: Replicas, llm: LLM) -> None:
-    prompts = prompt_groups(6, 1, 20, seed=74)
+    prompts = prompt_groups(8, 1, 20, seed=74)
     index = KVIndex(2)
     with our_router(LeastLoaded(), replicas, index=index) as router:
-        report = kill_under_load(router.url, replicas, prompts, victim=0, max_tokens=16)
+        # Each replica gets four and answers two at a time. When four answers have begun, the victim
+        # is in the middle of two, and two more wait for it: unless a replica has written two whole
+        # answers before the other one has begun.
+        report = kill_under_load(
+            router.url, replicas, prompts, victim=0, max_tokens=LONG_ANSWER, num_begun=4
+        )
         found = router.metrics()
         assert found.value("course:router_alive") == 1
         # What had begun is lost, what waited is answered by the other one.
@@ -107,7 +113,7 @@ def test_a_replica_is_killed_under_load_and_comes_back(replicas: Replicas, llm: 
         assert found.value("course:router_retries_total") >= 1
         assert report.num_refused == 0
         assert report.num_complete == len(prompts) - report.num_lost
-        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=LONG_ANSWER, ignore_eos=True)
         expected = llm.generate([p.text for p in prompts], params, use_tqdm=False)
         for answer, output in zip(report.answers, expected, strict=True):
             assert answer in (None, output.outputs[0].text)
@@ -118,11 +124,12 @@ def test_a_replica_is_killed_under_load_and_comes_back(replicas: Replicas, llm: 
 
 
 def test_clear_errors(replicas: Replicas) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(NoReplicaAnswers, match=f"Start one first.\n{nobody}"):
-        real_router("smg", "round_robin", [nobody], "smol")
-    with pytest.raises(NoReplicaAnswers):
-        our_router(RoundRobin(), [nobody])
+    with listener(0) as taken:  # nobody else can listen there, and nobody does
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(NoReplicaAnswers, match=f"Start one first.\n{nobody}"):
+            real_router("smg", "round_robin", [nobody], "smol")
+        with pytest.raises(NoReplicaAnswers):
+            our_router(RoundRobin(), [nobody])
     with pytest.raises(PortInUse):
         real_router("smg", "random", replicas.urls, "smol", port=replicas.servers[0].port)
     with pytest.raises(WorkerError, match=r"(?s)smg \(fastest\) ended.*invalid choice"):
