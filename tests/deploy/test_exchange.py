@@ -20,10 +20,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.scale import only_full
 from tools import make_labs
 from tools.grading.grade import grade
 from utils.hub import cache_dir
 
+pytestmark = only_full("nbgrader's commands one after the other, through a real exchange")
 ROOT = make_labs.ROOT
 SETTINGS = ROOT / "deploy" / "jupyterhub" / "jupyter"
 LAB = "01_prefill_and_decode"

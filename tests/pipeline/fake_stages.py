@@ -70,7 +70,7 @@ def linger(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict
     """Write a part, then take long."""
     (out / "text").write_text("half")
     (out / "pid").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)  # longer than anybody waits for its end
     return {}
 
 

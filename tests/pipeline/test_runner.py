@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -144,19 +144,19 @@ def test_killed_in_the_middle_nothing_half_written_is_taken_for_done(tmp_path: P
     process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=env)
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(f"{WORK_PREFIX}one-*/pid")):
+        begun = f"{WORK_PREFIX}one-*/pid"
+        while not (written := "".join(file.read_text() for file in tmp_path.glob(begun))):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
-        time.sleep(0.2)
-        child = int(next(tmp_path.glob(f"{WORK_PREFIX}one-*/pid")).read_text())
+        child = psutil.Process(int(written))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "one").exists()
     assert leftovers(tmp_path)
     # The stage's own process does not go on alone.
-    gone, _ = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], 10)
-    assert gone or not psutil.pid_exists(child)
+    _, left = psutil.wait_procs([child], timeout=60)
+    assert left == []
     Runner(tmp_path, fake_stages.chain(), {}).run()
     assert (tmp_path / "one" / "text").read_text() == "a"
     assert not leftovers(tmp_path)
@@ -229,10 +229,23 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
             Runner(tmp_path, fake_stages.chain(), {}).run()
 
 
-def test_a_run_can_wait_for_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (tmp_path / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        threading.Timer(0.3, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+def test_a_run_can_wait_for_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, asked = fcntl.flock, []
+
+    def until_it_waits(file: Any, how: int) -> None:
+        """The other run ends as soon as this one waits for it."""
+        asked.append(how)
+        if how == fcntl.LOCK_EX:
+            assert not (tmp_path / "one").exists()
+            flock(other, fcntl.LOCK_UN)
+        flock(file, how)
+
+    with (tmp_path / ".lock").open("w") as other:
+        flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", until_it_waits)
         Runner(tmp_path, fake_stages.chain(), {}).run(wait=True)
+    assert asked[:2] == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
     assert "waiting for it" in capsys.readouterr().out
     assert (tmp_path / "two" / "text").read_text() == "ab"

@@ -67,12 +67,14 @@ def test_an_interrupted_call_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[psutil.Process] = []
+    pid = tmp_path / "out" / "pid"
 
     def interrupted(process: stage_process.subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "out" / "pid").exists() and time.monotonic() < deadline:
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline, "the stage has not begun"
             time.sleep(0.05)
-        started.append(psutil.Process(process.pid))
+        started.extend(psutil.Process(number) for number in (process.pid, int(pid.read_text())))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stage_process.subprocess.Popen, "wait", interrupted)
@@ -80,10 +82,12 @@ def test_an_interrupted_call_leaves_no_process(
     (tmp_path / "out").mkdir()
     with pytest.raises(KeyboardInterrupt):
         stage_process.call_stage(fake_stages.linger, {}, {}, tmp_path / "out")
-    assert started and not psutil.pid_exists(started[0].pid)
+    assert len(started) == 2
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert left == []
 
 
 def _stop_without_wait(pid: int) -> None:
     process = psutil.Process(pid)
     process.terminate()
-    process.wait(10)
+    process.wait(60)

@@ -14,23 +14,24 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.scale import only_full
 from utils.pipeline.process import WorkerError, program_pid, run_worker, stop, supervised
 
 ROOT = Path(__file__).parents[2]
 # A program that starts another one, in a session of its own, as vLLM's server does its engine.
-# The argument makes both findable.
+# The argument makes both findable. They last far longer than anybody waits for their end.
 FAMILY = """
 import subprocess, sys, time
 print("ready", flush=True)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", sys.argv[1]],
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]],
                  start_new_session=True)
-time.sleep(60)
+time.sleep(600)
 """
 STARTER = """
 import subprocess, sys, time
 from utils.pipeline.process import supervised
 subprocess.Popen(supervised([sys.executable, "-c", sys.argv[1], sys.argv[2]]))
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -43,7 +44,8 @@ def family(name: str) -> list[psutil.Process]:
     return found
 
 
-def eventually(condition: object, seconds: float = 20.0) -> bool:
+def eventually(condition: object, seconds: float = 60.0) -> bool:
+    """Does it become true? The seconds are for what hangs, and enough for the busiest machine."""
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:
@@ -52,8 +54,17 @@ def eventually(condition: object, seconds: float = 20.0) -> bool:
     return True
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("trial", range(6))
+MORE = only_full("either signal at each stage of the start, at more moments")
+
+
+@pytest.mark.parametrize(
+    ("how", "trial"),
+    [
+        pytest.param(how, trial, marks=() if trial < 4 and trial % 2 == number else MORE)
+        for trial in range(6)
+        for number, how in enumerate([signal.SIGKILL, signal.SIGTERM])
+    ],
+)
 def test_nothing_is_left_when_the_starter_is_killed_at_any_moment(how: int, trial: int) -> None:
     name = f"family-{os.getpid()}-{how}-{trial}"
     starter = subprocess.Popen(
@@ -64,7 +75,7 @@ def test_nothing_is_left_when_the_starter_is_killed_at_any_moment(how: int, tria
     time.sleep(random.Random(trial).random() * 0.1)
     os.kill(starter.pid, how)
     starter.wait()
-    assert eventually(lambda: not family(name), 5), family(name)
+    assert eventually(lambda: not family(name)), family(name)
 
 
 def test_a_starter_that_is_gone_already_is_noticed() -> None:
@@ -106,14 +117,20 @@ def test_a_worker_whose_supervisor_is_killed_is_not_waited_for() -> None:
     def kill() -> None:
         if eventually(lambda: len(family(name)) == 3):
             next(p for p in family(name) if "supervisor.py" in str(p.cmdline())).kill()
+        if not returned.wait(60):
+            waited_for.extend(family(name))
+            for process in waited_for:
+                process.kill()
 
+    returned = threading.Event()
+    waited_for: list[psutil.Process] = []
     killer = threading.Thread(target=kill)
     killer.start()
-    begin = time.monotonic()
     with pytest.raises(WorkerError, match="was killed, perhaps for memory"):
         run_worker([sys.executable, "-c", FAMILY, name], dict(os.environ), "It")
+    returned.set()
     killer.join()
-    assert time.monotonic() - begin < 40  # its family would sleep for 60 seconds
+    assert waited_for == []
     assert not family(name)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +27,19 @@ class RealLayer:
         x = self.held_out if held_out else self.inputs
         wanted = x @ self.weight.t()
         return float((x @ read_back.t() - wanted).square().sum() / wanted.square().sum())
+
+
+def import_gptqmodel() -> None:
+    """Import it without what it leaves in the environment and in `sys.path` for later tests."""
+    with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [*sys.path]):
+        os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+        import gptqmodel.looper.awq_processor  # noqa: F401
+
+
+def in_blocks(hessian: Tensor, size: int = 64) -> Tensor:
+    """A Hessian for a broken GPTQ: what a block's rounding costs is made up within it alone."""
+    blocks = [hessian[i : i + size, i : i + size] for i in range(0, len(hessian), size)]
+    return torch.block_diag(*blocks)
 
 
 @pytest.fixture(scope="session")

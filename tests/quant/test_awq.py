@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.quant.conftest import import_gptqmodel
 from utils.pipeline.quantizers.classic.clip_search import best_clip
 from utils.quant import InputStats, apply_clip, awq, rtn, search_clip, search_scales
 
@@ -108,6 +109,7 @@ def test_bad_arguments() -> None:
 
 def gptqmodel_awq(w: torch.Tensor, x: torch.Tensor, group_size: int) -> torch.Tensor:
     """What gptqmodel's scale and clip searches make of a layer, read back."""
+    import_gptqmodel()
     from gptqmodel.looper.awq_processor import AWQProcessor, _compute_awq_weight_mean
 
     tool = AWQProcessor.__new__(AWQProcessor)
@@ -138,9 +140,14 @@ def gptqmodel_awq(w: torch.Tensor, x: torch.Tensor, group_size: int) -> torch.Te
 def test_as_good_as_gptqmodel(real_layers, name: str) -> None:
     layer = real_layers[name]
     theirs = layer.error(gptqmodel_awq(layer.weight, layer.inputs, 64))
-    quantized, scales = awq(layer.weight, InputStats.of(layer.inputs))
-    ours = layer.error(quantized.dequantize() / scales)
+    errors = []
+    for clip in (True, False):
+        quantized, scales = awq(layer.weight, InputStats.of(layer.inputs), clip=clip)
+        errors.append(layer.error(quantized.dequantize() / scales))
+    ours, unclipped = errors
     plain = layer.error(rtn(layer.weight, sym=False).dequantize())
-    assert ours < 1.05 * theirs
-    assert theirs < 1.05 * ours  # the tool was used as it is meant
+    # They round differently, and may choose another ratio of nearly the same error: which costs
+    # either of them little next to what a part that is missing would.
+    assert ours - theirs < 0.5 * (unclipped - theirs)
+    assert theirs - ours < 0.5 * (unclipped - ours)  # the tool was used as it is meant
     assert ours < 0.95 * plain

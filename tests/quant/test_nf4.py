@@ -51,7 +51,7 @@ def test_real_weights(real_layers, name: str, double: bool) -> None:
     st.sampled_from([64, 128]), st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_weights(seed, rows, columns, blocksize, double, dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(rows, columns, generator=generator) * 0.05

@@ -45,7 +45,7 @@ def make_weight(
 
 
 @given(weights, st.integers(2, 8), st.booleans(), st.sampled_from([16, 32, 64, -1]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_weight_is_within_half_a_step(weight, bits: int, sym: bool, group_size: int) -> None:
     w = make_weight(*weight)
     quantized = rtn(w, bits=bits, group_size=group_size, sym=sym)
@@ -153,7 +153,7 @@ def same(a: QuantizedWeight, b: QuantizedWeight) -> bool:
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([16, 32, 64]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_checkpoint_layouts_keep_everything(seed: int, sym: bool, group_size: int) -> None:
     w = make_weight(seed, 0.03, "normal", (24, 64))
     quantized = rtn(w, group_size=group_size, sym=sym)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.sim.allocators import BuddyAllocator, FirstFitAllocator, next_power_of_two
@@ -29,7 +29,6 @@ def free_pieces(owners: np.ndarray, buddies: bool) -> list[tuple[int, int]]:
 
 
 @either
-@settings(deadline=None)
 @given(num_slots=st.integers(1, 70), actions=actions)
 def test_equals_an_array_of_owners(
     kind: type[Allocator], num_slots: int, actions: list[int]

@@ -37,7 +37,7 @@ def small_runs(draw: st.DrawFn) -> tuple[Policy, list[int], list[int], int, list
     return draw(policies(max_model_len)), prompts, outputs, num_slots, arrivals
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(run=small_runs(), sample_every=st.sampled_from([1, 1, 4]))
 # Two requests are preempted in one step; the earlier of them must come back first.
 @example(run=(Paged(1), [1] * 10, [12, 11, 3, 9, 8, 7, 6, 2, 4, 10], 16, [0] * 10), sample_every=1)
@@ -54,7 +54,7 @@ def test_equals_the_slot_by_slot_simulation(run: tuple, sample_every: int) -> No
     assert (fast.num_steps, fast.num_preemptions) == (len(slow.states), slow.num_preemptions)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(run=small_runs())
 def test_every_token_gets_its_slot(run: tuple) -> None:
     """Properties that any correct engine has, checked on the slots themselves."""

@@ -198,7 +198,7 @@ def test_lru_equals_vllm(name: str, num_blocks: int, concurrency: int, head_firs
     assert 0.02 < ours.hit_rate < unbounded.hit_rate  # the cache was under pressure
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(traces(), st.integers(0, 6), st.integers(1, 4), st.booleans())
 def test_lru_equals_vllm_on_small_traces(
     trace: list[TraceRequest], spare: int, concurrency: int, head_first: bool
@@ -268,7 +268,7 @@ class SlowCache:
                 self.rank[block] = self.policy(block, self.now)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @pytest.mark.parametrize("name", [*POLICIES, "belady"])
 @given(traces(), st.integers(0, 8), st.integers(1, 4), st.integers(1, 3))
 def test_every_policy_by_brute_force(
@@ -356,7 +356,7 @@ def documents(draw: st.DrawFn) -> list[TraceRequest]:
     return make_trace(*(([(doc, lengths[doc]), (100 + n, 1)], 1) for n, doc in enumerate(picked)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.one_of(documents(), traces(max_requests=7)), st.integers(0, 4))
 def test_no_order_of_eviction_beats_belady(trace: list[TraceRequest], spare: int) -> None:
     size, num_blocks = 4, -(-room_for(trace) // 4) + spare
@@ -400,7 +400,7 @@ class WatchedCache(BlockCache):
                 assert any(b.ref_cnt > 0 for b in self.cached[number])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     traces(), st.sampled_from([*POLICIES]), st.integers(0, 9), st.integers(1, 5), st.integers(1, 3)
 )
@@ -511,7 +511,7 @@ class WatchedRadix(RadixCache):
         assert set(used) <= set(nodes)  # nothing that is in use was evicted
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(traces(), st.integers(0, 12), st.integers(1, 4))
 def test_radix_hits_by_brute_force(trace: list[TraceRequest], spare: int, concurrency: int) -> None:
     result = simulate(trace, WatchedRadix(room_for(trace) + spare), concurrency)

@@ -208,7 +208,7 @@ def test_awq_layout_is_vllms() -> None:
     assert torch.equal(weight, _reference(q, zeros, scales, 32))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 15), min_size=8, max_size=8))
 def test_unpack_every_nibble(nibbles: list[int]) -> None:
     word = sum(nibble << (4 * position) for position, nibble in enumerate(nibbles))

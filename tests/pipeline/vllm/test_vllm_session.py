@@ -5,9 +5,9 @@ The real one is run by notebook 13 and its lab.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +36,8 @@ class Worker(real.Worker):
 
     def generate(self, prompts, sampling, one_by_one):
         if sampling.get("max_tokens") == 99:
-            time.sleep(60)
+            open("BEGUN", "w").close()
+            time.sleep(600)
         answer = {"text": "x", "token_ids": [1, 2], "num_cached_tokens": 32,
                   "finish_reason": "stop", "ttft": 0.5}
         return {"answers": [answer for _ in prompts], "seconds": 2.0}
@@ -51,7 +52,8 @@ real.main()
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmSession]:
-    (tmp_path / "stand_in_worker.py").write_text(WORKER)
+    worker = WORKER.replace("BEGUN", str(tmp_path / "begun"))
+    (tmp_path / "stand_in_worker.py").write_text(worker)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(vllm_session, "WORKER_MODULE", "stand_in_worker")
     with VllmSession() as session:
@@ -110,13 +112,25 @@ def test_on_a_gpu_each_engine_gets_a_process(
     assert first is not None and first.poll() is not None
 
 
-def test_an_interrupt_ends_the_process(session: VllmSession) -> None:
+def test_an_interrupt_ends_the_process(session: VllmSession, tmp_path: Path) -> None:
     session.start("model")
     process = session.process
     assert process is not None
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt_generate() -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_generate)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         session.generate([[1]], max_tokens=99)
+    interrupter.join()
+    assert (tmp_path / "begun").exists()
     assert session.process is None and process.poll() is not None
     assert not psutil.pid_exists(process.pid)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from matplotlib.colors import same_color
 from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM, ContiguousKVCache, LLMEngine, SamplingParams, SpeculativeConfig
 from utils.engine.attention.paged_kv_cache import slot_mapping
+from utils.viz.engine import step_time
 from utils.viz.engine.step_anatomy import (
     REQUEST_COLORS,
     StepAnatomy,
@@ -152,25 +152,42 @@ def test_an_engine_without_blocks_is_refused(tiny: LLM) -> None:
         pass
 
 
+class Clock:
+    """Each reading takes 1 s, and a slow part what it adds: so all steps are alike."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
 def test_a_slow_part_is_found(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a part takes longer is added to this part, all of it, and to no other."""
+    clock = Clock()
+    monkeypatch.setattr(step_time, "_now", clock)
+    monkeypatch.setattr("utils.engine.llm_engine.perf_counter", clock)
+    usual = measure_step_parts({"usual": busy(tiny)}, num_steps=3)["usual"]
+    assert list(usual) == list(PARTS) and min(usual.values()) > 0
+
     engine = busy(tiny)
-    engine.step()
     schedule, layer = engine.scheduler.schedule, tiny.model.model.layers[0].mlp.down_proj
     forward = layer.forward
 
     def slow_schedule() -> object:
-        time.sleep(0.05)
+        clock.now += 500
         return schedule()
 
     def slow_forward(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.1)
+        clock.now += 1000
         return forward(x)
 
     monkeypatch.setattr(engine.scheduler, "schedule", slow_schedule)
     monkeypatch.setattr(layer, "forward", slow_forward)
-    parts = measure_step_parts({"slow": engine}, num_steps=3)["slow"]
-    assert list(parts) == list(PARTS) and min(parts.values()) > 0
-    assert sorted(parts, key=parts.__getitem__)[-2:] == ["schedule", "linear layers"]
+    slow = measure_step_parts({"slow": engine}, num_steps=3)["slow"]
+    longer = {part: slow[part] - usual[part] for part in PARTS}
+    assert longer == dict.fromkeys(PARTS, 0) | {"schedule": 500, "linear layers": 1000}
     assert not layer._forward_hooks and engine.step_trace is None
 
 

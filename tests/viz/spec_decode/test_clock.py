@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 
@@ -40,12 +43,18 @@ def test_a_race_gives_the_answers_of_each_alone(tiny: LLM, batch: int) -> None:
     assert engines["copy"].spec_decoding_stats.num_drafts > 0
 
 
-def test_clocks_count_decode_steps_only(tiny: LLM) -> None:
+def test_clocks_count_decode_steps_only(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that ticks with each reading: a step takes 4 ticks, of which guesses take 1."""
+    # Each engine's first step is its prompt's. Had it counted, it would be 1000 times as long.
+    of_prompts = 2 * 5
+    ticks = itertools.chain(range(0, 1000 * of_prompts, 1000), itertools.count(1000 * of_prompts))
+    monkeypatch.setattr("utils.engine.llm_engine.perf_counter", partial(next, ticks))
     engines, _ = race(tiny, PROMPTS[:1], {"copy": GUESSES}, max_tokens=12)
     assert len(decode_steps(engines["none"])) == 11  # the prompt's step gives one token, too
-    for engine in engines.values():
-        assert 0 < seconds_per_token(engine) < 1
-        assert 0 <= guess_seconds(engine) < 1
+    assert [engine.step_trace[0].end >= 4000 for engine in engines.values()] == [True, True]
+    assert seconds_per_token(engines["none"]) == 4
+    assert seconds_per_token(engines["copy"]) == 4 * len(decode_steps(engines["copy"])) / 11
+    assert [guess_seconds(engine) for engine in engines.values()] == [1, 1]
 
 
 def test_a_pass_of_each_size_takes_time(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 
 import pytest
 
@@ -32,29 +31,35 @@ def test_a_loop_that_computes_is_ended(loop):
         loop()
 
 
+def ticks_for_ever(tick):
+    while True:
+        tick()
+
+
 class WithoutEnd:
     """Collected, it computes until it is told to end."""
 
+    def __init__(self, tick):
+        self.tick = tick
+
     def __del__(self):
-        while True:
-            pass
+        ticks_for_ever(self.tick)
 
 
-class WithAFaultyEnd:
+class WithAFaultyEnd(WithoutEnd):
     def __del__(self):
         raise ValueError("of the answer")
 
 
 @pytest.fixture
-def reported(monkeypatch):
+def reported(monkeypatch, tick):
     """What Python would report of finalizers; a report takes longer than the limit."""
     reports = []
 
     def report(unraisable):
         reports.append("begun")
-        until = time.process_time() + 3 * patience.COMPUTING_S
-        while time.process_time() < until:
-            pass
+        for _ in range(3):
+            tick()
         reports.append(unraisable.exc_type)
 
     monkeypatch.setattr(sys, "unraisablehook", report)
@@ -64,12 +69,12 @@ def reported(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "reports"), [(WithoutEnd, []), (WithAFaultyEnd, ["begun", ValueError])]
 )
-def test_what_is_collected_meanwhile_is_no_trouble(reported, kind, reports):
+def test_what_is_collected_meanwhile_is_no_trouble(reported, tick, kind, reports):
     """Its end is broken off in silence, a report of it not at all; then the loop is ended."""
     hook = sys.unraisablehook
     with pytest.raises(TimeUp), short_patience(1), limit():
-        kind()
-        turns_for_ever()
+        kind(tick)
+        ticks_for_ever(tick)
     assert reported == reports
     assert sys.unraisablehook is hook
 
@@ -80,32 +85,35 @@ def test_a_wait_is_ended(monkeypatch):
         threading.Event().wait()
 
 
-def test_a_long_pause_is_one_tick(monkeypatch):
+@pytest.mark.usefixtures("tick")  # no timer beside it
+def test_a_long_pause_is_one_tick():
     """As of a garbage collection, in which no line of the answer runs."""
-    monkeypatch.setattr(patience, "WAITING_S", 0.02)
-    with short_patience(3), limit():
+    with short_patience(2), limit():
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-        time.sleep(0.3)
+        for _ in range(10):
+            signal.raise_signal(signal.SIGALRM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    with pytest.raises(TimeUp), short_patience(2), limit():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGALRM)
 
 
-def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch):
+def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch, tick):
     """It takes longer than the limit; half a module would stay for all that comes later."""
     (tmp_path / "large_part.py").write_text(
-        "import time\n"
-        "until = time.process_time() + 0.3\n"
-        "while time.process_time() < until: pass\n"
-        "whole = True\n"
+        "import signal\nfor _ in range(6): signal.raise_signal(signal.SIGVTALRM)\nwhole = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "large_part", raising=False)
     with short_patience(2), limit():
         import large_part
+
+        tick()
     assert large_part.whole
     with pytest.raises(TimeUp), short_patience(2), limit():
         import large_part
 
-        turns_for_ever()
+        ticks_for_ever(tick)
 
 
 def test_a_limit_holds_in_a_module_that_is_being_imported(tmp_path, monkeypatch):
@@ -148,17 +156,30 @@ def test_within_another_thread_there_is_no_limit():
 
 
 def test_after_a_loop_was_ended_the_next_call_has_its_full_time():
+    timers = {signal.ITIMER_VIRTUAL: patience.COMPUTING_S, signal.ITIMER_REAL: patience.WAITING_S}
     with watching():
         with pytest.raises(TimeUp), short_patience(2), limit():
             turns_for_ever()
-        begun = time.process_time()
-        with limit():  # 20 ticks are allowed; a few, of full length, must do no harm
-            while time.process_time() - begun < 0.15:
-                pass
+        with limit():  # as many ticks as ever, and each of full length
+            for timer, length in timers.items():
+                assert signal.getitimer(timer)[1] == pytest.approx(length, abs=0.02)
 
 
-def test_what_runs_outside_the_learners_code_is_not_limited():
+def test_after_a_loop_was_ended_the_next_call_has_all_its_ticks(tick):
+    with watching():
+        with pytest.raises(TimeUp), short_patience(2), limit():
+            ticks_for_ever(tick)
+        with limit():
+            for _ in range(patience.TICKS - 1):
+                tick()
+        with pytest.raises(TimeUp), limit():
+            for _ in range(patience.TICKS):
+                tick()
+
+
+def test_what_runs_outside_the_learners_code_is_not_limited(tick):
     with watching(), short_patience(1):
-        begun = time.process_time()
-        while time.process_time() - begun < 0.15:
-            pass
+        for _ in range(3):
+            tick()
+        with pytest.raises(TimeUp), limit():
+            tick()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 
 import pytest
 
+from utils.checks.kit.contracts import patience
 from utils.checks.kit.contracts.choices import Choices
+from utils.checks.kit.contracts.patience import watching
 from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
 
 
@@ -46,9 +47,19 @@ def test_a_right_answer_is_tried_on_so_many_inputs_and_no_longer_than_allowed():
     seen = []
     assert smallest(numbers, lambda ns: seen.append(ns), examples=55) is None
     assert len(seen) == 55
-    begun = time.process_time()  # of the processor: on a busy machine, it tries as many
-    assert first_wrong(numbers, lambda ns: None if sum(range(10**6)) else 1, 10**6, 0.2) is None
-    assert time.process_time() - begun < 2
+
+
+def test_no_more_inputs_are_tried_than_there_is_time_for(tick):
+    """Time of the processor: on a busy machine, as many are tried."""
+    seen = []
+
+    def slow(ns):
+        seen.append(ns)
+        tick()
+
+    with watching():  # which hears the ticks
+        assert first_wrong(numbers, slow, 10**6, seconds=99.5 * patience.COMPUTING_S) is None
+    assert len(seen) == 100
 
 
 def test_a_fault_that_does_not_show_again_stays_as_it_was_found():
