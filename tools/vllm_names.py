@@ -12,10 +12,14 @@ import ast
 import contextlib
 import functools
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+HEADER = re.compile(r"^\| here \| in vLLM \|")
+_elsewhere: Path | None = None  # see `reading`
 
 
 class UnknownName(LookupError):
@@ -39,7 +43,7 @@ def check(name: str) -> None:
     elif name.startswith("vllm:"):
         _check_metric(name)
     elif re.fullmatch(r"VLLM_[A-Z0-9_]+", name):
-        if not _is_bound(_package("vllm") / "envs.py", [name]):
+        if not _bound(_package("vllm") / "envs.py", [name]):
             raise UnknownName(f"vLLM reads no environment variable {name} (see vllm/envs.py)")
     elif name.endswith(".py"):
         if not (_package("vllm") / name.removeprefix("vllm/")).is_file():
@@ -53,11 +57,14 @@ def check(name: str) -> None:
         )
 
 
-def resolve(dotted: str) -> None:
+def resolve(dotted: str) -> ast.stmt | None:
     """Check a dotted name: modules, then classes and functions, then a class's members.
 
     Members are methods, class variables, fields of data classes and structs, and attributes set on
     `self`, in the class or in its bases within the package.
+
+    Returns:
+        the statement that defines it; None for a module.
 
     Raises:
         UnknownName: no such name.
@@ -73,12 +80,62 @@ def resolve(dotted: str) -> None:
         else:
             break
     file = place if place.suffix == ".py" else place / "__init__.py"
-    if parts and not _is_bound(file, parts):
+    if not parts:
+        return None
+    statement = _bound(file, parts)
+    if statement is None:
         where = ".".join(dotted.split(".")[: -len(parts)])
         raise UnknownName(f"{dotted}: {where} has no {'.'.join(parts)}")
+    return statement
+
+
+def default(name: str) -> str:
+    """The source of the value that a dotted name or an option is given where it is defined, or "".
+
+    Raises:
+        UnknownName: as `check`.
+    """
+    if name.startswith("--"):
+        statement = _check_option(name)
+    elif re.fullmatch(r"vllm(\.\w+)+", name):
+        statement = resolve(name)
+    else:
+        check(name)
+        return ""
+    value = getattr(statement, "value", None)
+    return ast.unparse(value) if isinstance(value, ast.expr) else ""
+
+
+def table_rows(lesson: Path) -> Iterator[tuple[str, str]]:
+    """The rows of a lesson's names table, as (here, in vLLM)."""
+    for cell in json.loads(lesson.read_text(encoding="utf-8"))["cells"]:
+        inside = False
+        source = "".join(cell["source"])
+        for line in source.splitlines() if cell["cell_type"] == "markdown" else ():
+            if HEADER.match(line):
+                inside = True
+            elif not line.startswith("|"):
+                inside = False
+            elif inside and not re.fullmatch(r"[|\s:-]+", line):
+                # Bars inside backticks belong to the code.
+                columns = re.findall(r"(?:`[^`]*`|[^|`])+", line.strip().strip("|"))
+                yield columns[0].strip(), columns[1].strip()
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Within it, names are looked up in the packages in `folder`, not in those installed."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, folder
+    try:
+        yield
+    finally:
+        _elsewhere = before
 
 
 def _package(name: str) -> Path:
+    if _elsewhere is not None:
+        return _elsewhere / name
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise UnknownName(f"the package {name} is not installed")
@@ -115,31 +172,33 @@ def _assigned(statement: ast.stmt) -> set[str]:
     return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
 
 
-def _is_bound(
+def _bound(
     file: Path, parts: list[str], seen: frozenset[tuple[Path, str]] = frozenset()
-) -> bool:
-    """Whether the module `file` binds parts[0], and that has the members parts[1:]."""
+) -> ast.stmt | None:
+    """The statement with which the module `file` binds parts[0], or its member parts[1:]."""
     head, rest = parts[0], parts[1:]
     if (file, head) in seen:
-        return False
+        return None
     seen = seen | {(file, head)}
     for statement in _statements(_tree(file).body):
         if isinstance(statement, ast.ClassDef) and statement.name == head:
-            if not rest or _has_member(file, statement, rest, seen):
-                return True
+            if not rest:
+                return statement
+            if member := _member(file, statement, rest, seen):
+                return member
         elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if statement.name == head and not rest:
-                return True
+                return statement
         elif isinstance(statement, ast.ImportFrom):
             for alias in statement.names:
                 if alias.name == "*" or (alias.asname or alias.name) == head:
                     source = head if alias.name == "*" else alias.name
                     target = _imported_file(file, statement)
-                    if target and _is_bound(target, [source, *rest], seen):
-                        return True
+                    if target and (found := _bound(target, [source, *rest], seen)):
+                        return found
         elif head in _assigned(statement) and not rest:
-            return True
-    return False
+            return statement
+    return None
 
 
 def _imported_file(file: Path, statement: ast.ImportFrom) -> Path | None:
@@ -161,24 +220,25 @@ def _imported_file(file: Path, statement: ast.ImportFrom) -> Path | None:
     return None
 
 
-def _has_member(
+def _member(
     file: Path, cls: ast.ClassDef, parts: list[str], seen: frozenset[tuple[Path, str]]
-) -> bool:
+) -> ast.stmt | None:
     head, rest = parts[0], parts[1:]
     for statement in _statements(cls.body):
         if isinstance(statement, ast.ClassDef) and statement.name == head:
-            return not rest or _has_member(file, statement, rest, seen)
+            return _member(file, statement, rest, seen) if rest else statement
         if rest:
             continue
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if statement.name == head or head in _set_on_self(statement):
-                return True
+                return statement
         elif head in _assigned(statement):
-            return True
+            return statement
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in cls.bases]
-    return any(
-        isinstance(base, ast.Name) and _is_bound(file, [base.id, *parts], seen) for base in bases
-    )
+    for base in bases:
+        if isinstance(base, ast.Name) and (found := _bound(file, [base.id, *parts], seen)):
+            return found
+    return None
 
 
 def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
@@ -192,17 +252,21 @@ def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     }
 
 
-def _check_option(option: str) -> None:
+def _is_class_of(file: Path, name: str) -> bool:
+    return f"class {name}(" in file.read_text(encoding="utf-8")
+
+
+def _check_option(option: str) -> ast.stmt | None:
     """An option of `vllm serve` is a field of one of its argument classes: --max-x is max_x."""
     field = option.removeprefix("--").split("=")[0].replace("-", "_")
-    argument_classes = [
-        "vllm.engine.arg_utils.AsyncEngineArgs",
-        "vllm.entrypoints.launchers.cli_args.FrontendArgs",
-    ]
-    for cls in argument_classes:
+    classes = [(_package("vllm") / "engine" / "arg_utils.py", "AsyncEngineArgs")]
+    # Its file has moved from folder to folder.
+    entrypoints = sorted((_package("vllm") / "entrypoints").rglob("*.py"))
+    classes += [(f, "FrontendArgs") for f in entrypoints if _is_class_of(f, "FrontendArgs")]
+    for file, cls in classes:
         for name in (field, field.removeprefix("no_")):
-            with contextlib.suppress(UnknownName):
-                return resolve(f"{cls}.{name}")
+            if statement := _bound(file, [cls, name]):
+                return statement
     raise UnknownName(f"the server of the installed vLLM has no option {option}")
 
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tools.vllm_names import UnknownName, check
-
-HEADER = re.compile(r"^\| here \| in vLLM \|")
-
-
-def table_rows(path: Path) -> Iterator[tuple[str, str]]:
-    """The rows of a lesson's names table, as (here, in vLLM)."""
-    for cell in nbformat.read(path, as_version=4).cells:
-        inside = False
-        for line in cell.source.splitlines() if cell.cell_type == "markdown" else ():
-            if HEADER.match(line):
-                inside = True
-            elif not line.startswith("|"):
-                inside = False
-            elif inside and not re.fullmatch(r"[|\s:-]+", line):
-                # Bars inside backticks belong to the code.
-                columns = re.findall(r"(?:`[^`]*`|[^|`])+", line.strip().strip("|"))
-                yield columns[0].strip(), columns[1].strip()
+from tools import newest_vllm
+from tools.vllm_names import UnknownName, check, default, reading, table_rows
 
 
 def failures(path: Path) -> list[str]:
@@ -105,3 +89,36 @@ def test_message_names_notebook_and_row(tmp_path: Path) -> None:
     first, second = failures(path)
     assert first.startswith("05_example.ipynb, row '`top_p`': vllm.SamplingParams.topp")
     assert second.startswith("05_example.ipynb, row 'other': names nothing")
+
+
+def test_defaults_are_read() -> None:
+    assert default("vllm.sampling_params.SamplingParams.top_p") == "1.0"
+    assert default("--port") == "8000"
+    assert default("v1/core/block_pool.py") == ""
+    with pytest.raises(UnknownName):
+        default("vllm.sampling_params.SamplingParams.topp")
+
+
+def test_what_has_moved_in_another_vllm_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vLLM that is made up: one name is gone, one default is another, one is as it was."""
+    wheel = tmp_path / "vllm-99.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+        archive.writestr(
+            "vllm/sampling_params.py", "class SamplingParams:\n    top_p = 0.9\n    top_k = 0\n"
+        )
+        archive.writestr("vllm/_C.so", b"")
+    newest_vllm.unpack(wheel, tmp_path / "there")
+    assert not (tmp_path / "there" / "vllm" / "_C.so").exists()
+    fields = [f"vllm.sampling_params.SamplingParams.{name}" for name in ("top_p", "top_k", "seed")]
+    monkeypatch.setattr(newest_vllm, "names", lambda: dict.fromkeys(fields, "06_x.ipynb"))
+    rows = newest_vllm.moved(tmp_path / "there")
+    assert [(name, what.partition(":")[0]) for name, _, what in rows] == [
+        (fields[0], "its default was 1.0, is 0.9"),
+        (fields[2], "gone"),
+    ]
+    with reading(tmp_path / "there"):
+        check(fields[0])
+    check(fields[2])  # outside, the installed one is read again
