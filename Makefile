@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
+.PHONY: help setup lab test test-full check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
 
 PYTHON ?= python3
 COURSE := .venv/bin/python
@@ -26,8 +26,11 @@ lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_OPTIONS)
 
-test: setup ## run every test, notebook, lab and the pipeline
-	@$(COURSE) -m pytest -n $(WORKERS) --no-loadscope-reorder
+test: setup ## prove every promise once: every test, notebook, lab and solution, and the pipeline
+	@$(COURSE) -m tools.proof.run --workers $(WORKERS)
+
+test-full: setup ## the same at full size, part by part; goes on where it stopped: make test-full PART=pipeline
+	@$(COURSE) -m tools.proof.run --full --workers $(WORKERS) $(if $(PART),--part $(PART))
 
 check: setup ## for contributors: style, types, house rules, and the tests of what changed
 	@$(COURSE) tools/check.py

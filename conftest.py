@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.scale import FULL, SCALE, sized
 
 # Set before anything imports torch or a Hugging Face library, and inherited by every notebook
 # kernel and subprocess. Passive waiting matters: on few cores, two processes whose OpenMP threads
@@ -28,70 +27,32 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # vLLM would bind its threads to cores of its choice, and so would the other worker's vLLM.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+if SCALE != FULL:
+    # A small chain must not replace the one that `make pipeline` made, nor be taken for it.
+    os.environ.setdefault("COURSE_ARTIFACTS", str(Path(__file__).parent / "artifacts" / "small"))
+    os.environ.setdefault("COURSE_REPEATS", "1")  # see utils/timing.py
 
-# Where CI is set, what has not begun by then is skipped, and named: CI ends a run at 90 minutes,
-# and then says nothing at all. A machine without instructions for bfloat16 comes near it.
-CI_MINUTES = 76
-_STARTED = time.monotonic()
+pytest_plugins = [
+    "tests.plugins.schedule",
+    "tests.plugins.notebooks",
+    "tests.plugins.clean_room",
+    "tests.plugins.reports",
+]
 
-# What starts several vLLM servers, and takes 10 GB or more.
-SERVERS = re.compile(r"notebooks/1[567]_|tests/\w+/test_vllm_")
-# Hundreds of right, wrong and hostile answers each.
-MANY_ANSWERS = ("test_known_mistakes.py", "test_bug_zoo.py", "test_grading.py")
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a worker a whole file at a time, or all tests of one lab: a model is loaded once."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file, _, test = nodeid.partition("::")
-            if SERVERS.search(file):
-                return "several vLLM servers"  # one worker, one after the other
-            lab = re.search(r"\[(lab_\d\d)", test)
-            return f"{file} {lab[1]}" if lab else file
-
-    return ByFile(config, log)
+# One profile everywhere, so that a contributor and CI run the same examples. At full size each run
+# draws others; what fails is printed in a form that can be run again.
+settings.register_profile(
+    "course",
+    deadline=None,
+    database=None,
+    derandomize=SCALE != FULL,
+    print_blob=True,
+    max_examples=sized(40, 100),
+)
+settings.load_profile("course")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first, in such an order that no worker waits for the other."""
-    _skip_gpu_tests(items)
-    for notebook in {item.parent for item in items if item.path.match("solutions/*/*.ipynb")}:
-        # A check's answer is its points, as text, and HTML with pictures, which may differ.
-        notebook.skip_compare += ("text/html",)
-    waiting = {item.path for item in items if "pipeline_run" in getattr(item, "fixturenames", ())}
-    ranks = {p: _rank(p, p in waiting) for p in {item.path for item in items}}
-    items.sort(key=lambda item: ranks[item.path])  # stable: the tests of a file keep their order
-
-
-def _rank(path: Path, waiting: bool) -> int:
-    """0: the pipeline, which takes longest. 1: what needs most memory, while workers are small.
-
-    2: all that asks something new. 3: notebooks. 4: what needs the pipeline's stages (`waiting`,
-    and some notebooks): they are there by then, and no worker waits for the other. 5: what asks the
-    same of hundreds of answers, lab by lab, so that both workers end at about the same time; and
-    should time be over (`CI_MINUTES`), this is left out.
-    """
-    if path.name == "test_pipeline_run.py":
-        return 0
-    if SERVERS.search(path.as_posix()):
-        return 1
-    if path.suffix == ".ipynb":
-        return 4 if "need_stages" in path.read_text(encoding="utf-8") else 3
-    if waiting:
-        return 4
-    return 5 if path.name in MANY_ANSWERS else 2
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """In CI, leave out what would not end in time; the summary lists it with this reason."""
-    if os.environ.get("CI") and time.monotonic() - _STARTED > 60 * CI_MINUTES:
-        pytest.skip(f"out of time: {CI_MINUTES} minutes of CI are over on this machine")
-
-
-def _skip_gpu_tests(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu`, with the reason, where torch sees no CUDA device."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
@@ -102,17 +63,3 @@ def _skip_gpu_tests(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="needs a CUDA device; torch sees none")
         for item in gpu_items:
             item.add_marker(skip)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the ten files that took longest, below pytest's ten slowest tests."""
-    seconds: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
-    if len(seconds) > 1:
-        terminalreporter.section("slowest 10 files")
-        for name, total in seconds.most_common(10):
-            terminalreporter.line(f"{total:8.1f}s {name}")
-        terminalreporter.line(f"{sum(seconds.values()):8.1f}s all {len(seconds)} files")

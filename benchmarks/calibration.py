@@ -34,7 +34,7 @@ from utils.engine import LLM, SamplingParams  # noqa: E402
 from utils.hub import load_hf_model  # noqa: E402
 from utils.pipeline.artifacts import need_stages  # noqa: E402
 from utils.pipeline.quantizers.calibration import WINDOW  # noqa: E402
-from utils.pipeline.stages.chain import HELD_OUT_FILE, MODEL, PERPLEXITY_EXAMPLES, TEXT_TOKENS  # noqa: E402
+from utils.pipeline.stages.chain import HELD_OUT_FILE, MODEL  # noqa: E402
 from utils.pipeline.stages.finetune import ATTENTION, answer_perplexity, encode  # noqa: E402
 from utils.pipeline.stages.perplexity import perplexity  # noqa: E402
 from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows  # noqa: E402
@@ -47,6 +47,7 @@ from utils.viz.quant.calibration import plot_calibration_sweep  # noqa: E402
 from utils.viz.style import use_course_style  # noqa: E402
 
 SEED = 0
+PROFILE = get_profile("cpu")
 SIZES = (2, 8, 32)  # windows of 512 tokens
 MAX_TOKENS = 160
 
@@ -91,10 +92,10 @@ class Bench:
         tokens = encode(tokenizer, self.examples)
         with half():
             text = perplexity(
-                self.model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False
+                self.model, max_tokens=PROFILE.text_tokens, tokenizer=tokenizer, use_tqdm=False
             )
             self.model.set_attn_implementation(ATTENTION)
-            answer = answer_perplexity(self.model, tokens[:PERPLEXITY_EXAMPLES])
+            answer = answer_perplexity(self.model, tokens[: PROFILE.perplexity_examples])
             self.model.set_attn_implementation(self.sdpa)
         texts = self.answers([t.prompt for t in tokens])
         self.model.model.layers.load_state_dict(self.original)
@@ -143,7 +144,7 @@ def main() -> None:
     examples = read_jsonl(folders["data"] / HELD_OUT_FILE)[: 12 if quick else None]
     bench = Bench(folders["merge"] / MODEL, examples)
     sizes, choices = (SIZES[:1], CHOICES[:1]) if quick else (SIZES, CHOICES)
-    grid: dict[str, Any] = {"group_size": get_profile("cpu").gptq_group_size, "sym": True}
+    grid: dict[str, Any] = {"group_size": PROFILE.gptq_group_size, "sym": True}
     results: dict[str, Any] = {"gptq": []}
     bar = tqdm(total=2 + len(sizes) * len(choices), unit="model")
 

@@ -13,6 +13,7 @@ from utils import profiles
 from utils.profiles import (
     ENV_VAR,
     PROFILES,
+    PROOF_PROFILE,
     bundled_profile,
     driver_cuda_version,
     get_profile,
@@ -26,6 +27,14 @@ from utils.profiles import (
 def test_environment_variable_decides(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_VAR, name)
     assert get_profile() == PROFILES[name]
+
+
+def test_the_profile_of_the_tests_is_found_and_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_VAR, "cpu-small")
+    assert get_profile() == PROOF_PROFILE
+    assert PROOF_PROFILE not in PROFILES.values()
+    with pytest.raises(ValueError, match="Expected one of cpu, gpu-bundled, gpu-small, gpu\\."):
+        get_profile("tiny")
 
 
 @pytest.mark.parametrize(

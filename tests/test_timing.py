@@ -9,6 +9,18 @@ import pytest
 from utils import timing
 
 
+@pytest.fixture(autouse=True)
+def _as_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(timing.REPEATS_VAR, raising=False)  # the tests of lessons take one
+
+
+def test_under_test_a_timing_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(timing.REPEATS_VAR, "1")
+    calls: list[int] = []
+    assert timing.median_seconds(lambda: calls.append(1), repeats=7, warmup=3) > 0
+    assert calls == [1]
+
+
 def test_median_of_the_counted_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 9, 10, 11, 20, 22])  # three runs: 9, 1 and 2 seconds
     calls = []

@@ -2,7 +2,8 @@
 
     python tools/release.py check v0.2.0    do the tag, pyproject.toml, CITATION.cff and
                                             CHANGELOG.md name the same version?
-    python tools/release.py tested COMMIT   did the workflow `test` succeed on it? (asks gh)
+    python tools/release.py tested COMMIT   did the workflow `test` succeed on it (asks gh), and is
+                                            there a proof at full size of every part?
     python tools/release.py build v0.2.0    after `make site`: everything into build/release
 
 Needs Python and git alone. To release: put the version into the first two files, take
@@ -25,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TAG = re.compile(r"v(\d+\.\d+\.\d+)")
+FULL_PARTS = ("pipeline", "labs", "lessons", "engine", "rest")  # tools/proof/parts.py
 SUMS, NOTES = "SHA256SUMS", "notes.md"
 VERIFY = """
 To see that the files are whole: put them into one folder, and there `sha256sum --check SHA256SUMS`.
@@ -98,6 +100,26 @@ def require_tested(commit: str) -> None:
         )
 
 
+def require_full_proof(root: Path = ROOT) -> str:
+    """The committed proof at full size, a line for each part.
+
+    That its recipes are today's is a test of `make test`, which `require_tested` asks for.
+
+    Raises:
+        ReleaseError: a part was never proven at full size.
+    """
+    rows = json.loads((root / "proofs" / "full.json").read_text(encoding="utf-8"))["parts"]
+    if missing := [part for part in FULL_PARTS if not rows.get(part, {}).get("tests")]:
+        raise ReleaseError(
+            f"Not proven at full size: {', '.join(missing)}. Run `make test-full`, and commit "
+            "proofs/full.json."
+        )
+    return "\n".join(
+        f"{part}: {row['tests']} tests at full size, {row['when']}, at {row['commit'][:10]}"
+        for part, row in rows.items()
+    )
+
+
 def build(tag: str, root: Path = ROOT) -> list[Path]:
     """Write source, site, notes and checksums into build/release; the same bytes each time.
 
@@ -150,6 +172,7 @@ def main() -> None:
     try:
         if options.do == "tested":
             require_tested(options.what)
+            print(require_full_proof())
         elif options.do == "check":
             print(f"{check(options.what)}: all files agree")
         else:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tools.proof.parts import TESTPATHS
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
-    "setup", "lab", "test", "check", "test-gpu-lock", "test-hosted", "gpu-check", "pipeline",
-    "notebooks", "labs", "translations", "grade", "progress", "verify", "bench", "site", "frames",
-    "slides", "audit", "repo-url", "clean",
+    "setup", "lab", "test", "test-full", "check", "test-gpu-lock", "test-hosted", "gpu-check",
+    "pipeline", "notebooks", "labs", "translations", "grade", "progress", "verify", "bench",
+    "site", "frames", "slides", "audit", "repo-url", "clean",
 ]  # fmt: skip
 
 
@@ -58,12 +60,12 @@ def code(markdown: str) -> list[str]:
 
 
 def test_make_test_runs_tests_notebooks_and_labs() -> None:
-    # All of them: no file, mark or keyword is named. Files stay whole, in the order of conftest.py.
-    together = r"-m pytest -n 2 --no-loadscope-reorder$"
-    assert re.search(together, make("--dry-run", "test"), flags=re.MULTILINE)
+    assert re.search(r"-m tools.proof.run --workers 2$", make("--dry-run", "test"), re.MULTILINE)
+    full = make("--dry-run", "test-full", "PART=pipeline")
+    assert re.search(r"-m tools.proof.run --full --workers 2 --part pipeline$", full, re.MULTILINE)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     # The labs are run by tests/labs, with nbgrader.
-    assert set(settings["testpaths"]) == {"tests", "notebooks", "solutions"}
+    assert set(settings["testpaths"]) == {"tests", "notebooks", "solutions"} == set(TESTPATHS)
     # Outputs compared, kernels of this environment, skips explained, the slowest ten printed.
     assert {"--nbval", "--nbval-current-env", "-ra", "--durations=10"} <= set(settings["addopts"])
     sanitizer = next(o for o in settings["addopts"] if o.startswith("--nbval-sanitize-with="))

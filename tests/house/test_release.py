@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import tarfile
@@ -12,7 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.release import ReleaseError, build, changes, check, require_tested
+from tools.proof.parts import PARTS
+from tools.release import (
+    FULL_PARTS,
+    ReleaseError,
+    build,
+    changes,
+    check,
+    require_full_proof,
+    require_tested,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGELOG = """\
@@ -141,6 +151,18 @@ def test_what_was_not_tested_is_not_released(
         return require_tested("abcdef")
     with pytest.raises(ReleaseError, match=f"succeeded on abcdef: {says}"):
         require_tested("abcdef")
+
+
+def test_what_was_never_proven_at_full_size_is_not_released(tmp_path: Path) -> None:
+    assert set(FULL_PARTS) == set(PARTS)
+    file = tmp_path / "proofs" / "full.json"
+    file.parent.mkdir()
+    row = {"tests": 9, "when": "2026-11-26", "commit": "a" * 40}
+    file.write_text(json.dumps({"parts": dict.fromkeys(PARTS, row)}))
+    assert "labs: 9 tests at full size, 2026-11-26" in require_full_proof(tmp_path)
+    file.write_text(json.dumps({"parts": {part: row for part in PARTS if part != "labs"}}))
+    with pytest.raises(ReleaseError, match="full size: labs"):
+        require_full_proof(tmp_path)
 
 
 def test_the_changelog_begins_with_this_version_or_the_next() -> None:

@@ -1,7 +1,8 @@
 """A class that cheats and breaks things: nobody stops another, or gets points that are not earned.
 
 The lab is the first two exercises of lab 01. Those that are held back to be read are graded all the
-same, as if they had been accepted: then it is the isolation that must hold.
+same, as if they had been accepted: then it is the isolation that must hold. At the small size one
+submission for each way of isolation is graded; all of them are read by the screen.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import copy
 import csv
 import importlib
 import inspect
+import json
 import os
 import shutil
 import signal
 import socket
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -27,6 +29,7 @@ import pytest
 from traitlets.config import PyFileConfigLoader
 
 from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT, WAYS_ROUND
+from tests.scale import FULL, SCALE
 from tools import make_labs
 from tools.grading import isolation
 from tools.grading.autograde import Execute, _only_points
@@ -43,7 +46,14 @@ NOT_ISOLATED = {"patches_the_check", "patches_a_module", "patches_feedback", "pa
                 "hides_in_awaiting", "uses_the_engine", "speaks_for_the_check", "says_yes",
                 "reads_frames", "searches_memory",
                 "patches_a_module_that_another_imported"}  # fmt: skip
-JUDGED = [name for name in EVERYBODY if name not in NOT_ISOLATED]
+# One for each thing that isolation bounds: time, memory, processes, disk, network, files outside,
+# the solutions; and one that is right.
+ONE_OF_A_KIND = ("right", "loops_and_cannot_be_interrupted", "memory", "forks", "fills_the_disk",
+                 "talks_to_the_net", "writes_outside", "copies_by_command")  # fmt: skip
+GRADED = [name for name in EVERYBODY if SCALE == FULL or name in ONE_OF_A_KIND]
+JUDGED = [name for name in GRADED if name not in NOT_ISOLATED]
+# Cells of exercises loop; the first one imports torch, which takes a slow machine long.
+SETTINGS = 'c.Execute.timeout_func = lambda cell: 45 if "nbgrader" in cell.metadata else 600\n'
 
 
 def small(folder: str) -> nbformat.NotebookNode:
@@ -85,7 +95,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("class")
     shutil.copy(make_labs.ROOT / "nbgrader_config.py", root)
     with open(root / "nbgrader_config.py", "a") as file:
-        file.write("c.Execute.timeout = 30\n")  # for those that loop
+        file.write(SETTINGS)
     (root / "solutions" / LAB).mkdir(parents=True)
     nbformat.write(small("solutions"), root / "solutions" / LAB / f"{LAB}.ipynb")
     make_labs.nbgrader(root, "generate_assignment", LAB)
@@ -97,7 +107,7 @@ def graded(course: Path) -> dict[str, tuple[float, float]]:
     """Everybody's points for the two exercises, with what the isolation let through."""
     outside = course / "outside"
     with listening() as (port, server):
-        for name in EVERYBODY:
+        for name in GRADED:
             values = {"{outside}": outside, "{port}": port, "{course}": course}
             source = EVERYBODY[name].source
             for place, value in values.items():
@@ -175,10 +185,9 @@ def test_memory_is_bounded_whatever_it_is_called(source: str) -> None:
     head = f"import ctypes, mmap, os, time\nbig = {300 * 2**20}\n"
     command = [sys.executable, "-c", f"{head}{source}\ntime.sleep(20)"]
     room = isolation.Room("/home", isolation._system())
-    begin = time.monotonic()
     before = os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGINT)
+    # Unbounded, it would sleep and end well.
     assert isolation.run(room, command, isolation.Limits(memory=150 * 2**20)) != 0
-    assert time.monotonic() - begin < 20
     # Else all later tests of this process would push those of others aside.
     assert (os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGINT)) == before
 
@@ -251,7 +260,7 @@ def test_the_one_who_is_held_back_is_named_and_not_graded(course: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", [name for name in JUDGED if name in HONEST])
 def test_honest_work_has_all_its_points(graded: dict[str, tuple[float, float]], name: str) -> None:
     assert graded[name] == (POINTS, POINTS)
 
@@ -276,11 +285,20 @@ def test_a_submission_does_not_bring_its_own_points(
     assert graded[name] == points
 
 
+def _rooms() -> Iterator[dict[str, Any]]:
+    """The rooms of the isolated programs that run on this machine, whoever started them.
+
+    Those of this class had a folder that is gone; those of another run still have theirs.
+    """
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if str(isolation.ENTER) in line:
+            yield json.loads(line[line.index(str(isolation.ENTER)) + 1])
+
+
 @pytest.mark.slow
 def test_nothing_of_the_class_is_left(course: Path, graded: object) -> None:
-    running = [p for p in psutil.process_iter(["cmdline"])
-               if str(isolation.ENTER) in (p.info["cmdline"] or [])]  # fmt: skip
-    assert running == []
+    assert [room for room in _rooms() if not all(map(os.path.exists, room["write"]))] == []
     big = [path for path in course.rglob("*") if path.is_file() and path.stat().st_size > 5 * 2**20]
     assert big == []  # 50 MB were printed
 

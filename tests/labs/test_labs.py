@@ -1,7 +1,8 @@
 """Labs are in step with their solutions, run untouched, and are graded right by nbgrader itself.
 
 nbval runs the solutions, and compares what each check gives with the saved points. So nbgrader
-grades all labs as they are handed out, but of the solved ones only some.
+grades labs as they are handed out, but of the solved ones only some. At the small size it grades
+two labs, and all others run as they are handed out in one process, which imports torch once.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import ast
 import copy
 import csv
 import importlib
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.scale import FULL, SCALE
 from tools import make_labs
 from tools.grading.grade import grade
 
 LABS = make_labs.lab_names()
+AUTOGRADED = LABS if SCALE == FULL else LABS[:2]
 CHECKS = {lab: importlib.import_module(f"utils.checks.lab_{lab[:2]}") for lab in LABS}
 NO_FILTER = """\
 def token_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
@@ -104,13 +110,14 @@ def test_saved_solutions_earn_all_points(lab):
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which nbgrader graded all labs: one student did nothing, others solved one."""
+    """A folder in which nbgrader graded labs: one student did nothing, others solved one."""
     root = tmp_path_factory.mktemp("course")
     shutil.copy(make_labs.ROOT / "nbgrader_config.py", root)
     (root / "utils").symlink_to(make_labs.ROOT / "utils", target_is_directory=True)
     for lab in LABS:
         (root / "solutions" / lab).mkdir(parents=True)
         shutil.copy(make_labs.ROOT / "solutions" / lab / f"{lab}.ipynb", root / "solutions" / lab)
+    for lab in AUTOGRADED:
         submit(root, lab, "untouched", notebook("labs", lab))
     submit(root, LABS[0], "solved", notebook("solutions", LABS[0]))
     one_wrong = notebook("solutions", LABS[0])
@@ -119,7 +126,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cell.source = NO_FILTER
     submit(root, LABS[0], "one_wrong", one_wrong)
     make_labs.nbgrader(root, "generate_assignment", make_labs.ALL)
-    make_labs.nbgrader(root, "autograde", make_labs.ALL)
+    for lab in AUTOGRADED:
+        make_labs.nbgrader(root, "autograde", lab)
     make_labs.nbgrader(root, "export")
     return root
 
@@ -154,8 +162,33 @@ def test_the_solved_lab_earns_all_points(course, lab):
     assert score(course, lab, "solved") == (total, total)
 
 
+@pytest.fixture(scope="module")
+def untouched() -> dict[str, dict]:
+    """What each lab does as it is handed out, run in a process of its own."""
+    labs = [lab for lab in LABS if lab not in AUTOGRADED]
+    if not labs:
+        return {}
+    command = [sys.executable, "-m", "tests.labs.untouched", *labs]
+    done = subprocess.run(command, cwd=make_labs.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["lab"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("lab", LABS)
+@pytest.mark.parametrize("lab", [lab for lab in LABS if lab not in AUTOGRADED])
+def test_every_cell_of_the_untouched_lab_runs_and_no_check_is_content(untouched, lab):
+    row = untouched[lab]
+    assert row["errors"] == []
+    code = [cell for cell in notebook("labs", lab).cells if cell.cell_type == "code"]
+    assert row["ran"] == len(code)
+    assert len(row["checks"]) == len(grade_cells(code)) > 0
+    for points, shown in row["checks"]:
+        assert points == "0.0"
+        assert "Not written yet" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", AUTOGRADED)
 def test_the_untouched_lab_runs_to_its_end_and_earns_nothing(course, lab):
     earned, possible = score(course, lab, "untouched")
     assert earned == 0

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.scale import PIPELINE_PROFILE
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -35,17 +37,19 @@ def small_model_dir(model_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def pipeline_run() -> Path:
-    """The whole pipeline, run once; stages that are complete and unchanged are not repeated.
+    """The whole pipeline at this scale, once; complete and unchanged stages are not repeated.
 
-    Its output stays in artifacts/ ($COURSE_ARTIFACTS), so that notebooks and later runs share it.
+    Its output stays in $COURSE_ARTIFACTS, so that notebooks and later runs share it.
     """
     from utils.pipeline.__main__ import default_out
+    from utils.profiles import ENV_VAR
 
-    command = [sys.executable, "-m", "utils.pipeline", "--profile", "cpu"]
+    command = [sys.executable, "-m", "utils.pipeline"]
+    environment = os.environ | {ENV_VAR: PIPELINE_PROFILE}
     out = default_out()
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".tests.lock"):  # another worker may be running it
-        done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     # 2 means that it ran, and that a promise was not kept: the tests say which.
     assert done.returncode in (0, 2), "the pipeline failed; its output is above"
     return out

@@ -1,4 +1,8 @@
-"""The real thing: the whole pipeline, once, and what it promised."""
+"""The real thing: the whole pipeline, once, and what it promised.
+
+At the small size it trains too little to be right about customers' messages. Then what is promised
+of accuracy isn't judged; that fine-tuning and 4 bits do what they should is seen in perplexity.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.scale import PIPELINE_PROFILE
 from utils.pipeline.manifests import MANIFEST
-from utils.pipeline.stages.chain import BASE, BASE_MESSAGES, MODELS, QUANTIZED
+from utils.pipeline.stages.chain import BASE, MODELS, QUANTIZED
 from utils.pipeline.task.data import read_jsonl
 from utils.pipeline.task.evaluate import compare, score
+from utils.profiles import get_profile
 
 pytestmark = pytest.mark.slow
 
@@ -21,10 +27,17 @@ def manifest(run: Path, stage: str) -> dict[str, Any]:
 
 
 def test_every_stage_does_its_part(pipeline_run: Path) -> None:
+    profile = get_profile(PIPELINE_PROFILE)
     results = json.loads((pipeline_run / "report" / "results.json").read_text())
     rows = {row["name"]: row for row in results["rows"]}
     broken = [p["promise"] for p in results["promises"] if not p["kept"]]
     assert broken == [], results["rows"]  # intervals leave room for another processor's rounding
+    assert len(results["promises"]) == (9 if profile.judges_accuracy else 5)
+    # What was learned: right answers surprise the model far less than before. And 4 bits keep it.
+    answers = {name: row["answer_perplexity"] for name, row in rows.items()}
+    assert answers["merge"] < 0.6 * answers[BASE]
+    for name in QUANTIZED:
+        assert answers[name] < 0.8 * answers[BASE]
     for name in QUANTIZED:
         assert rows[name]["bytes"] < 0.6 * rows["merge"]["bytes"]
     for row in rows.values():
@@ -37,7 +50,7 @@ def test_every_stage_does_its_part(pipeline_run: Path) -> None:
     texts: dict[str, list[str]] = {}
     for name in MODELS:
         answers = json.loads((pipeline_run / "evaluate" / f"{name}.json").read_text())
-        count = BASE_MESSAGES if name == BASE else len(held_out)
+        count = profile.base_messages if name == BASE else len(held_out)
         assert [line["message"] for line in answers] == [e.message for e in held_out[:count]]
         texts[name] = [line["text"] for line in answers]
         assert score(texts[name], expected[:count])["exact_match"] == rows[name]["exact_match"]
@@ -45,11 +58,12 @@ def test_every_stage_does_its_part(pipeline_run: Path) -> None:
         counts = compare(texts["merge"], texts[name], expected)
         assert {key: rows[name][key] for key in counts} == counts
 
-    # Prefix caching changes no answers, but for near ties that bfloat16 rounds differently.
+    # Prefix caching changes no answers, but for near ties that bfloat16 rounds differently: two
+    # messages may.
     served = manifest(pipeline_run, "serve")["measures"]
     for name in ("merge", "gptq", "awq"):
-        on = served[name]["exact_match"]
-        assert abs(on - served[name]["exact_match_without_prefix_caching"]) <= 0.1
+        on, off = (served[name][f"exact_match{way}"] for way in ("", "_without_prefix_caching"))
+        assert round(abs(on - off) * served[name]["num_examples"]) <= 2
 
     # Without prefix caching nothing is found in a cache.
     for name in MODELS:

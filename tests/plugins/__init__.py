@@ -1,0 +1,1 @@
+"""What the root's `conftest.py` adds to pytest: order, notebooks, clean rooms, and reports."""

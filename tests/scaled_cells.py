@@ -1,0 +1,199 @@
+"""What the lessons' cells run at the small size: in each notebook, texts and what replaces them.
+
+A reader never sees these: a lesson's cells show the sizes that its saved outputs were made with,
+and `make test-full` runs them so. Each text must stand exactly once in the notebook, and a smaller
+size may not change an output that is compared: then the run itself says so.
+"""
+
+from __future__ import annotations
+
+EDITS: dict[str, tuple[tuple[str, str], ...]] = {
+    "notebooks/02_kv_cache.ipynb": (
+        ("mine = generate(ids[0], max_tokens=24)", "mine = generate(ids[0], max_tokens=8)"),
+        (
+            "theirs = reference.generate(ids, max_new_tokens=24",
+            "theirs = reference.generate(ids, max_new_tokens=8",
+        ),
+        (
+            "uncached = reference.generate(ids, max_new_tokens=24",
+            "uncached = reference.generate(ids, max_new_tokens=8",
+        ),
+    ),
+    "notebooks/04_paged_allocator.ipynb": (
+        ("lengths, ratios, most = [128, 512, 1536]", "lengths, ratios, most = [128, 512]"),
+        ("paged_and_contiguous_seconds(llm, n)", "paged_and_contiguous_seconds(llm, n, 2)"),
+        ("for _ in range(9))", "for _ in range(1))"),
+    ),
+    "notebooks/05_prefix_caching.ipynb": (
+        ("rounds=5", "rounds=1"),
+        ("rounds=3", "rounds=1"),
+        ("shared_lengths, own = [0, 128, 256, 384]", "shared_lengths, own = [0, 256]"),
+        (
+            "for _ in range(3):\n        llm.reset_prefix_cache()",
+            "for _ in range(1):\n        llm.reset_prefix_cache()",
+        ),
+    ),
+    "notebooks/06_continuous_batching.ipynb": (
+        ("scale=0.045", "scale=0.015"),
+        ("long_prompt, num_chats = story[:500]", "long_prompt, num_chats = story[:200]"),
+        ("context_lens = [16, 32, 64, 128, 256, 512]", "context_lens = [16, 64, 256]"),
+    ),
+    "notebooks/07_speculative_decoding.ipynb": (
+        ("pass_seconds(llm, sizes)}", "pass_seconds(llm, sizes, 1)}"),
+        ("pass_seconds(loaded, sizes)", "pass_seconds(loaded, sizes, 1)"),
+        (
+            '(("float32", llm, 2), ("bfloat16", half, 1))',
+            '(("float32", llm, 1), ("bfloat16", half, 1))',
+        ),
+        ("or written[method] == answers[name]", "or written[method] == answers[name][:count]"),
+        ("batch_sizes, k = [1, 4, 16], 3", "batch_sizes, k = [1, 4], 3"),
+        ("needed, repeats=3", "needed, repeats=1"),
+        ("max_tokens=48", "max_tokens=16"),
+        ('race(llm, tasks["chat"][:2], shapes)', 'race(llm, tasks["chat"][:1], shapes)'),
+        (
+            'assert written[shape] == answers["chat"]',
+            'assert written[shape] == answers["chat"][:1]',
+        ),
+    ),
+    # The reference answers are shorter. Where longer ones are compared with them, or where an
+    # output depends on the lengths, the answers keep their 32 tokens, and beginnings are compared.
+    "notebooks/08_the_engine.ipynb": (
+        (
+            "device, max_tokens = llm.config.device, 32",
+            "device, max_tokens = llm.config.device, 12",
+        ),
+        (
+            "engine.add_request(name, ids, greedy)",
+            "engine.add_request(name, ids, SamplingParams(temperature=0, max_tokens=32))",
+        ),
+        (
+            "    [last] = engine.step()",
+            "    [last] = engine.step()\n"
+            "last.outputs[0].token_ids = last.outputs[0].token_ids[:max_tokens]",
+        ),
+        (
+            "outputs = llm.generate(prompts, greedy, use_tqdm=False, priority=priorities)",
+            "all_32 = SamplingParams(temperature=0, max_tokens=32)\n"
+            "    outputs = llm.generate(prompts, all_32, use_tqdm=False, priority=priorities)",
+        ),
+        (
+            "for i, (a, b) in pairs if a != b]",
+            "for i, (a, b) in pairs if a[: len(b)] != b[: len(a)]]",
+        ),
+        # vLLM in one format: each is a process of its own.
+        ('["float32", *({"bfloat16"} & {half_dtype()})]', '["float32"]'),
+        ("num_words = 20", "num_words = 4"),
+        ('num_steps=12)[""]', 'num_steps=3)[""]'),
+        (
+            "both = measure_step_parts(engines, num_steps=12)",
+            "both = measure_step_parts(engines, num_steps=3)",
+        ),
+    ),
+    # GPTQ and AWQ of 4 of the 30 layers.
+    "notebooks/09b_gptq_and_awq.ipynb": (
+        ("max_tokens=1024", "max_tokens=256"),
+        ("for n, s in stats.items()]}", "for n, s in list(stats.items())[:4]]}"),
+        (", 4096, 512)", ", 512, 512)"),
+        ("tokens = [128, 512, 2048, 4096]", "tokens = [128, 512]"),
+    ),
+    "notebooks/10_qlora.ipynb": (
+        ("max_tokens=100", "max_tokens=40"),
+        ("lora_alpha, steps=12", "lora_alpha, steps=4"),
+    ),
+    "notebooks/11_merge.ipynb": (
+        ("for _ in range(10):  # by turns", "for _ in range(3):  # by turns"),
+        ("questions = held_out[:24]", "questions = held_out[:4]"),
+        ("max_tokens=120", "max_tokens=40"),
+    ),
+    "notebooks/12_gptq_awq.ipynb": (
+        ('"max_tokens": 512', '"max_tokens": 128'),
+        ('stages["data"], 8)', 'stages["data"], 2)'),
+        ("tokens, group = [256, 512, 1024, 4096]", "tokens, group = [256, 1024]"),
+    ),
+    "notebooks/13_vllm_prefix_caching.ipynb": (
+        ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
+        ("num_judged = 10", "num_judged = 2"),
+        ('form = {"max_tokens": 160', 'form = {"max_tokens": 40'),
+    ),
+    "notebooks/14_serving.ipynb": (
+        ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),
+        ("bodies(10, 8), poisson_arrivals(rate, 10)", "bodies(4, 8), poisson_arrivals(rate, 4)"),
+        ("bodies(1, 24)", "bodies(1, 12)"),
+        ("bodies(9, 24)", "bodies(9, 12)"),
+        ("poisson_arrivals(rate, 400)) for rate", "poisson_arrivals(rate, 100)) for rate"),
+        ("for share in (0.25, 0.55, 0.85, 1.3)", "for share in (0.55, 1.3)"),
+        ("max(8, round(5 * share * capacity))", "max(4, round(2 * share * capacity))"),
+        ("bodies(6, 2)", "bodies(2, 2)"),
+        ("bodies(10 + 2 * users)", "bodies(2 + users, 4)"),
+    ),
+    "notebooks/15_distributed.ipynb": (
+        ("torch.randint(100, 40_000, (8, 64)", "torch.randint(100, 40_000, (8, 16)"),
+        ("idle_share(timeline(m)) for _ in range(3)", "idle_share(timeline(m)) for _ in range(1)"),
+        ("chat_ids, 16, tensor_parallel_size=3", "chat_ids, 4, tensor_parallel_size=3"),
+        ("chat_ids, 16, data_parallel_size=2", "chat_ids, 4, data_parallel_size=2"),
+        ("sum(a == b for a, b in zip(run", "sum(a == b[:4] for a, b in zip(run"),
+        (
+            "(dp2.chat(chats, greedy, use_tqdm=False)) == answers",
+            "(dp2.chat(chats, brief, use_tqdm=False)) == [ids[:4] for ids in answers]",
+        ),
+        (
+            "dp2 = LLM(",
+            "brief = SamplingParams(temperature=0, max_tokens=4)\ndp2 = LLM(",
+        ),
+        ("token_ids(moe.chat(chats, greedy", "token_ids(moe.chat(chats, brief"),
+        ("token_ids(ep2.chat(chats, greedy", "token_ids(ep2.chat(chats, brief"),
+        # Of the two layouts one writes all tokens: its steps are counted, and compared.
+        (
+            "verdicts.append(token_ids(llm.chat(chats, greedy, use_tqdm=False)) == answers)",
+            "params, end = (brief, 4) if llm is tp3 else (greedy, 16)\n"
+            "        written = token_ids(llm.chat(chats, params, use_tqdm=False))\n"
+            "        verdicts.append(written == [ids[:end] for ids in answers])",
+        ),
+    ),
+    "notebooks/16_disaggregation_and_kv_sharing.ipynb": (
+        (
+            "stream_beside(llm.new_engine(), new_tokens(800))",
+            "stream_beside(llm.new_engine(), new_tokens(200))",
+        ),
+        ("(changes=small_steps), new_tokens(800))", "(changes=small_steps), new_tokens(200))"),
+        ("prefix, rest = 640, 16", "prefix, rest = 320, 16"),
+        ("new_tokens(480)", "new_tokens(160)"),
+        ("max_tokens=160", "max_tokens=60"),
+        ("new_tokens(700)", "new_tokens(200)"),
+        ("new_tokens(1200)", "new_tokens(300)"),
+        ("[new_tokens(600) for _ in range(3)]", "[new_tokens(200) for _ in range(2)]"),
+        (
+            "measure_interference(D, new_tokens(20), documents, target)",
+            "measure_interference(D, new_tokens(20), documents, target, quiet_seconds=1)",
+        ),
+        # One prompt of six.
+        (
+            "study = run_study()",
+            "from utils.disaggregation import cacheblend\n\n"
+            "six = cacheblend.prompts\n"
+            "cacheblend.prompts = lambda tokenizer: [next(six(tokenizer))]\n"
+            "study = run_study()",
+        ),
+    ),
+    "notebooks/17_routing.ipynb": (
+        ("num_requests = 100_000", "num_requests = 10_000"),
+        (
+            "num_groups=6, requests_per_group=4, seed=seed",
+            "num_groups=4, requests_per_group=3, seed=seed",
+        ),
+        ("warm_behind(replicas, 10, seed=seed)", "warm_behind(replicas, 4, seed=seed)"),
+    ),
+    "notebooks/18_vllm_by_hand.ipynb": (
+        (
+            'print(run_program([scripts / "basic.py", model]))',
+            'print(run_program([scripts / "basic.py", model], one_process=True))',
+        ),
+        # vLLM has been started four times by then.
+        (
+            "chosen = {} if on_gpu else contenders()",
+            'chosen = {} if on_gpu else contenders()\nchosen.pop("vLLM", None)',
+        ),
+        ("((1, 2), (8, 8)) if servers", "((1, 1), (2, 2)) if servers"),
+        ("conversations, num_users, max_tokens=16", "conversations, num_users, max_tokens=4"),
+    ),
+}

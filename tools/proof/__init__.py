@@ -1,0 +1,1 @@
+"""`make test` and `make test-full`: style first, everything, a second look, and a table."""
