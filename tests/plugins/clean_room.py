@@ -21,7 +21,8 @@ import pytest
 LIBRARIES = (
     "CUDA", "CUBLAS", "KMP_", "LD_", "NCCL", "OMP_", "PYTEST_", "PYTORCH", "TORCH", "VLLM",
     "TOKENIZERS_PARALLELISM", "TRITON", "TF_", "USE_", "XLA", "HF_", "PYTHONHASHSEED", "NUMEXPR",
-    "MPLBACKEND", "QT_", "JUPYTER_PLATFORM", "DISABLE_", "BITSANDBYTES", "BNB_",
+    "MPLBACKEND", "QT_", "JUPYTER_PLATFORM", "DISABLE_", "BITSANDBYTES", "BNB_", "TILELANG",
+    "GPTQMODEL", "TRANSFORMERS_CACHE",
 )  # fmt: skip
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGUSR1,
@@ -31,6 +32,16 @@ PATIENCE_S = 10  # a thread that was told to end may need a moment
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(LIBRARIES)}
+
+
+def _paths() -> list[str]:
+    """Without what lies in the environment itself: libraries add their own folders there."""
+    return [path for path in sys.path if not path.startswith(sys.prefix)]
+
+
+def _set_paths(before: list[str]) -> None:
+    kept = [path for path in sys.path if path in before or path.startswith(sys.prefix)]
+    sys.path[:] = [*(path for path in before if path not in kept), *kept]
 
 
 def _torch(read: Callable[[Any], Any]) -> Any:
@@ -61,7 +72,7 @@ def _set_signals(before: dict[int, Any]) -> None:
 STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object] | None]] = {
     "environment": (_environment, _set_environment),
     "working directory": (os.getcwd, os.chdir),
-    "sys.path": (lambda: list(sys.path), lambda before: sys.path.__setitem__(slice(None), before)),
+    "sys.path": (_paths, _set_paths),
     "signal handlers": (lambda: {n: signal.getsignal(n) for n in SIGNALS}, _set_signals),
     "niceness": (lambda: os.getpriority(os.PRIO_PROCESS, 0), None),
     "torch's threads": (
