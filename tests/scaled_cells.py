@@ -41,10 +41,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "notebooks/07_speculative_decoding.ipynb": (
         ("pass_seconds(llm, sizes)}", "pass_seconds(llm, sizes, 1)}"),
         ("pass_seconds(loaded, sizes)", "pass_seconds(loaded, sizes, 1)"),
-        (
-            '(("float32", llm, 2), ("bfloat16", half, 1))',
-            '(("float32", llm, 1), ("bfloat16", half, 1))',
-        ),
+        # No race in bfloat16, which is slow on most CPUs: its passes have been timed above.
+        ('(("float32", llm, 2), ("bfloat16", half, 1))', '(("float32", llm, 1),)'),
         ("or written[method] == answers[name]", "or written[method] == answers[name][:count]"),
         ("batch_sizes, k = [1, 4, 16], 3", "batch_sizes, k = [1, 4], 3"),
         ("needed, repeats=3", "needed, repeats=1"),
@@ -80,6 +78,31 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "for i, (a, b) in pairs if a != b]",
             "for i, (a, b) in pairs if a[: len(b)] != b[: len(a)]]",
         ),
+        # In bfloat16, which is slow on most CPUs, only the short prompts are answered. The others
+        # have empty answers, which differ from no answer.
+        (
+            "hf16, _ = hf_answers(hf)",
+            "few = [ids for ids in prompts if len(ids) < 100]\nhf16, _ = hf_answers(hf, few)",
+        ),
+        ("llm16.generate(prompts, greedy", "llm16.generate(few, greedy"),
+        (
+            'answers = {"float32": {"HF": reference',
+            "hf16, ours16 = (\n"
+            "    [next(found) if len(ids) < 100 else [] for ids in prompts]\n"
+            "    for found in map(iter, (hf16, ours16))\n"
+            ")\n"
+            'answers = {"float32": {"HF": reference',
+        ),
+        (
+            "    rounded, best = logits_along(llm16",
+            "    if len(prompt) >= 100:\n        continue\n    rounded, best = logits_along(llm16",
+        ),
+        (
+            "torch.cat(gaps)",
+            "torch.cat([gap for gap, ids in zip(gaps, prompts, strict=True) if len(ids) < 100])",
+        ),
+        ("puzzles = [chat_ids", "PUZZLES = PUZZLES[:4]\npuzzles = [chat_ids"),
+        ("for i in (0, 7, 9, 11, 13):", "for i in (0, 1):"),
         # vLLM in one format: each is a process of its own.
         ('["float32", *({"bfloat16"} & {half_dtype()})]', '["float32"]'),
         ("num_words = 20", "num_words = 4"),
@@ -151,11 +174,14 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "notebooks/16_disaggregation_and_kv_sharing.ipynb": (
+        ("num_tokens=36", "num_tokens=16"),
         (
             "stream_beside(llm.new_engine(), new_tokens(800))",
             "stream_beside(llm.new_engine(), new_tokens(200))",
         ),
         ("(changes=small_steps), new_tokens(800))", "(changes=small_steps), new_tokens(200))"),
+        # In bfloat16, which is slow on most CPUs, one customer asks.
+        ("ask(customers, other, model=small)", "ask(customers[:1], other, model=small)"),
         ("prefix, rest = 640, 16", "prefix, rest = 320, 16"),
         ("new_tokens(480)", "new_tokens(160)"),
         ("max_tokens=160", "max_tokens=60"),
