@@ -106,6 +106,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         # vLLM in one format: each is a process of its own.
         ('["float32", *({"bfloat16"} & {half_dtype()})]', '["float32"]'),
         ("num_words = 20", "num_words = 4"),
+        ("sizes = (1, 8, 32)", "sizes = (1, 8)"),
         ('num_steps=12)[""]', 'num_steps=3)[""]'),
         (
             "both = measure_step_parts(engines, num_steps=12)",
@@ -184,10 +185,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ask(customers, other, model=small)", "ask(customers[:1], other, model=small)"),
         ("prefix, rest = 640, 16", "prefix, rest = 320, 16"),
         ("new_tokens(480)", "new_tokens(160)"),
-        ("max_tokens=160", "max_tokens=60"),
-        ("new_tokens(700)", "new_tokens(200)"),
+        ("max_tokens=160", "max_tokens=40"),
+        ("[new_tokens(700) for _ in range(2)]", "[new_tokens(200) for _ in range(2)][:1]"),
         ("new_tokens(1200)", "new_tokens(300)"),
-        ("[new_tokens(600) for _ in range(3)]", "[new_tokens(200) for _ in range(2)]"),
+        ("[new_tokens(600) for _ in range(3)]", "[new_tokens(200)]"),
         (
             "measure_interference(D, new_tokens(20), documents, target)",
             "measure_interference(D, new_tokens(20), documents, target, quiet_seconds=1)",

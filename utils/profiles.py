@@ -134,7 +134,7 @@ PROOF_PROFILE = replace(
     _CPU,
     name="cpu-small",
     train_examples=400,
-    train_steps=12,
+    train_steps=8,
     train_batch_size=4,
     eval_examples=24,
     base_messages=8,

@@ -35,9 +35,9 @@ def test_every_stage_does_its_part(pipeline_run: Path) -> None:
     assert len(results["promises"]) == (9 if profile.judges_accuracy else 5)
     # What was learned: right answers surprise the model far less than before. And 4 bits keep it.
     answers = {name: row["answer_perplexity"] for name, row in rows.items()}
-    assert answers["merge"] < 0.6 * answers[BASE]
+    assert answers["merge"] < 0.75 * answers[BASE]
     for name in QUANTIZED:
-        assert answers[name] < 0.8 * answers[BASE]
+        assert answers[name] < 0.9 * answers[BASE]
     for name in QUANTIZED:
         assert rows[name]["bytes"] < 0.6 * rows["merge"]["bytes"]
     for row in rows.values():
