@@ -50,6 +50,7 @@ class Profile:
     serve_messages: int = 12
     text_tokens: int = 4096
     perplexity_examples: int = 32
+    calibration_tokens: int | None = None  # that GPTQ and AWQ see; None: see `calibration_windows`
     judges_accuracy: bool = True  # False: trained too little for the promises about accuracy
     # What the helpers of speculative decoding learn from.
     draft_chats: int = 240
@@ -141,6 +142,7 @@ PROOF_PROFILE = replace(
     serve_messages=4,
     text_tokens=1024,
     perplexity_examples=8,
+    calibration_tokens=2048,
     judges_accuracy=False,
     draft_chats=40,
     draft_steps=60,

@@ -10,7 +10,11 @@ MIN_BUDGET = 4096  # tokens in all, at most; wider models get twice their width
 
 
 def calibration_windows(
-    model_dir: Path, texts: list[str], widest_input: int, seed: int = 0
+    model_dir: Path,
+    texts: list[str],
+    widest_input: int,
+    seed: int = 0,
+    tokens: int | None = None,
 ) -> list[list[int]]:
     """Cut `texts` into windows of 512 token ids and pick some at random.
 
@@ -23,6 +27,7 @@ def calibration_windows(
         widest_input: the largest number of input channels of any linear layer. GPTQ estimates a
             second-moment matrix of that size; fewer tokens than channels leave it singular.
         seed: picks the windows.
+        tokens: how many to pick in all, at most; None for `MIN_BUDGET`, or twice the widest input.
 
     Returns:
         Token ids, [num_windows, 512].
@@ -31,14 +36,14 @@ def calibration_windows(
         ValueError: the texts hold fewer tokens than `widest_input`.
     """
     windows = all_windows(model_dir, texts)
-    if len(windows) * WINDOW < widest_input:
+    if min(len(windows) * WINDOW, tokens or widest_input) < widest_input:
         raise ValueError(
             f"Too little calibration data: {len(texts)} texts make {len(windows)} windows of "
             f"{WINDOW} tokens. At least {-(-widest_input // WINDOW)} are needed, because the "
             f"widest layer has {widest_input} input channels. Pass more or longer texts; the "
             "course ships some, see utils.pipeline.stages.perplexity.load_text."
         )
-    budget = max(MIN_BUDGET, 2 * widest_input) // WINDOW
+    budget = (tokens or max(MIN_BUDGET, 2 * widest_input)) // WINDOW
     if len(windows) > budget:
         windows = random.Random(seed).sample(windows, budget)
     return windows

@@ -64,6 +64,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             needs=("merge", "data"),
             settings={"method": method, "tool": tool, "group_size": group_size,
                       "calibration_examples": CALIBRATION_EXAMPLES,
+                      "calibration_tokens": profile.calibration_tokens,
                       "check_tokens": profile.text_tokens // 2, "seed": seed},
             sources=code_files("quantizers/**/*.py"),
             packages=(*torch_stack, "gptqmodel"),
@@ -175,7 +176,7 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     return quantize(
         settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
         group_size=settings["group_size"], seed=settings["seed"],
-        check_tokens=settings["check_tokens"],
+        check_tokens=settings["check_tokens"], calibration_tokens=settings["calibration_tokens"],
     )  # fmt: skip
 
 

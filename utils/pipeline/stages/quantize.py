@@ -113,6 +113,7 @@ def quantize(
     group_size: int = 64,
     seed: int = 0,
     check_tokens: int = CHECK_TOKENS,
+    calibration_tokens: int | None = None,
     use_tqdm: bool = True,
 ) -> dict[str, Any]:
     """Quantize the linear layers of a model to 4 bits, check the result, and keep it if sound.
@@ -127,6 +128,8 @@ def quantize(
             layer, and be a multiple of 32, which is what the kernels handle.
         seed: picks the calibration windows.
         check_tokens: how many tokens the check of the result reads.
+        calibration_tokens: how many tokens the tool sees; None for as many as `calibration_windows`
+            thinks right.
         use_tqdm: show a progress bar.
 
     Returns:
@@ -148,7 +151,7 @@ def quantize(
     if isinstance(calibration_texts, str) or not any(calibration_texts):
         raise ValueError("calibration_texts must be a list of texts, and it holds none.")
     widest = max(_input_widths(config).values())
-    windows = calibration_windows(model_dir, calibration_texts, widest, seed)
+    windows = calibration_windows(model_dir, calibration_texts, widest, seed, calibration_tokens)
     python = route.python()
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
