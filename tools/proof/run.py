@@ -30,6 +30,9 @@ from tools.proof.table import FULL_PROOF, full_proof, outdated, table
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "proof"
+BEGAN = time.time()
+# What a run is told: where to write down what it did, and when this program began.
+RECORD, STARTED = "COURSE_PROOF_RECORD", "COURSE_PROOF_STARTED"
 # pytest's exit statuses: all passed, some failed.
 PASSED, FAILED = 0, 1
 
@@ -37,7 +40,7 @@ PASSED, FAILED = 0, 1
 def pytest(record: Path, *arguments: str) -> int:
     """Run pytest; what it did stands in the file `record` afterwards."""
     record.unlink(missing_ok=True)
-    environment = os.environ | {"COURSE_PROOF_RECORD": str(record)}
+    environment = os.environ | {RECORD: str(record), STARTED: str(BEGAN)}
     command = [sys.executable, "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
@@ -52,7 +55,6 @@ def run(workers: int, paths: list[str], name: str) -> int:
     """Style, house rules, everything in `paths`, second look, table. The exit status."""
     OUT.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    os.environ["COURSE_PROOF_STARTED"] = str(time.time())
     if broken := broken_style():
         return _not_proven(f"style or types: {', '.join(broken)}. Nothing else was run.")
     parallel = ["-n", str(workers), "--no-loadscope-reorder"]
