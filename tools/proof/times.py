@@ -36,7 +36,8 @@ def table(times: dict[str, Any]) -> str:
         files.setdefault(folder_of(file), []).append((seconds, file.rsplit("/", 1)[-1]))
     rows = [
         f"{times['minutes']:.0f} minutes with {times['workers']} workers, set-up not counted, on "
-        f"{times['machine']}, {times['when']}; {sum(total.values()) / 60:.0f} worker-minutes.",
+        f"{times['machine']}, {times['when']}; {sum(total.values()) / 60:.0f} worker-minutes"
+        f"{times.get('note', '')}.",
         "",
         "| part | worker-minutes | of which |",
         "|---|---:|---|",
