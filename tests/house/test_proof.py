@@ -199,7 +199,7 @@ def test_a_planted_hole_is_found(suite: Path, capfd: pytest.CaptureFixture[str])
 def test_what_is_left_out_for_time_is_named_and_no_release_is_made_of_it(
     suite: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    skip = "import pytest\ndef test_b():\n    pytest.skip('out of time: 68 minutes are over')\n"
+    skip = "import pytest\ndef test_b():\n    pytest.skip('out of time: 64 minutes are over')\n"
     write(suite, "test_b.py", skip)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     assert run.run(1, ["tests"], "run") == 0
