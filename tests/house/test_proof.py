@@ -233,6 +233,39 @@ def test_style_and_house_come_first_and_end_a_run(
     assert not (suite / "was_run").exists()
 
 
+def test_the_full_size_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = tmp_path / "full.json"
+    proof.write_text('{"parts": {}}')
+    monkeypatch.setattr(run, "FULL_PROOF", proof)
+    monkeypatch.setattr(run, "OUT", tmp_path / "build")
+    monkeypatch.setattr(run, "full_proof", lambda: json.loads(proof.read_text())["parts"])
+    monkeypatch.setattr(run, "_git", lambda *words: "a" * 40 if words[0] == "rev-parse" else "")
+    ran: list[str] = []
+    broken = {"run-lessons"}
+
+    def fake_run(workers: int, files: list[str], name: str) -> int:
+        ran.append(name)
+        assert files
+        (run.OUT / f"{name}.json").write_text('{"outcomes": {"a": "passed"}}')
+        return int(name in broken)
+
+    monkeypatch.setattr(run, "run", fake_run)
+    assert run.run_full(2, None) == 1
+    assert ran == ["run-pipeline", "run-labs", "run-lessons"]
+    assert set(json.loads(proof.read_text())["parts"]) == {"pipeline", "labs"}
+    ran.clear()
+    broken.clear()
+    assert run.run_full(2, None) == 0
+    assert ran == ["run-lessons", "run-engine", "run-rest"]  # not again what this commit has proven
+    row = json.loads(proof.read_text())["parts"]["rest"]
+    assert row["commit"] == "a" * 40 and row["tests"] == 1 and row["recipe"]
+    monkeypatch.setattr(run, "_git", lambda *words: " M utils/hub.py")
+    with pytest.raises(SystemExit, match="commit or undo"):
+        run.run_full(2, "labs")
+
+
 def test_a_terminated_run_says_so() -> None:
     command = [sys.executable, "-c", (
         "import signal, os\nfrom tools.proof import run\n"
