@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 from nbclient import NotebookClient
@@ -59,8 +60,6 @@ def run(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> None:
     Raises:
         CellExecutionError, CellTimeoutError, DeadKernelError: a cell failed.
     """
-    # Without this, a kernel that the user registered under the same name would be started instead.
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     client = NotebookClient(
         notebook,
         kernel_name="python3",
@@ -71,7 +70,9 @@ def run(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> None:
         store_widget_state=True,
         resources={"metadata": {"path": str(folder)}},
     )
-    with tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
+    # Else a kernel that the user registered under the same name would be started instead.
+    ours = mock.patch.dict(os.environ, {"JUPYTER_PREFER_ENV_PATH": "1"})
+    with ours, tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
         client.execute(env=os.environ | {"XDG_STATE_HOME": nobody})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def pytest_output(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     shutil.copy(ROOT / "conftest.py", folder)
     command = [sys.executable, "-m", "pytest", "-rA", "--nbval", "--nbval-current-env"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    course = os.environ | {"PYTHONPATH": str(ROOT)}  # the settings' plugins lie in the course
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=course)
     assert result.returncode == 1, result.stdout + result.stderr
     return result.stdout
 

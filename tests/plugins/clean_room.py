@@ -87,10 +87,6 @@ STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object] | None]] = {
         lambda: _torch(lambda torch: torch.is_grad_enabled()),
         lambda before: _torch(lambda torch: torch.set_grad_enabled(before)),
     ),
-    "matplotlib's rcParams": (
-        _rc_params,
-        lambda before: sys.modules["matplotlib"].rcParams.update(before),
-    ),
 }
 
 
@@ -108,12 +104,20 @@ def _difference(name: str, before: Any, after: Any) -> str:
     return f"{name} (before: {before}; after: {after})"
 
 
+def _put_back_rc_params(before: dict[str, Any] | None) -> None:
+    """Figures of the course set its style, so this is no fault of a module; only put it back."""
+    if before is not None:
+        sys.modules["matplotlib"].rcParams.update(before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def clean_room() -> Iterator[None]:
     """Fail the module that leaves the process in another state than it found it."""
     threads = _threads()
     before = {name: read() for name, (read, _) in STATE.items()}
+    style = _rc_params()
     yield
+    _put_back_rc_params(style)
     left = []
     for name, (read, put_back) in STATE.items():
         after = read()
