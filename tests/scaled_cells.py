@@ -137,7 +137,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "notebooks/13_vllm_prefix_caching.ipynb": (
         ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
         ("num_judged = 10", "num_judged = 2"),
-        ('form = {"max_tokens": 160', 'form = {"max_tokens": 40'),
     ),
     "notebooks/14_serving.ipynb": (
         ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),
