@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         del os.environ[ENV_VAR]
 
 
+@functools.cache  # it is asked for each cell
 def needs_profile(notebook: Path) -> bool:
     """Whether a notebook uses what is trained: the pipeline's stages or the drafts."""
     return needs_stages(notebook) or "ensure_draft_model" in notebook.read_text(encoding="utf-8")
