@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -193,7 +194,8 @@ def test_a_planted_hole_is_found(suite: Path, capfd: pytest.CaptureFixture[str])
         """,
     )
     assert run.run(2, ["tests"], "run") == 1
-    assert "1 tests were not run" in capfd.readouterr().out
+    # One test or both: the workers may have ended before the first one was reported.
+    assert re.search(r"NOT PROVEN: .*[12] tests were not run", capfd.readouterr().out)
 
 
 def test_what_is_left_out_for_time_is_named_and_no_release_is_made_of_it(
