@@ -16,9 +16,16 @@ import nbformat
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from nbformat import NotebookNode
 
-from tools.notebook_rules import NAME, executed_notebooks, labs, translations
-from tools.notebooks import METADATA
+from tools.notebook_files import (
+    METADATA,
+    NAME,
+    RECORDED,
+    executed_notebooks,
+    labs,
+    translations,
+)
 
 KERNEL = METADATA["kernelspec"]["name"]
 # How a cell was looked at, and when it ran. Not `trusted`: it is needed to sign the notebook, and
@@ -38,11 +45,17 @@ def is_of_the_course(path: Path) -> bool:
 
 def as_committed(notebook: dict[str, Any]) -> None:
     """Give a notebook the metadata that the course's notebooks are committed with."""
-    notebook["metadata"] = nbformat.from_dict(METADATA)
+    notebook["metadata"] = _metadata(notebook, METADATA)
     for cell in notebook["cells"]:
         for key, value in list(cell["metadata"].items()):
             if key in VIEW or (key in DEFAULTS and value == DEFAULTS[key]):
                 del cell["metadata"][key]
+
+
+def _metadata(notebook: dict[str, Any], general: dict[str, Any]) -> NotebookNode:
+    """`general`, and what the notebook itself says of its record."""
+    recorded = notebook["metadata"].get(RECORDED)
+    return nbformat.from_dict(general if recorded is None else general | {RECORDED: recorded})
 
 
 class CourseContents(AsyncLargeFileManager):
@@ -51,7 +64,7 @@ class CourseContents(AsyncLargeFileManager):
     async def get(self, path: str, content: bool = True, *args: Any, **kwargs: Any) -> Any:
         model = await super().get(path, content, *args, **kwargs)
         if content and model["type"] == "notebook" and self._keeps(path):
-            model["content"]["metadata"] = nbformat.from_dict(self._as_opened())
+            model["content"]["metadata"] = _metadata(model["content"], self._as_opened())
         return model
 
     async def save(self, model: dict[str, Any], path: str = "") -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.notebook_rules import lessons  # noqa: E402
+from tools.notebook_files import lessons  # noqa: E402
 from tools.vllm_names import UnknownName, default, reading, table_rows  # noqa: E402
 
 

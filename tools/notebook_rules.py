@@ -18,11 +18,12 @@ from nbformat.validator import iter_validate
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import prose_numbers, reading_time  # noqa: E402
+from tools.notebook_files import METADATA, NAME, RECORDED, executed_notebooks, labs  # noqa: E402
+from tools.saved import in_step  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
 
 BOOTSTRAP = ROOT / "tools" / "bootstrap_cell.py"
 
-NAME = r"\d\d[a-z]?_[a-z0-9_]+"  # 09b comes after 09
 MAX_NOTEBOOK_BYTES = 1_000_000
 MAX_IMAGE_BYTES = 200_000
 MAX_CELL_LINES = 30
@@ -32,42 +33,6 @@ MACHINE_PATH = re.compile(r"(?<![\w./:-])(/(home|root|work|tmp|Users|mnt)/|[A-Z]
 PROGRESS_BAR = re.compile(r"\d+%\|.*\||\d(it/s|s/it)\b")
 # What prints a time or a ratio of times prints another one at every run.
 TIMING = re.compile(r"\b(median_seconds|fastest_seconds)\(")
-
-
-def lessons() -> list[Path]:
-    """The notebooks of the course."""
-    return sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-def part_one() -> list[Path]:
-    """Those of Part I: they need no stage of the pipeline."""
-    return [path for path in lessons() if path.name < "09"]
-
-
-def code_cells(path: Path) -> list[str]:
-    """The code of a notebook, cell by cell."""
-    notebook = nbformat.read(path, as_version=4)
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def solutions() -> list[Path]:
-    """The source of each lab."""
-    return sorted((ROOT / "solutions").glob("*/*.ipynb"))
-
-
-def labs() -> list[Path]:
-    """What learners fill in. Generated, and never executed."""
-    return sorted((ROOT / "labs").glob("*/*.ipynb"))
-
-
-def translations() -> list[Path]:
-    """The lessons in other languages. Built from the English ones, and never executed."""
-    return sorted((ROOT / "translations").glob("*/notebooks/*.ipynb"))
-
-
-def executed_notebooks() -> list[Path]:
-    """The notebooks that are committed with their outputs."""
-    return lessons() + solutions()
 
 
 def problems(path: Path) -> list[str]:
@@ -84,6 +49,7 @@ def problems(path: Path) -> list[str]:
         found += _untouched_rules(notebook)
     else:
         found += _executed_rules(notebook)
+        found += in_step.problems(notebook, in_step.KNOWN_OLD.get(path.stem, frozenset()))
     if path.parent.name == "notebooks":
         found += _lesson_rules(notebook)
     return found
@@ -115,9 +81,8 @@ def _common_rules(notebook: NotebookNode) -> Iterator[str]:
         yield "the file format is older than 4.5, which has cell ids"
     if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
         yield "the kernel is not python3"
-    extra = set(notebook.metadata) - {"kernelspec", "language_info"}
-    if extra:
-        yield f"the notebook's metadata hold {sorted(extra)}, beside kernelspec and language_info"
+    if extra := set(notebook.metadata) - {*METADATA, RECORDED}:
+        yield f"the notebook's metadata hold {sorted(extra)}, beside {sorted(METADATA)}"
     if set(notebook.metadata.get("language_info", {})) - {"name"}:
         yield "language_info holds more than the name, and changes with every Python version"
     ids = [cell.get("id") for cell in notebook.cells]
@@ -166,6 +131,8 @@ def _tag_rules(cell: NotebookNode) -> Iterator[str]:
 
 
 def _untouched_rules(notebook: NotebookNode) -> Iterator[str]:
+    if RECORDED in notebook.metadata:
+        yield f"a lab was never executed, but its metadata hold {RECORDED!r}"
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and (cell.outputs or cell.execution_count is not None):
             yield f"cell {number}: a lab is handed out without outputs"

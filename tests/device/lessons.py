@@ -66,7 +66,7 @@ def main(name: str, seconds: float = 120.0, size: float = 15.6e9) -> None:
     from tests.device import pretend_card
 
     pretend_card.insert(size)
-    from tools.notebook_rules import code_cells
+    from tools.notebook_files import code_cells
 
     cells = code_cells(ROOT / "notebooks" / f"{name}.ipynb")
     os.chdir(ROOT / "notebooks")
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(sys.argv[1], *map(float, sys.argv[2:]))
     else:  # each in a process of its own, on a card with no more than the README says it needs
-        from tools.notebook_rules import part_one
+        from tools.notebook_files import part_one
         from utils.pipeline.estimates.cards import CARDS
         from utils.pipeline.estimates.lessons import on_card
         from utils.profiles import PROFILES

@@ -18,7 +18,7 @@ from tools.hosted.check import BOOTSTRAP, ROOT, VERSIONS, run_cells
 from tools.hosted.versions import colab as colab_file
 from tools.hosted.versions import kaggle as kaggle_file
 from tools.hosted.versions import kept
-from tools.notebook_rules import code_cells, part_one
+from tools.notebook_files import code_cells, part_one
 from utils.pipeline.environment import PYTHONS, lock_file
 
 

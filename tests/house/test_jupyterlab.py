@@ -29,7 +29,7 @@ from jupyterlab_server.config import get_federated_extensions, get_page_config
 
 from tests.browser.lab import said_by_server
 from tools.course_contents import as_committed
-from tools.notebook_rules import executed_notebooks, labs
+from tools.notebook_files import executed_notebooks, labs
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "tools" / "jupyter"
@@ -121,7 +121,7 @@ def opened(ask: Ask, name: str) -> dict[str, Any]:
 def written_by_jupyterlab(notebook: dict[str, Any]) -> dict[str, Any]:
     """The notebook as JupyterLab sends it after a learner has looked at everything."""
     notebook = copy.deepcopy(notebook)
-    notebook["metadata"] = WRITTEN_BY_JUPYTERLAB
+    notebook["metadata"] |= WRITTEN_BY_JUPYTERLAB
     for cell in notebook["cells"]:
         cell["metadata"] = WRITTEN_IF_MISSING | cell["metadata"] | WRITTEN_INTO_CELLS
         if cell["cell_type"] == "code":
@@ -139,7 +139,9 @@ def test_jupyterlab_has_nothing_to_write_into_an_opened_notebook(ask: Ask) -> No
     with run_kernel(kernel_name="python3") as client:
         kernel = client.kernel_info(reply=True, timeout=60)["content"]["language_info"]
     spec = ask("api/kernelspecs")["kernelspecs"]["python3"]["spec"]
+    recorded = json.loads((ROOT / LESSON).read_text())["metadata"]["recorded"]
     assert opened(ask, LESSON)["metadata"] == {
+        "recorded": recorded,
         "kernelspec": {
             "name": "python3",
             "display_name": spec["display_name"],

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tools import links
-from tools.notebook_rules import executed_notebooks, labs
+from tools.notebook_files import executed_notebooks, labs
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tools.notebook_rules import lessons
+from tools.notebook_files import lessons
 
 ROOT = Path(__file__).resolve().parents[2]
 # Package -> the module that Python imports.

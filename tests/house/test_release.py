@@ -177,10 +177,12 @@ def test_the_workflow_decides_nothing_by_itself() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # `on` is a truth value in YAML 1.1
     runs = [step["run"].strip() for step in workflow["jobs"]["release"]["steps"] if "run" in step]
-    assert [run.split(maxsplit=3)[:3] for run in runs[:4]] == [
+    assert [run.split(maxsplit=3)[:3] for run in runs[:5]] == [
         ["python", "tools/release.py", "check"],
         ["python", "tools/release.py", "tested"],
         ["make", "site"],
+        [".venv-site/bin/python", "-m", "tools.saved.in_step"],
         ["python", "tools/release.py", "build"],
     ]
-    assert runs[4].startswith("gh release create") and len(runs) == 5
+    assert runs[3].endswith("--refuse")
+    assert runs[5].startswith("gh release create") and len(runs) == 6

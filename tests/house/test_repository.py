@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tools import links
-from tools.notebook_rules import MACHINE_PATH, executed_notebooks, labs, lessons
+from tools.notebook_files import executed_notebooks, labs, lessons
+from tools.notebook_rules import MACHINE_PATH
 from tools.set_repository_url import configured_slug, links_to, rewrite, slug_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.notebook_rules import ROOT, executed_notebooks, labs, lessons
+from tools.notebook_files import ROOT, executed_notebooks, labs, lessons
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tools.notebook_rules import lessons
+from tools.notebook_files import lessons
 from tools.vllm_names import check
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,10 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from tools.notebook_rules import BOOTSTRAP, cloud_links, lessons, problems
+from tools.notebook_files import lessons
+from tools.notebook_rules import BOOTSTRAP, cloud_links, problems
 from tools.notebooks import WIDGET_VIEW
+from tools.saved import in_step
 
 ROOT = Path(__file__).parents[2]
 LESSON_TEXT = """\
@@ -83,9 +85,11 @@ def _good_lesson() -> NotebookNode:
         ),
     ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return nbformat.v4.new_notebook(
+    notebook = nbformat.v4.new_notebook(
         cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}}
     )
+    in_step.record(notebook, {})
+    return notebook
 
 
 def _write(notebook: NotebookNode, path: Path) -> Path:
@@ -174,6 +178,7 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
         "not python3",
     ),
     "extra metadata": (_metadata("colab", {}), "colab"),
+    "an output without a record": (_metadata("recorded", {}), "nothing says which code"),
     "python version": (
         _metadata("language_info", {"name": "python", "version": "3.11.7"}),
         "language_info",

@@ -10,7 +10,7 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from tools.notebook_rules import ROOT, solutions
+from tools.notebook_files import ROOT, solutions
 from tools.reading_time import CODE_LINES_PER_MINUTE, WORDS_PER_MINUTE, counted, problems
 
 TEN_MINUTES = "word " * (10 * WORDS_PER_MINUTE)

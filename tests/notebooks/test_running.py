@@ -12,7 +12,8 @@ import nbformat
 import pytest
 
 from tools import notebooks
-from tools.notebook_rules import ROOT
+from tools.notebook_files import ROOT
+from tools.saved.machine import machine
 
 WIDGET_CELL = """\
 import ipywidgets
@@ -87,7 +88,10 @@ def test_reexecution_saves_outputs_and_pictures_of_widgets(
         "text/plain": notebooks.WIDGET_TEXT,
         "image/png": "cGljdHVyZQ==",
     }
+    recorded = saved.metadata.pop("recorded")
     assert saved.metadata == notebooks.METADATA
+    assert recorded["cells"].keys() == {saved.cells[1].id}  # no test compares a picture
+    assert recorded["machine"] == machine() and recorded["busy_cells"] == []
 
 
 def test_failed_notebook_is_not_saved(

@@ -23,7 +23,8 @@ from nbformat import NotebookNode
 
 from tools import translate
 from tools.course_contents import is_of_the_course
-from tools.notebook_rules import BOOTSTRAP, MACHINE_PATH, headings, lessons
+from tools.notebook_files import lessons
+from tools.notebook_rules import BOOTSTRAP, MACHINE_PATH, headings
 from tools.set_repository_url import configured_slug
 from tools.translation.blocks import formulas, has_words, join, split
 from tools.translation.faults import faults

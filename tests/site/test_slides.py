@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.browser.cdp import Page
-from tools.notebook_rules import lessons
+from tools.notebook_files import lessons
 from tools.slides.talk import FEWEST, MAX_CODE_LINES, MOST, Slide, talk_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import symtable
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,6 +107,7 @@ def _parse(code: str) -> ast.Module:
     return compile(code, "cell", "exec", flags)
 
 
+@functools.cache
 def _names(code: str) -> _Names:
     names = _Names()
     for statement in _parse(code).body:

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.gpu import table  # noqa: E402
-from tools.notebook_rules import part_one  # noqa: E402
+from tools.notebook_files import part_one  # noqa: E402
 from utils.pipeline.environment import (  # noqa: E402
     PipelineEnvironmentError,
     environment_python,

@@ -32,7 +32,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tools.notebook_rules import code_cells, part_one  # noqa: E402
+from tools.notebook_files import code_cells, part_one  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
 from tools.setup import uv_environment  # noqa: E402
 from utils.hub import resolve_model  # noqa: E402

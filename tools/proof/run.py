@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,10 +22,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools.notebook_files import lessons
 from tools.proof.parts import PARTS, TESTPATHS, files_of, recipe
 from tools.proof.second_look import Verdict, look_again
 from tools.proof.style import HOUSE, broken_style
 from tools.proof.table import FULL_PROOF, full_proof, outdated, table
+from tools.saved import in_step
+from tools.saved.machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "proof"
@@ -110,6 +112,8 @@ def _say(
         files = {node.partition("::")[0] for node in left_out}
         print(f"NOT PROVEN here: {len(left_out)} tests of {len(files)} files were left out, "
               f"because the time was over: {', '.join(sorted(files))}")  # fmt: skip
+    for line in in_step.to_record_anew(lessons()):
+        print(f"TO BE RECORDED before a release: {line}")
     for file in verdict.unsteady:
         print(f"UNSTEADY: {file} failed beside another worker, and passed alone.")
     for node in verdict.quarantined:
@@ -160,17 +164,6 @@ def run_full(workers: int, part: str | None) -> int:
         FULL_PROOF.write_text(json.dumps({"parts": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"{name}: proven at full size. Commit proofs/{FULL_PROOF.name}.")
     return 0
-
-
-def machine() -> str:
-    """This machine in a few words: cores, processor, and what it multiplies with."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    said = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in said.items()}
-    flags = fields.get("flags", "").split()
-    known = [name for name in ("amx_tile", "avx512_bf16", "avx512f", "avx2") if name in flags]
-    model = fields.get("model name", platform.machine())
-    return f"{os.cpu_count()} cores, {model}, {(known or ['no AVX2'])[0]}"
 
 
 def _git(*arguments: str) -> str:

@@ -36,7 +36,7 @@ def code_hashes(function: Callable[..., Any], files: Iterable[Path] = ()) -> dic
         path from the repository's root (or the whole path, outside) -> SHA-256
     """
     home = Path(inspect.getfile(function)).resolve()
-    used = _used_definitions(_parsed(home, home.stat().st_mtime_ns), function.__name__)
+    used = used_definitions(_parsed(home, home.stat().st_mtime_ns), function.__name__)
     found = {f"{_name(home)}:{function.__name__}": _hash("\n".join(map(ast.unparse, used)))}
     waiting = [path.resolve() for path in files]
     waiting += [file for node in used for file in _imported_files(node, home)]
@@ -68,7 +68,7 @@ def _parsed(file: Path, modified: int) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-def _used_definitions(tree: ast.Module, name: str) -> list[ast.stmt]:
+def used_definitions(tree: ast.Module, name: str) -> list[ast.stmt]:
     """The statements of a module that bind `name`, and what these use, and so on."""
     binding = [(statement, _bound(statement)) for statement in tree.body]
     wanted, done = {name}, set[str]()
