@@ -15,7 +15,6 @@ from tests.plugins.notebooks import scaled
 from tests.scaled_cells import EDITS
 from tools.proof import parts
 from tools.proof.table import FULL_PROOF, outdated
-from utils.pipeline.vllm.serve import TTFT_REPEATS
 from utils.profiles import PROFILES, PROOF_PROFILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,11 +49,6 @@ def test_the_small_chain_is_the_full_one_with_smaller_numbers() -> None:
     assert differ.pop("judges_accuracy") == (False, True)
     assert differ.pop("calibration_tokens") == (2048, None)  # None: 4,096 for this model
     assert all(0 < small < large for small, large in differ.values()), differ
-
-
-def test_the_small_chain_has_enough_messages_for_what_it_measures() -> None:
-    """The time to a first token is measured on as many messages as it is repeated."""
-    assert TTFT_REPEATS <= PROOF_PROFILE.serve_messages <= PROOF_PROFILE.eval_examples
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -190,7 +190,8 @@ def _vllm(
     seconds = 0.0
     for name, size in weights.items():
         # Messages without and with prefix caching; a TTFT is measured on a miss and on a hit.
-        batches = dict.fromkeys((False, True), profile.serve_messages + TTFT_REPEATS)
+        asked_to_serve = profile.serve_messages + min(TTFT_REPEATS, profile.serve_messages)
+        batches = dict.fromkeys((False, True), asked_to_serve)
         if stage == "evaluate":
             batches = {True: profile.base_messages if name == BASE else profile.eval_examples}
         for caching, asked in batches.items():

@@ -26,7 +26,7 @@ def measure_prefix_caching(
     *,
     max_tokens: int,
     settings: EngineSettings,
-    repeats: int = TTFT_REPEATS,
+    repeats: int | None = None,
 ) -> dict[str, Any]:
     """Let vLLM answer all prompts at once, greedily, without and with Automatic Prefix Caching.
 
@@ -36,7 +36,8 @@ def measure_prefix_caching(
         prompts: token ids of each prompt; all begin with the same system prompt.
         max_tokens: the longest answer, in tokens.
         settings: how to start vLLM.
-        repeats: on how many prompts TTFT is measured; the median counts.
+        repeats: on how many prompts TTFT is measured; the median counts. None: on `TTFT_REPEATS`,
+            or on all if there are fewer.
 
     Returns:
         `tokens_per_second` (output tokens of the whole batch; the cache is empty before it),
@@ -49,6 +50,8 @@ def measure_prefix_caching(
         ValueError: too few prompts.
         WorkerError: vLLM failed; the message holds the end of its output.
     """
+    if repeats is None:
+        repeats = min(TTFT_REPEATS, len(prompts))
     if not 1 < repeats <= len(prompts):
         raise ValueError(f"{repeats=} with {len(prompts)} prompts: at least 2, at most all.")
     measures: dict[str, Any] = {}
