@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from utils.checks.kit.near_ties import NEAR_TIE, Oracle, Parting, find_parting, hf_oracle
+from utils.engine.beam_search import BeamSearchSequence
 
 Answers = Sequence[Sequence[int]]
 
@@ -79,3 +80,12 @@ def narrowest_choice(
         ]
         beams = [beam for beam in candidates if beam[0][-1] != eos][:beam_width]
     return narrowest
+
+
+def same_beams(got: Sequence[BeamSearchSequence], right: torch.Tensor) -> bool:
+    """Whether sequences are the rows of Hugging Face, which are padded with end tokens."""
+    rows = right.tolist()
+    return len(got) == len(rows) and all(
+        beam.tokens == row[: len(beam.tokens)] and set(row[len(beam.tokens) :]) <= {2}
+        for beam, row in zip(got, rows, strict=True)
+    )

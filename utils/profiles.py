@@ -144,8 +144,8 @@ PROOF_PROFILE = replace(
     perplexity_examples=8,
     calibration_tokens=2048,
     judges_accuracy=False,
-    draft_chats=40,
-    draft_steps=60,
+    draft_chats=20,
+    draft_steps=30,
 )
 
 

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tests.near_ties import assert_same_but_for_ties
+from tests.near_ties import assert_same_but_for_ties, narrowest_choice, same_beams
+from tests.scale import sized
 from utils.checks.kit.near_ties import NEAR_TIE
-from utils.engine import LLM, ContiguousKVCache, LlamaOps, RequestOutput, SamplingParams
+from utils.engine import (
+    LLM,
+    BeamSearchParams,
+    ContiguousKVCache,
+    LlamaOps,
+    RequestOutput,
+    SamplingParams,
+)
 from utils.engine.models import llama as llama_module
 from utils.engine.run_requests import run_to_end
 
@@ -76,9 +84,10 @@ def test_bfloat16(model_path: Path, prompts: list[list[int]]) -> None:
     llm = LLM(model_path, dtype="auto")
     assert llm.model.lm_head.weight.dtype == torch.bfloat16
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    output = llm.chat(question, GREEDY, use_tqdm=False)[0]
+    few = SamplingParams(temperature=0, max_tokens=8)  # many CPUs multiply bfloat16 slowly
+    output = llm.chat(question, few, use_tqdm=False)[0]
     assert "Paris" in output.outputs[0].text
-    assert all(len(ids) > 0 for ids in tokens(run(llm, prompts[:8])))
+    assert all(len(ids) > 0 for ids in tokens(run(llm, prompts[:8], SHORT)))
 
 
 # What comes out
@@ -465,3 +474,30 @@ def test_caches_are_reserved_to_the_request_and_freed_at_its_end(
         llm.llm_engine = usual
     assert sizes == [5, 9]
     assert alive == [[True, True], *[[False, True]] * 6, [False, False]]
+
+
+def test_beams_that_end(llm: LLM, hf_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions with short answers: beams end at different lengths, and length is penalized."""
+    changes = {"block_size": 4, "num_gpu_blocks": 512, "max_model_len": 512}
+    monkeypatch.setattr(llm, "llm_engine", llm.new_engine(changes=changes))
+    endings, num_ties = set(), 0
+    questions = ("Say yes.", "What is 2 + 2? One word.")[: sized(1, 2)]
+    for question in questions:
+        text = llm.tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        prompt = llm.tokenizer.encode(text, add_special_tokens=False)
+        for penalty in (0.0, 2.0):
+            params = BeamSearchParams(3, max_tokens=12, length_penalty=penalty)
+            got = llm.beam_search(prompt, params)[0].sequences
+            endings |= {sequence.finish_reason for sequence in got}
+            right = hf_model.generate(
+                torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=12,
+                do_sample=False, length_penalty=penalty,
+            )  # fmt: skip
+            if not same_beams(got, right):
+                narrowest = narrowest_choice(hf_model, prompt, 3, max_tokens=12)
+                assert narrowest < NEAR_TIE, (prompt, penalty, got, right)
+                num_ties += 1
+    assert num_ties <= 1
+    assert endings == {"stop", "length"}

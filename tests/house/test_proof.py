@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugins import schedule
+from tests.plugins import clean_room, schedule
 from tools.proof import run, second_look, style, table, times
 from tools.proof.second_look import look_again, quarantined
 
@@ -308,3 +308,23 @@ def test_the_guides_table_of_times_is_that_of_a_run() -> None:
     assert {"notebooks", "solutions", "tests/engine"} <= set(map(times.folder_of, kept["seconds"]))
     with pytest.raises(ValueError, match="0 places"):
         times.with_table("no marks", kept)
+
+
+def test_the_clean_room_asks_only_for_variables_that_a_file_of_ours_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library that is imported within a test may set what nobody here has heard of."""
+    unknown = "_".join(["SOME", "LIBRARYS", "SWITCH"])  # in one piece it would be named here
+    monkeypatch.setenv(unknown, "1")
+    assert unknown not in clean_room._environment()
+    monkeypatch.setenv("COURSE_PROFILE", "cpu")
+    assert clean_room._environment()["COURSE_PROFILE"] == "cpu"
+
+
+def test_pytest_runs_without_its_cache(suite: Path) -> None:
+    """As the tests on an emulated processor do: they run beside another pytest."""
+    write(suite, "test_a.py", "def test_a():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.plugins.schedule", "tests"]
+    done = subprocess.run(command, cwd=suite, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

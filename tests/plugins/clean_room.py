@@ -7,12 +7,14 @@ so that the modules after it run in a clean process.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ LIBRARIES = (
     "MPLBACKEND", "QT_", "JUPYTER_PLATFORM", "DISABLE_", "BITSANDBYTES", "BNB_", "TILELANG",
     "GPTQMODEL", "TRANSFORMERS_CACHE",
 )  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("tests", "tools", "utils")
+AT_FIRST = frozenset(os.environ)
 SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGUSR1,
 )  # fmt: skip
@@ -31,7 +36,18 @@ PATIENCE_S = 10  # a thread that was told to end may need a moment
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(LIBRARIES)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LIBRARIES) and (name in AT_FIRST or _is_named_by_us(name))
+    }
+
+
+@functools.cache
+def _is_named_by_us(name: str) -> bool:
+    """Whether a file of the course names a variable; a library may set one that we don't know."""
+    files = (file for folder in OURS for file in (ROOT / folder).rglob("*.py"))
+    return any(name in file.read_text(encoding="utf-8") for file in files)
 
 
 def _paths() -> list[str]:

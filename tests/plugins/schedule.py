@@ -56,7 +56,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """First what failed the last time, then by rank; within a rank what takes longest."""
-    failed = {node.partition("::")[0] for node in config.cache.get("cache/lastfailed", {})}
+    cache = getattr(config, "cache", None)  # none with `-p no:cacheprovider`
+    last = cache.get("cache/lastfailed", {}) if cache else {}
+    failed = {node.partition("::")[0] for node in last}
     waiting = {item.path for item in items if "pipeline_run" in getattr(item, "fixturenames", ())}
     times = json.loads(TIMES.read_text())["seconds"] if TIMES.is_file() else {}
     keys = {}

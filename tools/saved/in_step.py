@@ -38,18 +38,9 @@ TOGETHER = (("01", "02", "05", "06"),)
 # Outputs that are known to be older than their code: they need the pipeline at full size. They are
 # listed at the end of each run, and a release refuses them.
 KNOWN_OLD: dict[str, frozenset[str]] = {
-    "01_prefill_and_decode": frozenset({"c431f64b"}),
-    "03_kv_memory_waste": frozenset({"ffd63112"}),
-    "04_paged_allocator": frozenset({"76e034e3"}),
-    "05_prefix_caching": frozenset({"c088"}),
-    "06_continuous_batching": frozenset({"0d5fad9c"}),
     "07_speculative_decoding": frozenset({"7500eaec"}),
-    "09_quantization": frozenset({"quant-010"}),
-    "09b_gptq_and_awq": frozenset(f"gptq-awq-0{n}" for n in (14, 20, 22, 25, 27, 33, 38, 40)),
     "10_qlora": frozenset({"c52-e367d7"}),
     "12_gptq_awq": frozenset({"6b8d2bc0", "14d26652", "96277abe"}),
-    "14_serving": frozenset({"0696a323", "fe7a9ed0"}),
-    "18_vllm_by_hand": frozenset({"l18-34"}),
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
 from tests.near_ties import assert_same_but_for_ties
+from tests.scale import sized
 from utils.checks.kit.near_ties import NEAR_TIE
 from utils.engine import (
     LLM,
@@ -36,7 +37,7 @@ from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, row
 from utils.engine.spec_decode.medusa import tree_of
 from utils.pipeline.drafts.draft_model import write_draft_vocabulary
 
-NUM_SAMPLES = 8_000
+NUM_SAMPLES = sized(3_000, 8_000)
 SURE = 1e-4  # a right sampler fails a test of this level once in ten thousand seeds
 
 # N-grams

@@ -31,9 +31,13 @@ from utils.pipeline.stages.finetune import (
     pad,
 )
 from utils.pipeline.task.data import generate
+from utils.profiles import fast_dtype
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = TrainSettings(steps=3, batch_size=2, learning_rate=2e-3, lora_r=4, lora_alpha=8)
+# In the type that this machine multiplies fast, as the pipeline does: the other takes minutes.
+SETTINGS = TrainSettings(
+    steps=3, batch_size=2, learning_rate=2e-3, lora_r=4, lora_alpha=8, dtype=fast_dtype()
+)
 EXAMPLES = generate("train", 6)
 
 

@@ -1,4 +1,4 @@
-"""All features together on the real model: the tokens of Hugging Face, and those of vLLM."""
+"""All features together: the tokens of Hugging Face, and those of vLLM."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.near_ties import assert_same_but_for_ties, narrowest_choice
+from tests.near_ties import assert_same_but_for_ties, narrowest_choice, same_beams
 from tests.scale import sized
 from utils.checks.kit.near_ties import NEAR_TIE
 from utils.engine import (
@@ -323,41 +323,6 @@ def test_beam_search_equals_huggingface(
             scores = torch.tensor([sequence.score for sequence in got])
             torch.testing.assert_close(scores, right.sequences_scores, atol=1e-4, rtol=0)
     assert num_ties <= 1
-
-
-def same_beams(got, right: Tensor) -> bool:
-    """Whether sequences are the rows of Hugging Face, which are padded with end tokens."""
-    rows = right.tolist()
-    return len(got) == len(rows) and all(
-        beam.tokens == row[: len(beam.tokens)] and set(row[len(beam.tokens) :]) <= {2}
-        for beam, row in zip(got, rows, strict=True)
-    )
-
-
-def test_beams_that_end(model_path: Path, engine_of, hf_model: PreTrainedModel) -> None:
-    """Questions with short answers: beams end at different lengths, and length is penalized."""
-    llm, num_ties = engine_of(block_size=4), 0
-    endings = set()
-    questions = ("Say yes.", "What is 2 + 2? One word.")[: sized(1, 2)]
-    for question in questions:
-        text = llm.tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-        )
-        prompt = llm.tokenizer.encode(text, add_special_tokens=False)
-        for penalty in (0.0, 2.0):
-            params = BeamSearchParams(3, max_tokens=12, length_penalty=penalty)
-            got = llm.beam_search(prompt, params)[0].sequences
-            endings |= {sequence.finish_reason for sequence in got}
-            right = hf_model.generate(
-                torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=12,
-                do_sample=False, length_penalty=penalty,
-            )  # fmt: skip
-            if not same_beams(got, right):
-                narrowest = narrowest_choice(hf_model, prompt, 3, max_tokens=12)
-                assert narrowest < NEAR_TIE, (prompt, penalty, got, right)
-                num_ties += 1
-    assert num_ties <= 1
-    assert endings == {"stop", "length"}
 
 
 def test_beams_share_blocks(engine_of, some) -> None:
