@@ -14,8 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.scale import FULL, SCALE
+from utils.hub import load_hf_model
 from utils.pipeline.quantizers.from_scratch import save_checkpoint
 from utils.pipeline.stages.perplexity import load_model
+from utils.pipeline.studies.first_layers import save_first_layers
 from utils.pipeline.vllm.engine_settings import vllm_environment
 from utils.quant import calibrate, quantize_model
 from utils.quant.calibrate import SAME_INPUT
@@ -196,7 +199,10 @@ if __name__ == "__main__":
 def test_vllm_generates_what_the_read_back_model_does(
     hf_model, model_path, token_windows, tokenizer, tmp_path: Path
 ) -> None:
-    """The whole bundled model, by GPTQ and by AWQ, in their layouts, by vLLM's 4-bit kernels."""
+    """GPTQ and AWQ, in their layouts, by vLLM's 4-bit kernels; at the small size of 10 layers."""
+    if SCALE != FULL:
+        model_path = save_first_layers(model_path, tmp_path / "first layers", 10)
+        hf_model = load_hf_model(model_path, dtype=torch.float32)
     windows = token_windows[:4, :512].tolist()
     stats = list(calibrate(hf_model, windows, sequential=False))
     folders = []

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.scale import sized
 from utils.pipeline.estimates.train_shapes import TrainShape
 from utils.pipeline.estimates.training_memory import training_memory
 from utils.pipeline.stages.finetune import (
@@ -147,8 +148,8 @@ def run(steps):
     finetune(Path(sys.argv[1]), generate("train", 40), Path(sys.argv[2]), settings)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
-run(12)
-run(32)
+run(int(sys.argv[3]))
+run(int(sys.argv[4]))
 """
 
 
@@ -158,6 +159,7 @@ def test_memory_does_not_grow_with_the_steps(small_model_dir: Path, tmp_path: Pa
     Each batch has another number of tokens, and kernels are compiled for each shape.
     """
     command = [sys.executable, "-c", MEMORY_SCRIPT, str(small_model_dir), str(tmp_path)]
+    command += [str(sized(6, 12)), str(sized(16, 32))]
     done = subprocess.run(
         command,
         cwd=ROOT,
