@@ -76,11 +76,11 @@ def run(
     """
 
     def before(cell: nbformat.NotebookNode, cell_index: int) -> None:
-        if watch and _varies(cell):
+        if watch and in_step.varies(cell):
             watch.before(cell.id)
 
     def after(cell: nbformat.NotebookNode, cell_index: int, execute_reply: object) -> None:
-        if watch and _varies(cell):
+        if watch and in_step.varies(cell):
             watch.after(cell.id)
 
     client = NotebookClient(
@@ -99,10 +99,6 @@ def run(
     ours = mock.patch.dict(os.environ, {"JUPYTER_PREFER_ENV_PATH": "1"})
     with ours, tempfile.TemporaryDirectory() as nobody:  # notebook 00 draws nobody's progress
         client.execute(env=os.environ | {"XDG_STATE_HOME": nobody})
-
-
-def _varies(cell: nbformat.NotebookNode) -> bool:
-    return "nbval-ignore-output" in cell.metadata.get("tags", [])
 
 
 def steadiest(path: Path, work: FixedWork) -> tuple[nbformat.NotebookNode, Watch]:

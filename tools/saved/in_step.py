@@ -57,11 +57,15 @@ def codes_of(notebook: NotebookNode) -> list[str]:
     ]
 
 
+def varies(cell: NotebookNode) -> bool:
+    """Whether a code cell gives another output at each run, such as a time."""
+    return "nbval-ignore-output" in cell.metadata.get("tags", [])
+
+
 def is_not_compared(cell: NotebookNode) -> bool:
-    """Whether a code cell has an output that no test compares: an ignored one, or a picture."""
-    ignored = "nbval-ignore-output" in cell.metadata.get("tags", [])
+    """Whether a code cell has an output that no test compares: one that varies, or a picture."""
     pictures = (kind for o in cell.outputs for kind in o.get("data", {}) if "image/" in kind)
-    return bool(cell.outputs) and (ignored or any(pictures))
+    return bool(cell.outputs) and (varies(cell) or any(pictures))
 
 
 def hashes(notebook: NotebookNode) -> dict[str, str]:
@@ -76,8 +80,9 @@ def record(notebook: NotebookNode, about: dict[str, Any]) -> None:
     Args:
         about: what else the record says: commit, machine and so on.
     """
-    record = {**about, "deeper": deeper_hash(codes_of(notebook)), "cells": hashes(notebook)}
-    notebook.metadata[RECORDED] = nbformat.from_dict(record)
+    notebook.metadata[RECORDED] = nbformat.from_dict(
+        {**about, "deeper": deeper_hash(codes_of(notebook)), "cells": hashes(notebook)}
+    )
 
 
 def problems(notebook: NotebookNode, known_old: Set[str] = frozenset()) -> Iterator[str]:

@@ -3,6 +3,9 @@
 Blocks, chunks and preemption are the same in each layer, and the tokens are compared with those of
 Hugging Face as before. The whole model is compared in `test_generate.py`, in the lessons, and at
 full size here, too.
+
+The fixtures have the names of those in `tests/conftest.py`, and are not those: a session has
+each fixture once, and it would keep the model of the test that asked first.
 """
 
 from __future__ import annotations
