@@ -7,6 +7,18 @@ size may not change an output that is compared: then the run itself says so.
 
 from __future__ import annotations
 
+# For a lesson that counts tokens and doesn't read them: a model of the real one's first layers.
+FIRST_LAYERS = """
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from utils.hub import resolve_model
+from utils.pipeline.studies.first_layers import save_first_layers
+
+_folder = TemporaryDirectory()
+first_layers = save_first_layers(resolve_model(), Path(_folder.name), 4)
+"""
+
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "notebooks/02_kv_cache.ipynb": (
         ("mine = generate(ids[0], max_tokens=24)", "mine = generate(ids[0], max_tokens=8)"),
@@ -203,6 +215,9 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/17_routing.ipynb": (
         ("num_requests = 100_000", "num_requests = 10_000"),
+        ('llm = LLM("bundled"', FIRST_LAYERS + "llm = LLM(first_layers"),
+        ("course_replicas(2,", "course_replicas(2, first_layers,"),
+        ('vllm_replicas(resolve_model("bundled"), 2', "vllm_replicas(first_layers, 2"),
         (
             "num_groups=6, requests_per_group=4, seed=seed",
             "num_groups=4, requests_per_group=3, seed=seed",

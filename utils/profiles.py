@@ -50,6 +50,7 @@ class Profile:
     serve_messages: int = 12
     text_tokens: int = 4096
     perplexity_examples: int = 32
+    max_answer_tokens: int = 128  # a right answer has 93 at most
     calibration_tokens: int | None = None  # that GPTQ and AWQ see; None: see `calibration_windows`
     judges_accuracy: bool = True  # False: trained too little for the promises about accuracy
     # What the helpers of speculative decoding learn from.
@@ -136,16 +137,17 @@ PROOF_PROFILE = replace(
     name="cpu-small",
     train_examples=400,
     train_steps=8,
-    train_batch_size=4,
-    eval_examples=24,
-    base_messages=8,
-    serve_messages=4,
-    text_tokens=1024,
-    perplexity_examples=8,
-    calibration_tokens=2048,
+    train_batch_size=2,
+    eval_examples=12,
+    base_messages=4,
+    serve_messages=3,
+    text_tokens=512,
+    perplexity_examples=4,
+    max_answer_tokens=32,
+    calibration_tokens=1536,
     judges_accuracy=False,
-    draft_chats=20,
-    draft_steps=30,
+    draft_chats=12,
+    draft_steps=16,
 )
 
 

@@ -21,7 +21,7 @@ NGRAM = SpeculativeConfig("ngram", 4, prompt_lookup_min=1)
 def chosen(prompts: list[list[int]]) -> list[list[int]]:
     """20 prompts, from a single token to 200, many of which have a beginning in common."""
     long = max(prompts, key=len)
-    some = prompts[::5][:13] + [long[: 30 * i] + prompts[i] for i in range(1, 8)]
+    some = prompts[:: len(prompts) // 13][:13] + [long[: 30 * i] + prompts[i] for i in range(1, 8)]
     assert len(some) == 20
     return [prompt[:200] for prompt in some]
 

