@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from tokenizers import decoders
 
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.lab_08 import (
@@ -114,6 +115,27 @@ def test_texts_have_halves_of_characters_and_tokens_without_text():
     assert any(text.tokens is None for text in texts)
     assert any(b"" in text.tokens.values() for text in texts if text.tokens)
     assert any(len(text.prompt) > 1000 for text in texts)
+    rows = [text for text in short if text.rows]
+    assert sum(text.decode(text.prompt[-6:]).startswith("\ufffd") for text in rows) > 5
+    for text in rows:
+        assert (
+            text.true_texts()[-1]
+            == text.decode([*text.prompt, *text.answer])[len(text.decode(text.prompt)) :]
+        )
+
+
+def test_a_row_of_bytes_is_decoded_as_by_the_library():
+    """Against `tokenizers`' own decoder for bytes."""
+    backend = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    rows = [text for story in sample(growing_text.draw, 200) for text in story.texts if text.rows]
+    for text in rows:
+        ids = [*text.prompt, *text.answer]
+        for begin in range(0, len(ids), 3):
+            parts = [text.tokens[token_id] for token_id in ids[begin:]]
+            named = [f"<0x{p[0]:02X}>" if len(p) == 1 and p[0] > 127 else p.decode() for p in parts]
+            right = backend.decode(list(filter(None, named)))
+            assert text.decode(ids[begin:]) == right.removeprefix(" " * text.drops_first_space)
+    assert len(rows) > 30
 
 
 def test_the_latencies_are_the_engines():

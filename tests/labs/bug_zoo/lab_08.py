@@ -297,12 +297,18 @@ table(
 class Windowed:
     """A right answer; the mutants replace a part of it."""
 
-    context = 6
-
     def __init__(self, decode, prompt_token_ids):
         self.decode = decode
-        self.ids = list(prompt_token_ids[-self.context :])
+        self.ids = self.context(prompt_token_ids)
         self.known = len(self.ids)
+
+    def context(self, prompt_token_ids):
+        count = 6
+        while count < len(prompt_token_ids):
+            if not self.decode(prompt_token_ids[-count:]).startswith("\ufffd"):
+                break
+            count += 6
+        return list(prompt_token_ids[-count:])
 
     def waits(self, known, text):
         return text.endswith("\ufffd") or len(text) == len(known)
@@ -327,6 +333,8 @@ class TwoOffsets:
     def __init__(self, decode, prompt_token_ids):
         self.decode, self.ids = decode, [*prompt_token_ids]
         self.prefix_offset = max(0, len(self.ids) - 6)
+        while self.prefix_offset and decode(self.ids[self.prefix_offset :])[:1] == "\ufffd":
+            self.prefix_offset -= 1
         self.read_offset = len(self.ids)
 
     def append(self, token_id):
@@ -346,6 +354,12 @@ class OneByOne:
 
     def append(self, token_id):
         return self.decode([token_id])
+
+
+@wrong("detokenizer", "begin inside a character")
+class SixTokens(Windowed):
+    def context(self, prompt_token_ids):
+        return list(prompt_token_ids[-6:])
 
 
 @wrong("detokenizer", "Half a character is shown")

@@ -100,6 +100,9 @@ def _compare(stage: Stage, text: Text, truth: list[str], shown: str) -> None:
         clause = "twice"
     elif _is_part(shown, now):
         clause = "missing"
+    inside = text.rows and text.decode(text.prompt[-6:]).startswith(INCOMPLETE)
+    if inside and clause in ("half", "missing", "other"):
+        clause = "row"
     tokens = ", ".join(map(text.token, text.answer[: len(truth) - 1]))
     stage.now(f"the answer's tokens so far: {tokens}")
     stage.blame(clause, repr(settled if waits else now), repr(shown))
@@ -126,7 +129,8 @@ DETOKENIZER = Contract(
     inputs=draw,
     judge=InLockstep(play, EnginesDetokenizer),
     passed="Right for characters in pieces, tokens without text, emoji, Japanese, and tokenizers "
-           "that drop the first space. After each token all whole characters were there, and never "
+           "that drop the first space, or write rare characters as single bytes. After each token "
+           "all whole characters were there, and never "
            "a half one. A long answer costs no more per token than a short one.",
     clauses={
         "changes": Clause("Your class changes the list of the prompt's tokens. The engine still "
@@ -136,6 +140,11 @@ DETOKENIZER = Contract(
         "prompt": Clause("The prompt's text is shown again, as a part of the answer.",
                          "Remember, from the start, which text is known: that of the prompt's "
                          "tokens."),
+        "row": Clause("Your tokens of the prompt begin inside a character. Where a tokenizer "
+                      "writes rare characters as single bytes, its decoder then makes replacement "
+                      "marks of the whole row, also of the answer's first characters.",
+                      "While the text of the prompt's last tokens begins with `\\ufffd`, take more "
+                      "of them."),
         "half": Clause("Half a character is shown: the user sees a replacement mark that nothing "
                        "takes back.",
                        "While the decoded text ends in `\\ufffd`, return `\"\"` and wait."),
@@ -153,9 +162,10 @@ DETOKENIZER = Contract(
         "cost": Clause("The text is right, but each token costs more than the one before: you "
                        "decode everything again and again.",
                        "Once text is shown, its tokens are only needed as context: keep the last "
-                       "few of them. Of the prompt, six are enough."),
+                       "few of them. Of the prompt, six are enough, or a few more."),
         "prompt's cost": Clause("The text is right, but the whole prompt is decoded, however long "
-                                "it is.", "Of the prompt, the last six tokens are enough."),
+                                "it is.", "Of the prompt, the last six tokens are enough, or a few "
+                                "more where they begin inside a character."),
     },
     examples=250,
 )  # fmt: skip

@@ -15,6 +15,8 @@ INCOMPLETE = "\ufffd"
 WORDS = (" sea", "blue", " is", " naïve", " 🎉", "🍕!", "今日は", " 12 €", ".", "\n\n", "  ",
          "👩‍👩‍👧", " a", "\t", "e\u0301", " \ufffd ")  # fmt: skip
 
+HIGH_BYTES = bytes(range(0x80, 0x100))
+
 
 @dataclass(frozen=True)
 class Text:
@@ -23,27 +25,50 @@ class Text:
     Args:
         tokens: the bytes of each token of a toy vocabulary; None: the real tokenizer's
         drops_first_space: as some tokenizers do at the beginning of a text
+        rows: rare characters are written as single bytes. If a row of them is not whole
+            characters from its first byte to its last, all of it is decoded to replacement marks,
+            one for each byte: the rule of Llama 2's and Mistral's tokenizers.
     """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     tokens: dict[int, bytes] | None = field(hash=False)
     drops_first_space: bool = False
+    rows: bool = False
 
     def decode(self, token_ids: Sequence[int]) -> str:
         if self.tokens is None:
             return real_decode(token_ids)
-        text = b"".join(map(self.tokens.__getitem__, token_ids)).decode("utf-8", errors="replace")
+        parts = [self.tokens[token_id] for token_id in token_ids]
+        if self.rows:
+            text = "".join(
+                _decode_row(b"".join(row)) if single else b"".join(row).decode()
+                for single, row in itertools.groupby(filter(None, parts), _is_single_byte)
+            )
+        else:
+            text = b"".join(parts).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self.drops_first_space else text
 
     def true_texts(self) -> list[str]:
-        """Brute force: the answer's text after each token, everything decoded anew."""
+        """Brute force: the answer's text after each token, everything decoded anew.
+
+        A half character spoils what was right in its row, until it is whole: so it is put behind
+        the text that was there before it.
+        """
         before = len(self.decode(self.prompt))
         ends = range(len(self.answer) + 1)
-        return [self.decode([*self.prompt, *self.answer[:end]])[before:] for end in ends]
+        texts = [self.decode([*self.prompt, *self.answer[:end]])[before:] for end in ends]
+        whole = ""
+        for place, text in enumerate(texts if self.rows else ()):
+            if text.endswith(INCOMPLETE):
+                texts[place] = whole + INCOMPLETE
+            else:
+                whole = text
+        return texts
 
     def __str__(self) -> str:
         drops = ", a tokenizer that drops the first space of a text" * self.drops_first_space
+        drops += ", a tokenizer that writes rare characters as single bytes" * self.rows
         told = (
             repr(self.decode(self.prompt))
             if len(self.prompt) < 20
@@ -72,7 +97,19 @@ def real_decode(token_ids: Sequence[int]) -> str:
     return str(_tokenizer().backend_tokenizer.decode(ids, skip_special_tokens=True))
 
 
+def _is_single_byte(part: bytes) -> bool:
+    return len(part) == 1 and part[0] >= 0x80
+
+
+def _decode_row(row: bytes) -> str:
+    try:
+        return row.decode()
+    except UnicodeDecodeError:
+        return INCOMPLETE * len(row)
+
+
 def toy_text(c: Choices, drops: bool) -> Text:
+    rows = c.pick((False, False, True))
     numbers = itertools.count(c.pick((1, 70_000)))
     tokens: dict[int, bytes] = {}
 
@@ -80,6 +117,8 @@ def toy_text(c: Choices, drops: bool) -> Text:
         ids = []
         for word in c.some(lambda: c.pick(WORDS).encode(), least, most):
             cuts = sorted({c.integer(0, len(word)) for _ in range(c.integer(0, 3))})
+            if rows:  # around each byte of what is not ASCII
+                cuts = [i for i in range(1, len(word)) if max(word[i - 1 : i + 1]) >= 0x80]
             parts = [word[a:b] for a, b in itertools.pairwise((0, *cuts, len(word))) if b > a]
             if odd and c.rarely(4):
                 place, run = c.integer(0, len(parts)), c.pick((1, 1, 8))
@@ -95,10 +134,15 @@ def toy_text(c: Choices, drops: bool) -> Text:
     for _ in range(c.integer(0, 4)):  # of a prompt's last six tokens, one at least has text
         prompt.append(next(numbers))
         tokens[prompt[-1]] = b""
-    answer = spelled(1, 16, (b"", b"", b"\x9f", b"\xf0\x9f", b" "))
+    # In a row, what is wrong would spoil what was shown.
+    odd = (b"",) if rows else (b"", b"", b"\x9f", b"\xf0\x9f", b" ")
+    answer = spelled(1, 16, odd)
     if c.rarely(3) and len(answer) > 1:
-        answer += answer[: c.integer(0, 8)]  # ids that come again
-    return Text(tuple(prompt), tuple(answer), tokens, drops)
+        again = answer[: c.integer(0, 8)]  # ids that come again
+        while rows and again and not tokens[again[-1]].strip(HIGH_BYTES):
+            again.pop()  # not to end inside a character
+        answer += again
+    return Text(tuple(prompt), tuple(answer), tokens, drops, rows)
 
 
 def real_text(c: Choices) -> Text:
