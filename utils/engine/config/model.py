@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from utils.engine.config.hf_config import (
     eos_token_ids,
@@ -72,8 +73,32 @@ class ModelConfig:
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope_theta=rope_parameters(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0,
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            tie_word_embeddings=raw.get("tie_word_embeddings", False)
+            and not has_own_head(Path(path)),
             sliding_window=raw.get("sliding_window"),
             eos_token_ids=eos_token_ids(Path(path), raw),
             dtype=DTYPES.get(dtype, torch.float32),
         )
+
+
+def has_own_head(path: Path) -> bool:
+    """Whether a model folder holds an output head that is not the embedding.
+
+    `config.json` may call the two tied all the same: who trains the head of such a model and saves
+    it leaves both. Hugging Face and vLLM use that head, then. False too for weights that are
+    missing or damaged: to load them says what is wrong.
+    """
+    head, embedding = (
+        _weight(path, name) for name in ("lm_head.weight", "model.embed_tokens.weight")
+    )
+    return head is not None and embedding is not None and not torch.equal(head, embedding)
+
+
+def _weight(path: Path, name: str) -> torch.Tensor | None:
+    try:
+        index = path / "model.safetensors.index.json"
+        shards = read_json(index)["weight_map"] if index.is_file() else {}
+        with safe_open(path / shards.get(name, "model.safetensors"), framework="pt") as tensors:
+            return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return None
