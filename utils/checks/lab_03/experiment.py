@@ -14,6 +14,7 @@ import numpy as np
 
 from utils.checks.kit.contracts import Contract
 from utils.checks.kit.contracts.guards import held_output
+from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.checks.lab_03.blocks import BLOCKS
 from utils.checks.lab_03.buddies import BUDDY
@@ -32,6 +33,7 @@ from utils.sim.traces import sharegpt_like_lengths
 NUM_SLOTS = int(12 * GIB // kv_bytes_per_token(MODEL_SHAPES["OPT-13B"]))
 NUM_REQUESTS = 400
 SAMPLE_EVERY = 100
+PATIENCE = 1200  # ticks for all runs together: a minute of computing, where two seconds are enough
 FULL = 0.8  # of the time; the last requests run in a memory that empties
 BLOCK_SIZE = 16
 FIRST_FIT_ROW, ROOM_ROW = "Oracle, first fit", "Oracle, with room made"
@@ -203,8 +205,15 @@ def experiment(parts: Parts) -> tuple[dict[str, dict[str, float]], float]:
 
 def against_the_course(parts: Parts) -> Passed:
     """Words and a picture of success, or `Mismatch`."""
-    with held_output():
-        shares, copied = experiment(parts)
+    try:
+        with held_output(), patience_of(PATIENCE), limit():
+            shares, copied = experiment(parts)
+    except TimeUp:
+        raise Mismatch(
+            "In the paper's experiment your parts do not come to an end.",
+            input=f"{NUM_REQUESTS} requests in {NUM_SLOTS:,} slots",
+            look="Each of them is right in small memories. Which becomes slow in a large one?",
+        ) from None
     used = {name: f"{share['used']:.1%}" for name, share in shares.items()}
     words = (
         f"Your parts run the paper's experiment, and agree with the course's simulator slot for "

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
 from utils.checks.kit.contracts.differences import shown
-from utils.checks.kit.runner import Mismatch, call
+from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
+from utils.checks.kit.contracts.patience import second_chance, watching
+from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_03.kinds import Chunk
 
 Moves = list[tuple[int, int]]
 MakeRoom = Callable[[Sequence[Chunk], int, int], Moves | None]
 NUM_MEMORIES = 300  # on which an answer's copies are counted together
 AT_MOST = 0.5  # of what sliding all chunks copies
+SECONDS = 20.0  # for all of them; a plain answer needs less than one
 
 
 def holes_between(chunks: Sequence[Chunk], num_slots: int) -> list[tuple[int, int]]:
@@ -223,19 +227,31 @@ def share_copied(make_room: MakeRoom) -> float:
     """Tokens copied in `NUM_MEMORIES` drawn memories, relative to sliding all chunks.
 
     Raises:
-        Mismatch: an answer is wrong in one of them.
+        Mismatch: an answer is wrong in one of them, or takes too long.
     """
     source = random.Random(0)
     copied = plain = 0
-    for _ in range(NUM_MEMORIES):
+    end = time.process_time() + SECONDS
+    for number in range(1, NUM_MEMORIES + 1):
         chunks, num_slots, need = crumbled(source)
         allowed = oracle(chunks, num_slots, need)
-        moves = call(make_room, list(chunks), num_slots, need)
+        with watching(), second_chance():
+            moves = attempt(make_room, list(chunks), num_slots, need)
+        case = f"{len(chunks)} chunks in {num_slots} slots, need {need}"
+        if (isinstance(moves, Raised) and moves.error is NoEnd) or time.process_time() > end:
+            raise Mismatch(
+                "In a memory with many chunks your code needs too long.", input=case,
+                expected=f"moves for {NUM_MEMORIES} such memories in {SECONDS:.0f} seconds",
+                got=f"time was up at number {number}",
+                look="To try all sets of chunks takes twice as long with each chunk more. Which "
+                     "sets need not be tried?",
+            )  # fmt: skip
+        if isinstance(moves, Raised):
+            raise Mismatch(moves.says, input=case, look=moves.look)
         fault = wrong_moves(allowed, moves, Given(chunks, num_slots, need))
         if fault is not None or allowed is None:
             raise Mismatch(
-                "In a memory with many chunks the moves are wrong.",
-                input=f"{len(chunks)} chunks in {num_slots} slots, need {need}",
+                "In a memory with many chunks the moves are wrong.", input=case,
                 expected=str(fault and fault.expected), got=str((fault and fault.says) or moves),
             )  # fmt: skip
         plain += allowed

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import short_patience, watching
+from utils.checks.kit.contracts.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch, Passed, exercise
 from utils.checks.lab_08 import (
     bookkeeping,
@@ -87,7 +87,7 @@ def engine(make_engine: Callable[..., Any]) -> Passed:
             raise Mismatch(getattr(made, "says", says), look=getattr(made, "look", ""))
         parts.judge_parts(made.parts)
         parts.judge_loop(make_engine)
-    with held_output(), watching(), short_patience(PATIENCE):
+    with held_output(), watching(), patience_of(PATIENCE):
         words, figure = real_model.run(make_engine)
     return Passed(
         "Your parts are right, and in random stories with little memory your loop gives the same "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from utils.checks.kit.contracts.faults import Raised, attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import short_patience, watching
+from utils.checks.kit.contracts.patience import patience_of, watching
 from utils.checks.kit.reference import chat_token_ids
 from utils.checks.kit.runner import Mismatch, Passed
 from utils.checks.lab_09 import pictures
@@ -39,7 +39,7 @@ PATIENCE = 4000  # ticks: a layer of the model takes seconds, or a minute on a s
 def run(make_quantizers: QuantizersFactory) -> Passed:
     """The parts, both quantizers on small layers, the engine on what they give."""
     nearest, compensated = the_pair(make_quantizers)
-    with held_output(), watching(), short_patience(PATIENCE):
+    with held_output(), watching(), patience_of(PATIENCE):
         return compare(nearest, compensated)
 
 

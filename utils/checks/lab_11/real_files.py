@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.checks.kit.contracts.faults import Raised, attempt
-from utils.checks.kit.contracts.patience import short_patience, watching
+from utils.checks.kit.contracts.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
 from utils.checks.kit.tiny_model import TinyModel
 from utils.checks.lab_11.layer import in_float64, not_rounded_once
@@ -72,7 +72,7 @@ def everything(*folders: Path) -> dict[Path, tuple[int, int]]:
 def called(merge_files: MergeFiles, base: Path, adapter: Path, out: Path, given: str) -> Any:
     """What came of a call; what it was given to read must be as it was."""
     before, here = everything(base, adapter), Path.cwd()
-    with watching(), short_patience(PATIENCE):
+    with watching(), patience_of(PATIENCE):
         result = attempt(merge_files, base, adapter, out)
     os.chdir(here)
     if everything(base, adapter) != before:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import utils
 from utils.checks.kit.contracts.faults import Raised, attempt
-from utils.checks.kit.contracts.patience import short_patience, watching
+from utils.checks.kit.contracts.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
 from utils.hub import ModelError, load_hf_model, load_tokenizer, resolve_model
 from utils.quant import rtn
@@ -86,7 +86,7 @@ def read_by_gptqmodel(make_checkpoint: MakeCheckpoint) -> str:
     layers = [f"model.layers.{n}.{part}" for n in range(NUM_BLOCKS) for part in LINEARS]
     state = real_state()
     given = f"the bundled model, {len(layers)} of its layers, {BITS} bits, groups of {GROUP_SIZE}"
-    with watching(), short_patience(PATIENCE):
+    with watching(), patience_of(PATIENCE):
         made = attempt(make_checkpoint, dict(state), list(layers), BITS, GROUP_SIZE)
     if isinstance(made, Raised):
         raise Mismatch(made.says, input=given, look=made.look)

@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Raised, Stage
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import short_patience
+from utils.checks.kit.contracts.patience import patience_of
 from utils.checks.lab_14.one_loop import OneLoop
 from utils.serving.mailbox import EngineDeadError
 
@@ -185,7 +185,7 @@ def draw_story(c: Choices) -> Story:
 def play(stage: Stage, llm_class: Any, story: Story) -> None:
     loop, engine = OneLoop(), PretendedEngine()
     try:
-        with short_patience(6):
+        with patience_of(6):
             _Scene(stage, loop, engine, llm_class).tell(story)
     finally:
         engine.over = True

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import short_patience
+from utils.checks.kit.contracts.patience import patience_of
 
 MOST_ROUNDS = 3000  # of a loop that has something to do again and again
 ASLEEP, SPINS, TIMER = "asleep", "always busy", "waiting for a timer"
@@ -60,7 +60,7 @@ class OneLoop:
 
     def close(self) -> None:
         """End everything that still waits."""
-        with short_patience(1):
+        with patience_of(1):
             for _ in range(3):  # a coroutine may swallow the first
                 for task in asyncio.all_tasks(self._loop):
                     task.cancel()

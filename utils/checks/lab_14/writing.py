@@ -11,7 +11,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Stage, mistake
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import short_patience
+from utils.checks.kit.contracts.patience import patience_of
 from utils.checks.lab_14.event_streams import DONE, PlainReader
 from utils.checks.lab_14.one_loop import OneLoop
 
@@ -98,7 +98,7 @@ def play(stage: Stage, write_events: Any, story: Story) -> None:
         outputs.log.append(("closed", outputs.closed or story.leaves_after is None))
 
     try:
-        with short_patience(6):
+        with patience_of(6):
             task = loop.start(client())
             stage.see("asleep", stage.do(loop.settle))
             if waits := not task.done():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from utils.checks.kit.contracts.faults import Fault, NoEnd, Raised, attempt
-from utils.checks.kit.contracts.patience import short_patience
+from utils.checks.kit.contracts.patience import patience_of
 from utils.checks.kit.runner import NotWritten
 
 
@@ -36,7 +36,7 @@ def test_an_error_becomes_a_value_with_words():
 
 
 def test_code_that_hangs_ends_or_is_not_written():
-    with short_patience(1):
+    with patience_of(1):
         raised = attempt(loop)
     assert raised == Raised(NoEnd) and str(raised) == "no end"
     assert Fault("returns", got=raised).never_ended

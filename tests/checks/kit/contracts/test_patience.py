@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from utils.checks.kit.contracts import patience
-from utils.checks.kit.contracts.patience import TimeUp, limit, short_patience, watching
+from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of, watching
 
 
 def turns_for_ever():
@@ -27,7 +27,7 @@ def catches_all():
 
 @pytest.mark.parametrize("loop", [turns_for_ever, catches_all])
 def test_a_loop_that_computes_is_ended(loop):
-    with pytest.raises(TimeUp), short_patience(2), limit():
+    with pytest.raises(TimeUp), patience_of(2), limit():
         loop()
 
 
@@ -72,7 +72,7 @@ def reported(monkeypatch, tick):
 def test_what_is_collected_meanwhile_is_no_trouble(reported, tick, kind, reports):
     """Its end is broken off in silence, a report of it not at all; then the loop is ended."""
     hook = sys.unraisablehook
-    with pytest.raises(TimeUp), short_patience(1), limit():
+    with pytest.raises(TimeUp), patience_of(1), limit():
         kind(tick)
         ticks_for_ever(tick)
     assert reported == reports
@@ -81,19 +81,19 @@ def test_what_is_collected_meanwhile_is_no_trouble(reported, tick, kind, reports
 
 def test_a_wait_is_ended(monkeypatch):
     monkeypatch.setattr(patience, "WAITING_S", 0.05)
-    with pytest.raises(TimeUp), short_patience(2), limit():
+    with pytest.raises(TimeUp), patience_of(2), limit():
         threading.Event().wait()
 
 
 @pytest.mark.usefixtures("tick")  # no timer beside it
 def test_a_long_pause_is_one_tick():
     """As of a garbage collection, in which no line of the answer runs."""
-    with short_patience(2), limit():
+    with patience_of(2), limit():
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         for _ in range(10):
             signal.raise_signal(signal.SIGALRM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    with pytest.raises(TimeUp), short_patience(2), limit():
+    with pytest.raises(TimeUp), patience_of(2), limit():
         for _ in range(2):
             signal.raise_signal(signal.SIGALRM)
 
@@ -105,12 +105,12 @@ def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch, tick):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "large_part", raising=False)
-    with short_patience(2), limit():
+    with patience_of(2), limit():
         import large_part
 
         tick()
     assert large_part.whole
-    with pytest.raises(TimeUp), short_patience(2), limit():
+    with pytest.raises(TimeUp), patience_of(2), limit():
         import large_part
 
         ticks_for_ever(tick)
@@ -119,10 +119,10 @@ def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch, tick):
 def test_a_limit_holds_in_a_module_that_is_being_imported(tmp_path, monkeypatch):
     """As where a learner's script is imported by another one."""
     (tmp_path / "a_lab.py").write_text(
-        "from utils.checks.kit.contracts.patience import TimeUp, limit, short_patience\n"
+        "from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of\n"
         "ended = False\n"
         "try:\n"
-        "    with short_patience(2), limit():\n"
+        "    with patience_of(2), limit():\n"
         "        while True: pass\n"
         "except TimeUp:\n"
         "    ended = True\n"
@@ -158,7 +158,7 @@ def test_within_another_thread_there_is_no_limit():
 def test_after_a_loop_was_ended_the_next_call_has_its_full_time():
     timers = {signal.ITIMER_VIRTUAL: patience.COMPUTING_S, signal.ITIMER_REAL: patience.WAITING_S}
     with watching():
-        with pytest.raises(TimeUp), short_patience(2), limit():
+        with pytest.raises(TimeUp), patience_of(2), limit():
             turns_for_ever()
         with limit():  # as many ticks as ever, and each of full length
             for timer, length in timers.items():
@@ -167,7 +167,7 @@ def test_after_a_loop_was_ended_the_next_call_has_its_full_time():
 
 def test_after_a_loop_was_ended_the_next_call_has_all_its_ticks(tick):
     with watching():
-        with pytest.raises(TimeUp), short_patience(2), limit():
+        with pytest.raises(TimeUp), patience_of(2), limit():
             ticks_for_ever(tick)
         with limit():
             for _ in range(patience.TICKS - 1):
@@ -178,7 +178,7 @@ def test_after_a_loop_was_ended_the_next_call_has_all_its_ticks(tick):
 
 
 def test_what_runs_outside_the_learners_code_is_not_limited(tick):
-    with watching(), short_patience(1):
+    with watching(), patience_of(1):
         for _ in range(3):
             tick()
         with pytest.raises(TimeUp), limit():

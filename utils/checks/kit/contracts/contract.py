@@ -17,7 +17,7 @@ from utils.checks.kit.contracts.differences import alike, shown
 from utils.checks.kit.contracts.faults import Fault, Raised
 from utils.checks.kit.contracts.functions import Returns
 from utils.checks.kit.contracts.guards import as_at_first, held_output
-from utils.checks.kit.contracts.patience import second_chance, short_patience, watching
+from utils.checks.kit.contracts.patience import patience_of, second_chance, watching
 from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed
 from utils.timing import one_thread
@@ -131,7 +131,7 @@ class Contract:
                 return self.passed if isinstance(self.passed, str) else self.passed(answer)
             found = self._smallest(wrong, found)
             known = self.known_mistake(answer, found)
-        with held_output() as held, short_patience(HURRIED_TICKS):
+        with held_output() as held, patience_of(HURRIED_TICKS):
             wrong(found.case)
         mismatch = self._in_words(found, known)
         if held.text.strip():
@@ -180,7 +180,7 @@ class Contract:
         """What an answer shows on one of the other inputs; known mistakes show `faults` there."""
         fault = None
         with contextlib.suppress(NotWritten):
-            with short_patience(HURRIED_TICKS):
+            with patience_of(HURRIED_TICKS):
                 fault = self._fault(answer, case, expected)
             if _never_ended(fault) and not all(map(_never_ended, faults)):
                 fault = self._fault(answer, case, expected)  # slow, perhaps, as the mistake is
@@ -213,7 +213,7 @@ class Contract:
                 fault = wrong(case)
             return fault if fault is not None and fault.never_ended == hangs else None
 
-        with short_patience(HURRIED_TICKS):
+        with patience_of(HURRIED_TICKS):
             return shrunk(self.inputs, still, found, seconds=1.5 if hangs else self.seconds)
 
     def _in_words(self, found: Found[Any], known: Mistake | None) -> Mismatch:

@@ -82,8 +82,12 @@ _WATCH = _Watch()
 
 
 @contextlib.contextmanager
-def short_patience(ticks: int) -> Iterator[None]:
-    """Within it, `limit` is shorter: an answer is known to hang, or many inputs are tried."""
+def patience_of(ticks: int) -> Iterator[None]:
+    """Within it, `limit` is so many ticks.
+
+    Fewer where an answer is known to hang, or where many inputs are tried; more where it is a part
+    of something that takes its time.
+    """
     before, _WATCH.most = _WATCH.most, ticks
     try:
         yield

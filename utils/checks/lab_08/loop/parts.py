@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from utils.checks.kit.contracts import Contract
-from utils.checks.kit.contracts.patience import short_patience
+from utils.checks.kit.contracts.patience import patience_of
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_08 import bookkeeping, flat_batch, growing_text, params, stops
 from utils.checks.lab_08.given_parts import EngineBase, Parts
@@ -43,7 +43,7 @@ def judge_loop(make_engine: EngineFactory) -> None:
         assert isinstance(judge, Remembering)
         story = judge.wrong_story
         for number, name in enumerate(Parts._fields, start=1):
-            with short_patience(5):
+            with patience_of(5):
                 fault = judge.fault(with_right_part(make_engine, name), story, judge.expect(story))
             if fault is None:
                 wrong.headline = (
