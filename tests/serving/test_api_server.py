@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_a_salt_keeps_prefixes_apart(served: Served) -> None:
 
 BAD = [
     (dict(prompt=[3] * 200), "Prompt 0 has 200 tokens"),
-    (dict(prompt=[3] * 100, max_tokens=60), "max_tokens is 60; together that is more than"),
+    (dict(prompt=[3] * 100, max_tokens=60), "maximum context length is 128 tokens. The prompt has"),
     (dict(prompt=[99]), "token id 99 is not in the vocabulary"),
     (dict(prompt=[]), "prompt is empty"),
     (dict(prompt=""), "prompt is empty"),
@@ -214,6 +215,50 @@ def test_what_asks_for_nothing_is_accepted(served: Served) -> None:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("kind", ["completion", "chat_completion"])
+def test_all_of_vllms_fields_may_be_written_out(real: Served, kind: str) -> None:
+    """With the values that they have by default: tools write them into each request."""
+    protocol = importlib.import_module(f"vllm.entrypoints.openai.{kind}.protocol")
+    chat = kind == "chat_completion"
+    model = protocol.ChatCompletionRequest if chat else protocol.CompletionRequest
+    fields = {name: field.get_default(call_default_factory=True)
+              for name, field in model.model_fields.items() if not field.is_required()}  # fmt: skip
+    assert len(fields) > 50 and "length_penalty" in fields
+    fields |= {"max_tokens": 2, "model": "tiny"}
+    fields |= {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": "Hi"}
+    response = real.post("/v1/chat/completions" if chat else "/v1/completions", **fields)
+    assert response.status_code == 200, response.text
+
+
+def test_numbers_may_come_as_other_kinds_of_numbers(served: Served) -> None:
+    """As in vLLM: clients in other languages know no integers, or send all as text."""
+    usual = served.complete(prompt=[3, 4], max_tokens=3, temperature=0).json()["choices"]
+    for fields in (dict(max_tokens=3.0, temperature="0"), dict(max_tokens="3", temperature=0)):
+        response = served.complete(prompt=[3, 4], **fields)
+        assert response.status_code == 200 and response.json()["choices"] == usual
+    assert served.complete(prompt=[3], max_tokens=2.5).status_code == 400
+
+
+def test_a_stream_may_count_its_tokens_all_the_time(tiny: LLM) -> None:
+    """guidellm asks for it, in each request."""
+    prompts = [[3, 4, 5], [9]]
+    body: dict[str, Any] = dict(prompt=prompts, max_tokens=5, ignore_eos=True, stream=True)
+    with serve(tiny.new_engine()) as served:
+        for total, each in ((False, True), (True, False), (True, True)):
+            options = {"include_usage": total, "continuous_usage_stats": each}
+            has_counts = total and each
+            text = served.complete(**body, stream_options=options).text
+            pieces = events(iter(text.split("\n")))
+            last = pieces.pop()["usage"] if total else None
+            assert last is None or (last["prompt_tokens"], last["completion_tokens"]) == (4, 10)
+            assert {"usage" in piece for piece in pieces} == {has_counts}
+            for index, prompt in enumerate(prompts if has_counts else ()):
+                counts = [p["usage"] for p in pieces if p["choices"][0]["index"] == index]
+                written = [count["completion_tokens"] for count in counts]
+                assert written == sorted(set(written)) and written[-1] == 5
+                assert {count["prompt_tokens"] for count in counts} == {len(prompt)}
+
+
 def test_what_routers_add_is_accepted_as_long_as_it_asks_for_nothing(served: Served) -> None:
     added = dict(no_stop_trim=False, skip_special_tokens=True, return_hidden_states=False)
     assert served.complete(prompt=[3], max_tokens=2, **added).status_code == 200
@@ -254,6 +299,8 @@ def test_without_the_switch_nothing_is_rendered(served: Served) -> None:
         ([{"role": "user"}], "messages.0.content: Field required"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "of type text"),
         ([{"role": "user", "content": "Hi"}], "This model has no chat template"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "tool calls are not supported"),
+        ([{"role": "tool", "tool_call_id": "1", "content": "4"}], "tool calls are not supported"),
     ],
 )
 def test_bad_conversations_are_refused(served: Served, messages: list, message: str) -> None:
@@ -266,7 +313,8 @@ def test_unknown_models_and_paths_are_not_found(served: Served) -> None:
     assert response.status_code == 404
     assert "This server has 'tiny'" in response.json()["error"]["message"]
     assert served.http.get("/v2/nothing").json()["error"]["code"] == 404
-    assert served.http.get("/v1/completions").json()["error"]["code"] == 405
+    not_allowed = served.http.get("/v1/completions")
+    assert not_allowed.json()["error"]["code"] == 405 and not_allowed.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("content", [b"{", b'"text"', b"\xff"])
@@ -274,6 +322,17 @@ def test_a_body_that_is_no_json_object(served: Served, content: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     response = served.http.post("/v1/completions", content=content, headers=headers)
     assert response.status_code == 400 and "body" in response.json()["error"]["message"]
+
+
+def test_half_a_surrogate_pair_is_a_bad_request(served: Served) -> None:
+    """It is valid JSON and no text; an error message that quotes it must be sent all the same."""
+    headers = {"Content-Type": "application/json"}
+    for content, words in (
+        (b'{"prompt": "a", "structured_outputs": {"\\ud800": 1}}', "\\ud800: this server knows no"),
+        (b'{"\\ud800": 1}', "Input should be a valid string"),
+    ):
+        response = served.http.post("/v1/completions", content=content, headers=headers)
+        assert response.status_code == 400 and words in response.json()["error"]["message"]
 
 
 def test_large_bodies_are_refused_with_and_without_their_length(

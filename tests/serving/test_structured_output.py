@@ -120,6 +120,17 @@ def test_bad_forms_are_400(real: Served, body: dict[str, Any], words: str) -> No
     assert words in answer.json()["error"]["message"]
 
 
+def test_a_form_that_cannot_be_followed_is_the_clients_fault(real: Served) -> None:
+    """It compiles, and is too large at its first token. Clients repeat what is answered by 500."""
+    form = {"choice": [f"label {i}" for i in range(3000)]}
+    answer = ask(real, structured_outputs=form)
+    assert answer.status_code == 400
+    assert "Ask for a simpler one, or for fewer choices" in answer.json()["error"]["message"]
+    error, done = ask(real, structured_outputs=form, stream=True).text.strip().split("\n\n")[-2:]
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == 400
+    assert done == "data: [DONE]"
+
+
 def test_any_object(real: Served) -> None:
     answer = ask(real, response_format={"type": "json_object"}, max_tokens=100).json()["choices"][0]
     assert answer["message"]["content"].lstrip().startswith("{")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.engine import CompletionOutput, Logprob, RequestOutput
 from utils.serving.http.tools import DONE, error_body, event
-from utils.serving.mailbox import Answers, EngineDeadError, EngineGenerateError
+from utils.serving.mailbox import Answers, EngineDeadError, EngineGenerateError, FormError
 from utils.serving.protocol import ChatCompletionRequest, GenerationRequest
 
 if TYPE_CHECKING:
@@ -66,14 +66,17 @@ class Formatter:
                         index = self._index(i, answer)
                         before = sent.get(index)
                         if _has_grown(answer, before):
-                            yield event(head | {"choices": [self._piece(index, answer, before)]})
+                            piece = head | {"choices": [self._piece(index, answer, before)]}
+                            if self.body.continuous_usage:
+                                piece |= {"usage": counts(output.prompt_token_ids, answer)}
+                            yield event(piece)
                             sent[index] = answer
             if self.body.include_usage:
                 ordered = [outputs[i] for i in sorted(outputs)]
                 yield event(head | {"choices": [], "usage": usage(ordered)})
-        except (EngineGenerateError, EngineDeadError) as error:
+        except (EngineGenerateError, EngineDeadError, FormError) as error:
             # The status was sent long ago, so the error travels as an event.
-            yield event(error_body(500, str(error)))
+            yield event(error_body(400 if isinstance(error, FormError) else 500, str(error)))
         yield DONE
 
     def _index(self, i: int, answer: CompletionOutput) -> int:
@@ -98,8 +101,9 @@ class Formatter:
 
     def _ending(self, answer: CompletionOutput, num_tokens: int, num_chars: int) -> dict[str, Any]:
         if answer.finish_reason == "error":
-            raise EngineGenerateError(
-                "The answer broke off: what was left of its schema or grammar became too complex."
+            raise FormError(
+                "The answer broke off: what was left of its schema or grammar became too complex. "
+                "Ask for a simpler one, or for fewer choices."
             )
         return {
             "logprobs": self._logprobs(answer, num_tokens, num_chars),
@@ -139,6 +143,13 @@ class Formatter:
 
     def _text(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id])
+
+
+def counts(prompt_token_ids: Sequence[int], answer: CompletionOutput) -> dict[str, int]:
+    """How many tokens were read and written for one answer so far."""
+    prompt, completion = len(prompt_token_ids), len(answer.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": completion,
+            "total_tokens": prompt + completion}  # fmt: skip
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -29,7 +29,12 @@ from utils.serving.http.tools import (
     error_response,
     while_connected,
 )
-from utils.serving.mailbox import EngineDeadError, EngineGenerateError, QueueOverflowError
+from utils.serving.mailbox import (
+    EngineDeadError,
+    EngineGenerateError,
+    FormError,
+    QueueOverflowError,
+)
 from utils.serving.metrics import ServerMetrics
 from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
@@ -164,8 +169,9 @@ def check_room(requests: list[EngineRequest], body: GenerationRequest, max_model
     longest = max(len(request.prompt_token_ids) for request in requests)
     if body.max_tokens is not None and longest + body.max_tokens > max_model_len:
         raise ValueError(
-            f"The prompt has {longest} tokens and max_tokens is {body.max_tokens}; together that "
-            f"is more than this server's max_model_len of {max_model_len}. Ask for less."
+            # Clients know this error by vLLM's words.
+            f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+            f"{longest} tokens and max_tokens is {body.max_tokens}. Ask for less."
         )
 
 
@@ -194,7 +200,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(http: Request, error: HTTPException) -> Response:
-        return error_response(error.status_code, str(error.detail))
+        headers = dict(error.headers or {})  # such as Allow, for a method that is not allowed
+        return error_response(error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(QueueOverflowError)
     async def busy(http: Request, error: QueueOverflowError) -> Response:
@@ -203,6 +210,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(EngineGenerateError)
     async def failed(http: Request, error: EngineGenerateError) -> Response:
         return error_response(500, str(error))
+
+    @app.exception_handler(FormError)
+    async def impossible(http: Request, error: FormError) -> Response:
+        return error_response(400, str(error))
 
     @app.exception_handler(EngineDeadError)
     async def dead(http: Request, error: EngineDeadError) -> Response:

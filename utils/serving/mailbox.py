@@ -16,6 +16,10 @@ class EngineGenerateError(RuntimeError):
     """A step of the engine failed, and the request with it. Others can be sent."""
 
 
+class FormError(RuntimeError):
+    """The form that a client asked its answer to have cannot be followed."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine does not run (any more)."""
 

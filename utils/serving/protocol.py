@@ -9,27 +9,39 @@ Source: https://platform.openai.com/docs/api-reference/chat/create
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from utils.engine import SamplingParams, StructuredOutputsParams
 
-# Fields that this server does not implement, with the values that ask for nothing.
+# Fields that this server does not implement, with the values that ask for nothing. Clients write
+# them out: OpenAI's, vLLM's own, and routers.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bad_words": ([],),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
+    "mm_payload": ("tensors",),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
+    "return_mm_kwargs": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "use_beam_search": (False,),
     # Routers (vllm-router, sglang-router) write these into each request that they pass on.
     "continue_final_message": (False,),
     "include_reasoning": (True, False),  # this model writes no reasoning
@@ -40,7 +52,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True, False),
 }
 # Fields that never change the answer.
-IGNORED = ("metadata", "safety_identifier", "service_tier", "store", "user")
+IGNORED = ("metadata", "prompt_cache_key", "request_id", "safety_identifier", "service_tier",
+           "session_id", "store", "user")  # fmt: skip
 
 
 class ErrorInfo(BaseModel):
@@ -53,10 +66,15 @@ class ErrorInfo(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: one more event at the end of the stream, with the counts of tokens."""
+    """When a stream says how many tokens it has.
+
+    `include_usage`: in one more event at the end; with `continuous_usage_stats` also in each other
+    event, the tokens of its choice so far.
+    """
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class JsonSchemaResponseFormat(BaseModel):
@@ -92,7 +110,8 @@ class ResponseFormat(BaseModel):
 class GenerationRequest(BaseModel):
     """The fields that both kinds of completion share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
     model: str | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -117,12 +136,12 @@ class GenerationRequest(BaseModel):
     def _refuse_what_is_not_there(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        for name, neutral in NEUTRAL.items():
+        for name, neutral in cls.neutral.items():
             value = body.get(name)
             if value is not None and value not in neutral:
                 raise ValueError(f"{name}={value!r} is not supported by this server. Leave it out.")
         # null stands for the default, as in OpenAI's API.
-        known = {k: v for k, v in body.items() if v is not None and k not in NEUTRAL}
+        known = {k: v for k, v in body.items() if v is not None and k not in cls.neutral}
         return {name: value for name, value in known.items() if name not in IGNORED}
 
     @model_validator(mode="after")
@@ -134,6 +153,11 @@ class GenerationRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     def num_logprobs(self) -> int | None:
         """How many of the most likely tokens to report at each step; None: none at all."""
@@ -161,6 +185,7 @@ class GenerationRequest(BaseModel):
 class CompletionRequest(GenerationRequest):
     """Continue a text, or several. `logprobs`: how many of the most likely tokens to report."""
 
+    neutral: ClassVar = NEUTRAL | {"add_special_tokens": (True,)}
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -193,7 +218,12 @@ class ChatMessage(BaseModel):
     def _null_is_nothing(cls, message: Any) -> Any:
         if not isinstance(message, dict):
             return message
-        return {name: value for name, value in message.items() if value is not None}
+        if message.get("tool_calls") or message.get("role") == "tool":
+            raise ValueError(
+                "tool calls are not supported by this server. Write what a tool was asked, and "
+                "what it answered, as text."
+            )
+        return {k: v for k, v in message.items() if v is not None and k != "tool_calls"}
 
     @field_validator("content", mode="before")
     @classmethod
@@ -211,6 +241,8 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(GenerationRequest):
     """Answer a conversation, written out by the model's chat template."""
 
+    # The template writes the special tokens, and ends where the answer begins.
+    neutral: ClassVar = NEUTRAL | {"add_special_tokens": (False,), "add_generation_prompt": (True,)}
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False

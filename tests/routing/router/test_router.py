@@ -11,7 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from utils.routing.policies import LeastLoaded, RoundRobin, RoutingRequest
+from utils.routing.policies import (
+    ConsistentHash,
+    LeastLoaded,
+    RoundRobin,
+    RoutingRequest,
+    Session,
+)
 from utils.routing.prefix_index import KVIndex
 from utils.routing.prefix_policies import LongestPrefix
 from utils.routing.router.router import Router
@@ -133,6 +139,65 @@ def test_before_the_first_byte_another_replica_is_asked(fleet: Fleet) -> None:
             assert error["type"] == "ServiceUnavailableError" and "No replica" in error["message"]
             assert (await client.get("/health")).status_code == 503
             assert counts(router)["rejected_total"] == 1 and router.num_unfinished == 0
+
+    asyncio.run(story())
+
+
+def test_requests_leave_a_replica_that_is_stopped(fleet: Fleet) -> None:
+    """It is not dead: its connections stay open, and nothing comes."""
+
+    async def story() -> None:
+        router = Router(RoundRobin(), URLS, transport=httpx.MockTransport(fleet))
+        asked: list[str] = []
+
+        async def stopped(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.host)
+            if request.url.host == "one":
+                await asyncio.Event().wait()
+            return httpx.Response(200, json={"by": request.url.host})
+
+        router._client = httpx.AsyncClient(transport=httpx.MockTransport(stopped))
+        content = json.dumps(BODY).encode()
+        waiting = asyncio.create_task(router.forward("/v1/completions", content, {}))
+        while asked != ["one"]:
+            await asyncio.sleep(0.01)
+        router._bury(router.replicas[0])  # as after some health checks without an answer
+        answer = await waiting
+        assert json.loads(answer.body) == {"by": "two"} and asked == ["one", "two"]
+        assert router.num_unfinished == 0
+        # Alive again, it is waited for again.
+        router.replicas[0].revive()
+        waiting = asyncio.create_task(router.forward("/v1/completions", content, {}))
+        while asked != ["one", "two", "one"]:
+            await asyncio.sleep(0.01)
+        assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert router.num_unfinished == 0
+        await router.aclose()
+
+    asyncio.run(story())
+
+
+def test_the_models_are_those_of_a_replica_that_answers(fleet: Fleet) -> None:
+    async def story() -> None:
+        fleet.die("one")
+        fleet.behave["two"] = lambda r: httpx.Response(200, json={"object": "list", "data": []})
+        async with served(fleet) as (client, _):
+            assert (await client.get("/v1/models")).json() == {"object": "list", "data": []}
+            fleet.die("two")
+            assert (await client.get("/v1/models")).status_code == 503
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("policy", [Session(), ConsistentHash(2)], ids=["session", "hash"])
+@pytest.mark.parametrize("content", [b'{"user": "\\ud800"}', b'{"user": [1]}', b"[" * 20_000])
+def test_odd_bodies_are_the_replicas_to_judge(fleet: Fleet, policy: Any, content: bytes) -> None:
+    async def story() -> None:
+        async with served(fleet, policy) as (client, _):
+            answer = await client.post("/v1/completions", content=content)
+            assert answer.status_code == 200, answer.text
 
     asyncio.run(story())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -30,6 +31,21 @@ class BackendReplica:
     num_waiting: int = 0
     waiting_tokens: int = 0
     failed_checks: int = 0
+    _death: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    def die(self) -> None:
+        """It is out of service; who waits for its first byte is told."""
+        self.alive = False
+        self._death.set()
+
+    def revive(self) -> None:
+        self.alive = True
+        if self._death.is_set():
+            self._death = asyncio.Event()
+
+    async def death(self) -> None:
+        """Wait until it dies."""
+        await self._death.wait()
 
 
 class ReplicaFailed(Exception):
@@ -59,9 +75,24 @@ class Exchange:
         """Send the request, and wait for the first bytes of its answer.
 
         Raises:
-            ReplicaFailed: there were none.
+            ReplicaFailed: there were none; or the replica was taken out of service before they
+                came. A process that is stopped keeps its connections open, and says nothing.
         """
         self._enter("waiting")
+        beginning = asyncio.ensure_future(self._begin(client, path, content))
+        dying = asyncio.ensure_future(self.replica.death())
+        try:
+            await asyncio.wait({beginning, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                raise ReplicaFailed("it does not answer its health checks")
+            beginning.result()
+        finally:
+            for task in (beginning, dying):
+                task.cancel()
+            await asyncio.gather(beginning, dying, return_exceptions=True)
+        self._enter("running")
+
+    async def _begin(self, client: httpx.AsyncClient, path: str, content: bytes) -> None:
         request = client.stream(
             "POST", self.replica.url + path, content=content,
             headers={"Content-Type": "application/json"},
@@ -74,7 +105,6 @@ class Exchange:
             raise ReplicaFailed(_words(error)) from error
         self.status = response.status_code
         self.headers = {name.lower(): value for name, value in response.headers.items()}
-        self._enter("running")
 
     async def rest(self) -> AsyncIterator[bytes]:
         """What follows the first bytes. Raises `ReplicaFailed` if it breaks off."""

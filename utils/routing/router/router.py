@@ -18,7 +18,14 @@ import httpx
 from fastapi import Response
 
 from utils.routing.policies import NoLiveReplicaError, RoutingRequest
-from utils.routing.router.backends import PATIENCE, BackendReplica, Exchange, ReplicaFailed, check
+from utils.routing.router.backends import (
+    CHECK_PATIENCE,
+    PATIENCE,
+    BackendReplica,
+    Exchange,
+    ReplicaFailed,
+    check,
+)
 from utils.routing.router.block_names import block_names
 from utils.routing.router.event_feed import EventFeed
 from utils.routing.router.metrics import RouterMetrics
@@ -117,9 +124,23 @@ class Router:
                     return response
                 busy = response  # alive, with too much to do; perhaps another one has less
 
+    async def models(self) -> Response:
+        """What models there are: the answer of the first replica that gives one."""
+        for replica in self.replicas:
+            if replica.alive:
+                with contextlib.suppress(httpx.TransportError):
+                    answer = await self._client.get(
+                        f"{replica.url}/v1/models", timeout=CHECK_PATIENCE
+                    )
+                    return Response(answer.content, answer.status_code,
+                                    media_type="application/json")  # fmt: skip
+        return error_response(503, str(NoLiveReplicaError()), headers=RETRY_AFTER)
+
     async def describe(self, body: dict[str, Any], headers: Mapping[str, str]) -> RoutingRequest:
         """What a policy is told about a request."""
         session = headers.get(SESSION_HEADER) or body.get("user")
+        if session is not None:  # policies hash it, and half of a surrogate pair has no bytes
+            session = str(session).encode(errors="backslashreplace").decode()
         request = RoutingRequest(next(self._numbers), session_id=session)
         if self.tokenize is not None:
             # A body that cannot be tokenized goes on, and the replica says what is wrong with it.
@@ -159,7 +180,7 @@ class Router:
             healthy = await asyncio.gather(*(check(self._client, r) for r in self.replicas))
             for replica, is_healthy in zip(self.replicas, healthy, strict=True):
                 if is_healthy:
-                    replica.alive = True
+                    replica.revive()
                 else:
                     self._bury(replica)
             await asyncio.sleep(self.health_check_interval)
@@ -203,7 +224,7 @@ class Router:
     def _bury(self, replica: BackendReplica) -> None:
         """A replica has died, and its cache with it. A health check may find it alive again."""
         if replica.alive:
-            replica.alive = False
+            replica.die()
             if self.feed is not None:
                 self.feed.forget(replica.index)
             if lost := getattr(self.policy, "lost", None):
@@ -214,6 +235,6 @@ def _parse(content: bytes) -> dict[str, Any]:
     """The body as far as it is one: what is wrong with it, the replica will say."""
     try:
         body = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -58,6 +58,10 @@ def build_router_app(router: Router) -> FastAPI:
         text = router.metrics.text(router.replicas)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return await router.models()
+
     async def forward(http: Request) -> Response:
         content = await http.body()
         return await while_connected(

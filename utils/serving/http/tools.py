@@ -83,4 +83,6 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
     kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError",
              503: "ServiceUnavailableError"}  # fmt: skip
     kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    # A message may quote the client, and half of a surrogate pair cannot be sent.
+    message = message.encode(errors="backslashreplace").decode()
     return {"error": ErrorInfo(message=message, type=kind, param=param, code=status).model_dump()}
