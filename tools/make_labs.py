@@ -64,17 +64,19 @@ def run_in_course(
         subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was ended.
     """
     command = [sys.executable, "-m", module, *arguments]
-    environment = os.environ | {
-        # nbgrader starts `alembic`, which lies beside this Python.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        # The user's own Jupyter settings and kernels must not change the result.
-        "JUPYTER_CONFIG_DIR": str(course),
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        **variables,
-    }
-    done = subprocess.run(
-        command, cwd=course, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    with tempfile.TemporaryDirectory() as settings:
+        environment = os.environ | {
+            # nbgrader starts `alembic`, which lies beside this Python.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            # The user's own Jupyter settings and kernels must not change the result. An empty
+            # folder: Jupyter leaves a file there, and nbgrader finds the course's settings anyway.
+            "JUPYTER_CONFIG_DIR": settings,
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            **variables,
+        }
+        done = subprocess.run(
+            command, cwd=course, env=environment, capture_output=True, text=True, timeout=timeout
+        )
     if done.returncode:
         said = f"{done.stdout}{done.stderr}"
         raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{said}")

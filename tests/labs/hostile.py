@@ -135,6 +135,9 @@ CHEATS = {
     "speaks_for_the_check": Submission(
         ANSWER + "    get_ipython().displayhook(2.0)\n    return x\n", held=True
     ),
+    "forges_the_output": Submission(
+        ANSWER + '    quit._ip.displayhook(2.0)\n    In[-1] = "0;"\n    return x\n', held=True
+    ),
     "from_a_thread": Submission(
         "import threading\nthreading.Thread(target=print, daemon=True).start()\n", held=True
     ),
@@ -150,6 +153,21 @@ CHEATS = {
 EVERYBODY = HONEST | BREAKS_THINGS | CHEATS
 # Other ways to the same places. Each has a line to read; they are not run.
 WAYS_ROUND = [
+    "quit._ip",
+    "quit._ip.user_ns['check'] = 3",
+    "exit.__class__\nget_ipython.x",
+    "In[-1] = '0;'",
+    "print(Out)",
+    "from functools import singledispatch",
+    "import functools\nfunctools.singledispatchmethod(print)",
+    "import typing\ntyping.ForwardRef('1')",
+    "import numpy\nnumpy.testing.measure('1')",
+    "from numpy.testing import measure",
+    "import numpy as np\nt = np.testing",
+    "Tensor._make_subclass(Tensor, 1)",
+    "def f(x: bytes.fromhex('30').decode()): pass",
+    "def f() -> bytes.fromhex('30').decode(): pass",
+    "x: bytes.fromhex('30').decode() = 1",
     "from dataclasses import sys as s",
     "from random import _os as o",
     "from dataclasses import builtins as b",

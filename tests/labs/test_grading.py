@@ -32,10 +32,12 @@ from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT, 
 from tests.scale import FULL, SCALE
 from tools import make_labs
 from tools.grading import isolation
-from tools.grading.autograde import Execute, _only_points
+from tools.grading.autograde import Execute, _only_points, exercise_numbers
 from tools.grading.grade import EVERYBODY as ALL
 from tools.grading.grade import grade
+from tools.grading.returned import otherwise
 from tools.grading.screen import suspicious
+from utils.checks.kit.feedback import Feedback
 
 LAB = "01_prefill_and_decode"
 POINTS = 2.0  # of each of the two exercises
@@ -318,14 +320,70 @@ def test_outputs_may_come_late() -> None:
 
 
 def test_a_check_that_says_no_points_or_several_gives_none() -> None:
-    def result(text: str) -> nbformat.NotebookNode:
-        return nbformat.v4.new_output("execute_result", data={"text/plain": text})
+    def result(text: str, title: str = "Exercise 3: mask") -> nbformat.NotebookNode:
+        html = Feedback(title, "passed", 2.0, 2.0, "Right.").to_html()
+        data = {"text/plain": text} | ({"text/html": html} if title else {})
+        return nbformat.v4.new_output("execute_result", data=data)
 
     noise = nbformat.v4.new_output("stream", name="stderr", text="a warning")
-    assert _only_points([noise, result("2.0")]) == [result("2.0")]
-    for outputs in ([], [noise], [result("2.0"), result("2.0")], [result("many")]):
-        (output,) = _only_points(outputs)
+    right = result("2.0")
+    assert _only_points([noise, right], "Exercise 3:") == [right]
+    for outputs in ([], [noise], [right, right], [result("many")], [result("2.0", "")],
+                    [result("2.0", "Exercise")], [result("2.0", "Exercise 33: mask")]):  # fmt: skip
+        (output,) = _only_points(outputs, "Exercise 3:")
         assert output.output_type == "error"
+
+
+@pytest.mark.parametrize("lab", make_labs.lab_names())
+def test_each_saved_feedback_has_the_number_of_its_exercise(lab: str) -> None:
+    folders = [make_labs.ROOT / folder / lab / f"{lab}.ipynb" for folder in ("solutions", "labs")]
+    solution, released = (nbformat.read(path, as_version=4) for path in folders)
+    numbers = exercise_numbers(released)
+    for cell in solution.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            points = _only_points(cell.outputs, numbers[cell.metadata.nbgrader.grade_id])
+            assert [output.output_type for output in points] == ["execute_result"]
+    assert all(number.startswith("Exercise ") for number in numbers.values())
+
+
+def test_what_came_back_otherwise_is_said_for_each_student(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "labs").symlink_to(course / "labs", target_is_directory=True)
+    whole = small("labs")
+    submit(tmp_path, "as_it_was", whole)
+    submit(tmp_path, "downloaded_twice", whole).rename(
+        tmp_path / "submitted" / "downloaded_twice" / LAB / f"{LAB} (1).ipynb"
+    )
+    own_name = tmp_path / "submitted" / "own_name" / "my_lab.ipynb"
+    submit(tmp_path, "own_name", whole).rename(own_name)
+    other = tmp_path / "submitted" / "other_lab" / "02_kv_cache" / "02_kv_cache.ipynb"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    for name in ("check_rms_norm", "apply_rotary"):
+        without = small("labs")
+        without.cells.remove(cell_of(without, name))
+        submit(tmp_path, f"without_{name}", without)
+    submit(tmp_path, "text", whole).write_text("my answers")
+    moved = small("labs")
+    moved.cells.reverse()
+    submit(tmp_path, "moved", moved)
+    said = otherwise(LAB, tmp_path)
+    assert {student for student, words in said.items() if not words} == {
+        "as_it_was", "text", "moved",  # of the text `grade` says that it is no notebook
+    }  # fmt: skip
+    assert f"but '{LAB}/{LAB} (1).ipynb'. Rename it" in said["downloaded_twice"]
+    assert "but 'my_lab.ipynb'. Rename it" in said["own_name"]
+    assert said["other_lab"] == "handed in nothing for this lab"
+    assert "without check_rms_norm, which costs" in said["without_check_rms_norm"]
+    assert "without apply_rotary, which costs" in said["without_apply_rotary"]
+    shutil.rmtree(tmp_path / "submitted" / "as_it_was" / LAB)
+    for student in ("text", "moved", "without_check_rms_norm", "without_apply_rotary"):
+        shutil.rmtree(tmp_path / "submitted" / student)
+    with pytest.raises(ValueError, match=r"(?s)There is no .*\ndownloaded_twice: .*Rename it"):
+        grade(LAB, tmp_path)
+
+
+def test_jupyter_leaves_nothing_in_the_courses_folder(course: Path) -> None:
+    assert not (course / "migrated").exists()
 
 
 def test_without_namespaces_it_says_what_to_do(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import nbformat
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode, v4
 from nbgrader.apps import AutogradeApp
@@ -29,8 +32,11 @@ class Execute(Execute):  # type: ignore[no-redef]  # its name is that of the set
 
     A cell that ends the kernel, or does not end itself, costs what it is worth and no more: all
     others run again, in a new kernel, without it. A cell says at most `MOST` characters. And a
-    check that reports no points gives none: nbgrader would give all of them.
+    check that reports no points gives none: nbgrader would give all of them. Nor do points count
+    that come without the feedback of their exercise.
     """
+
+    numbers: Mapping[str, str] = MappingProxyType({})  # see `exercise_numbers`
 
     def preprocess(self, nb: NotebookNode, resources: Any = None, km: Any = None) -> Any:
         self.fatal: dict[int, str] = {}  # cell -> what it did
@@ -47,7 +53,8 @@ class Execute(Execute):  # type: ignore[no-redef]  # its name is that of the set
                 self.fatal[self.running] = "ended Python, or used too much memory or processes"
         for cell in nb.cells:
             if is_grade(cell) and cell.cell_type == "code":
-                cell.outputs = _only_points(cell.outputs)
+                number = self.numbers.get(cell.metadata.nbgrader.grade_id, "")
+                cell.outputs = _only_points(cell.outputs, number)
         return done
 
     def preprocess_cell(self, cell: NotebookNode, resources: Any, index: int) -> Any:
@@ -65,8 +72,22 @@ class Execute(Execute):  # type: ignore[no-redef]  # its name is that of the set
         return super().process_message(msg, cell, cell_index)
 
 
-def _only_points(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """What a check returned. What else was said during it, on whatever channel, has no points."""
+def exercise_numbers(notebook: NotebookNode) -> dict[str, str]:
+    """How the feedback of each check begins, such as "Exercise 3:", by the check's `grade_id`."""
+    found, number = {}, ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            number = ([number, *re.findall(r"^## (Exercise \w+:)", cell.source, re.MULTILINE)])[-1]
+        elif is_grade(cell):
+            found[cell.metadata.nbgrader.grade_id] = number
+    return found
+
+
+def _only_points(outputs: list[NotebookNode], number: str) -> list[NotebookNode]:
+    """What a check returned: points, and feedback with the number of its exercise.
+
+    What else was said during it, on whatever channel, has no points.
+    """
     results = [output for output in outputs if output.output_type == "execute_result"]
     errors = [output for output in outputs if output.output_type == "error"]
     if errors or len(results) != 1:
@@ -75,6 +96,8 @@ def _only_points(outputs: list[NotebookNode]) -> list[NotebookNode]:
         float(results[0].data["text/plain"])
     except (KeyError, ValueError):
         return [_error("The check gave no number of points.")]
+    if f"<strong>{number}" not in results[0].data.get("text/html", ""):
+        return [_error("These points did not come with the check's own feedback.")]
     return results
 
 
@@ -102,6 +125,7 @@ def kernel(folder: Path) -> dict[str, str]:
 
 def autograde(lab: str, student: str, isolated: bool) -> None:
     """Run in the course's folder: nbgrader reads its settings there."""
+    Execute.numbers = exercise_numbers(nbformat.read(Path("labs", lab, f"{lab}.ipynb"), 4))
     app = AutogradeApp.instance()
     app.initialize([lab, f"--student={student}"])
     steps: list[Callable[..., Any]] = Autograde.autograde_preprocessors.default()

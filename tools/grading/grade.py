@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from tools.grading import isolation
 from tools.grading.autograde import kernel
+from tools.grading.returned import otherwise
 from tools.grading.screen import suspicious
 from tools.make_labs import ROOT, lab_names, run_in_course
 from utils.hub import resolve_model
@@ -49,12 +50,14 @@ def grade(
         ValueError: nobody has submitted anything, or the lab was not generated.
         RuntimeError: code cannot be shut in here.
     """
-    found = sorted(course.glob(f"submitted/*/{lab}/{lab}.ipynb"))
-    if not found:
-        raise ValueError(f"There is no {course}/submitted/STUDENT/{lab}/{lab}.ipynb.")
     handed_out = course / "labs" / lab / f"{lab}.ipynb"
     if not handed_out.is_file():
         raise ValueError(f"There is no {handed_out}: run `nbgrader generate_assignment {lab}`.")
+    found = sorted(course.glob(f"submitted/*/{lab}/{lab}.ipynb"))
+    if not found:
+        said = [f"\n{student}: {words}" for student, words in otherwise(lab, course).items()]
+        missing = f"There is no {course}/submitted/STUDENT/{lab}/{lab}.ipynb."
+        raise ValueError("".join([missing, *said]))
     if isolated and (reason := isolation.unavailable()):
         raise RuntimeError(
             f"Learners' code cannot be shut in here: {reason}\nGrade in a container or a virtual "
@@ -115,8 +118,10 @@ def main() -> None:
         problems = grade(told.lab, ROOT, accepted=accepted, isolated=not told.trust)
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    for student, problem in problems.items():
-        print(f"{student}: {problem or 'graded'}")
+    # Each folder has a line, also those in which nothing was found to grade.
+    for student, note in otherwise(told.lab, ROOT).items():
+        said = [problems[student] or "graded"] if student in problems else []
+        print(f"{student}: {'; '.join([*said, *filter(None, [note])])}")
     sys.exit(any(problems.values()))
 
 

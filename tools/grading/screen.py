@@ -37,7 +37,7 @@ PLAIN = _words(
 DEEP = (
     "torch.utils", "torch.hub", "torch.ops", "torch.package", "torch.jit", "torch.library",
     "torch.multiprocessing", "torch.serialization", "numpy.ctypeslib", "numpy.f2py",
-    "asyncio.subprocess",
+    "asyncio.subprocess", "numpy.testing",  # its `measure` runs a string
 )  # fmt: skip
 # Functions of plain modules that read or write files. (/proc/self/mem is one.)
 FILES = _words(
@@ -48,7 +48,11 @@ FILES = _words(
 INTERPRETER = _words("builtins ctypes gc importlib inspect os subprocess sys threading")
 REACHES_OUT = _words(
     "__import__ __builtins__ __loader__ __spec__ attrgetter breakpoint compile delattr eval exec "
-    "exit get_ipython get_type_hints getattr globals locals methodcaller open quit setattr vars"
+    "exit get_ipython get_type_hints getattr globals locals methodcaller open quit setattr vars "
+    # They evaluate annotations, which may be strings that are put together.
+    "ForwardRef singledispatch singledispatchmethod "
+    # IPython's: what was typed and shown, and the shell itself.
+    "In Out _dh _ih _ip _oh"
 )
 PLAIN_DUNDERS = _words(
     "__init__ __post_init__ __name__ __doc__ __len__ __getitem__ __setitem__ __delitem__ "
@@ -127,7 +131,7 @@ class _Lab:
         reach = Reach(imported, nodes)
         # `torch.equal` is plain. `t = torch` may become `t.equal = ...`.
         plain = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)
-                 and _root(node) not in self.outside | {"check"}}  # fmt: skip
+                 and _root(node) not in self.outside | REACHES_OUT | {"check"}}  # fmt: skip
         for node in nodes:
             match node:
                 case ast.Call(ast.Name("getattr") as function, [_, ast.Constant(), *_]):
@@ -145,13 +149,17 @@ class _Lab:
             elif isinstance(node, ast.Name):
                 suspect = node.id in REACHES_OUT | modules | self.outside and id(node) not in plain
             elif isinstance(node, ast.arg):
-                suspect = node.arg == "check"
+                suspect = node.arg == "check" or _computed(node.annotation)
+            elif isinstance(node, ast.AnnAssign):
+                suspect = _computed(node.annotation)
             elif isinstance(node, ast.Attribute):
                 special = _root(node) in names or DUNDER.fullmatch(node.attr)
                 replaced = not isinstance(node.ctx, ast.Load) and (
                     special or reach.gives(node.value)
                 )
-                suspect = bool(replaced) or _inside(node.attr) or reach.is_outside(node)
+                private = node.attr.startswith("_") and _root(node) in names
+                private = private and not DUNDER.fullmatch(node.attr)
+                suspect = bool(replaced) or private or _inside(node.attr) or reach.is_outside(node)
             elif isinstance(node, ast.ClassDef):
                 bases = {_root(base) for base in node.bases}
                 suspect = bool(bases & VALUES or node.keywords)
@@ -159,6 +167,7 @@ class _Lab:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 unknown = node.name not in self.defined
                 suspect = node.name == "check" or (unknown and _inside(node.name))
+                suspect |= _computed(node.returns)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 suspect = any(map(_inside, DUNDER.findall(node.value))) and "\n" not in node.value
             elif isinstance(node, ast.MatchClass):  # `case object(__globals__=found)`
@@ -352,6 +361,11 @@ def _inside(name: str) -> bool:
     if DUNDER.fullmatch(name):
         return name not in PLAIN_DUNDERS
     return bool(FRAMES.fullmatch(name))
+
+
+def _computed(annotation: ast.expr | None) -> bool:
+    """Whether an annotation is put together when it runs; what that is may be evaluated later."""
+    return annotation is not None and any(isinstance(n, ast.Call) for n in ast.walk(annotation))
 
 
 def _root(node: ast.AST) -> str:

@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader.utils import compute_checksum, is_grade, is_locked, is_solution
 from traitlets.config import Config, PyFileConfigLoader
 
-from tools.grading.autograde import Execute, kernel
+from tools.grading.autograde import Execute, exercise_numbers, kernel
 from tools.grading.screen import suspicious
 from tools.make_labs import ROOT
 
@@ -110,6 +110,7 @@ def rerun(
             variables |= kernel(Path(folder))
             config.merge(_shut_in(variables["JUPYTER_RUNTIME_DIR"]))
         execute = Execute(config=config)
+        execute.numbers = exercise_numbers(solution)
         with _in_the_environment(variables):
             done, _ = execute.preprocess(notebook, {"metadata": {"path": folder}})
     notes += [
