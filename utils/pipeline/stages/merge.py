@@ -42,7 +42,7 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
         base_dir, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     )
     _check_rows(adapter_dir, tensors, base)
-    tied = _untie(base)
+    untied = _untie(base, tensors)
     mismatch = (
         f"The adapter in {adapter_dir} does not fit the model in {base_dir}: it was trained on "
         "another base. Run the finetune stage again, with this base."
@@ -59,7 +59,7 @@ def merged_model(base_dir: Path, adapter_dir: Path) -> Any:
         merged: Any = model.merge_and_unload(safe_merge=True)  # refuses NaN
     except (RuntimeError, ValueError) as error:  # an option for which peft has no merging
         raise AdapterError(f"The adapter in {adapter_dir} cannot be merged: {error}") from error
-    if tied:
+    if untied:
         _tie_if_equal(merged)
     return merged
 
@@ -147,13 +147,16 @@ def _check_rows(adapter_dir: Path, tensors: dict[str, Tensor], base: Any) -> Non
             )
 
 
-def _untie(base: Any) -> bool:
-    """Give a head that is the embedding a copy of its own; returns whether there was one.
+def _untie(base: Any, tensors: dict[str, Tensor]) -> bool:
+    """Give a head that is the embedding a copy of its own, if the adapter changes one of them.
 
-    What peft adds to one of the two would be added to both.
+    What peft adds to one of the two would be added to both. Returns whether it was done.
     """
     head = base.get_output_embeddings()
-    if not _is_tied(base):
+    changed = any(
+        part in ("embed_tokens", "lm_head") for name in tensors for part in name.split(".")
+    )
+    if not (changed and _is_tied(base)):
         return False
     head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     return True
