@@ -30,6 +30,20 @@ from tools.verification.verify import Verification, target_for
 from utils.pipeline.manifests import file_hash
 
 FIRST, SECOND = "97_first", "98_second"
+GIVEN = '''\
+expected = 6
+
+
+class Points(float):
+    """What a check gives: points, and the feedback of an exercise."""
+
+    def of(self, title):
+        self.title = title
+        return self
+
+    def _repr_html_(self):
+        return f"<strong>{self.title}</strong>"
+'''
 
 
 def cell(kind: str, name: str, source: str, points: float | None = None) -> NotebookNode:
@@ -49,14 +63,15 @@ def lab(double: str = "return 2 * x", square: str = "return x * x") -> NotebookN
     """The made-up lab; its solution, if nothing else is asked for."""
     cells = [
         cell("text", "title", "# Lab 97: numbers"),
-        cell("given", "given", "expected = 6"),
+        cell("given", "given", GIVEN),
         cell("text", "about_double", "## Exercise 1: `double`"),
         cell("answer", "double", f"def double(x):\n    {double}"),
-        cell("check", "check_double", "2.0 if double(3) == expected else 0.0", points=2),
+        cell("check", "check_double",
+             'Points(2 * (double(3) == expected)).of("Exercise 1: double")', points=2),
         cell("text", "about_square", "Something more.\n\n## Exercise 2: `square`"),
         cell("answer", "square", f"def square(x):\n    {square}"),
-        cell("check", "check_square", "1.0 if square(3) == 9 else 0.0", points=1),
-    ]
+        cell("check", "check_square", 'Points(square(3) == 9).of("Exercise 2: square")', points=1),
+    ]  # fmt: skip
     return v4.new_notebook(cells=cells)
 
 
