@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,15 +71,20 @@ class Execute(Execute):  # type: ignore[no-redef]  # its name is that of the set
         return super().process_message(msg, cell, cell_index)
 
 
-def exercise_numbers(notebook: NotebookNode) -> dict[str, str]:
-    """How the feedback of each check begins, such as "Exercise 3:", by the check's `grade_id`."""
-    found, number = {}, ""
+def graded(notebook: NotebookNode) -> Iterator[tuple[str, str, float]]:
+    """Name, title and points of each exercise: its heading is the last one above its check."""
+    title = ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            number = ([number, *re.findall(r"^## (Exercise \w+:)", cell.source, re.MULTILINE)])[-1]
-        elif is_grade(cell):
-            found[cell.metadata.nbgrader.grade_id] = number
-    return found
+            headings = [line for line in cell.source.splitlines() if line.startswith("## ")]
+            title = headings[-1].removeprefix("## ") if headings else title
+        if is_grade(cell):
+            yield cell.metadata.nbgrader.grade_id, title, float(cell.metadata.nbgrader.points)
+
+
+def exercise_numbers(notebook: NotebookNode) -> dict[str, str]:
+    """How the feedback of each check begins, such as "Exercise 3:", by the check's `grade_id`."""
+    return {name: "".join(title.partition(":")[:2]) for name, title, _ in graded(notebook)}
 
 
 def _only_points(outputs: list[NotebookNode], number: str) -> list[NotebookNode]:

@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader.utils import compute_checksum, is_grade, is_locked, is_solution
 from traitlets.config import Config, PyFileConfigLoader
 
-from tools.grading.autograde import Execute, exercise_numbers, kernel
+from tools.grading.autograde import Execute, exercise_numbers, graded, kernel
 from tools.grading.screen import suspicious
 from tools.make_labs import ROOT
 
@@ -56,7 +56,7 @@ def untouched(notebook: NotebookNode) -> bool:
 
 def nothing_earned(solution: NotebookNode, said: str) -> tuple[Exercise, ...]:
     """All exercises of a lab that was not run."""
-    return tuple(Exercise(title, 0.0, points, said) for _, title, points in _graded(solution))
+    return tuple(Exercise(title, 0.0, points, said) for _, title, points in graded(solution))
 
 
 def with_the_courses_cells(
@@ -147,22 +147,11 @@ def _shut_in(runtime: str) -> Config:
     return Config(Execute=Config(kernel_name="isolated"), KernelManager=manager)
 
 
-def _graded(solution: NotebookNode) -> Iterator[tuple[str, str, float]]:
-    """Name, title and points of each exercise: its heading is the last one above its check."""
-    title = ""
-    for cell in solution.cells:
-        if cell.cell_type == "markdown":
-            headings = [line for line in cell.source.splitlines() if line.startswith("## ")]
-            title = headings[-1].removeprefix("## ") if headings else title
-        if is_grade(cell):
-            yield cell.metadata.nbgrader.grade_id, title, float(cell.metadata.nbgrader.points)
-
-
 def _earned(done: NotebookNode, solution: NotebookNode) -> Iterator[Exercise]:
     outputs = {
         cell.metadata.nbgrader.grade_id: cell.outputs for cell in done.cells if is_grade(cell)
     }
-    for name, title, of in _graded(solution):
+    for name, title, of in graded(solution):
         points, said = 0.0, "its check is missing from the notebook"
         for output in outputs.get(name, []):
             if output.output_type == "error":

@@ -33,7 +33,7 @@ from utils.sim.traces import sharegpt_like_lengths
 NUM_SLOTS = int(12 * GIB // kv_bytes_per_token(MODEL_SHAPES["OPT-13B"]))
 NUM_REQUESTS = 400
 SAMPLE_EVERY = 100
-PATIENCE = 1200  # ticks for all runs together: a minute of computing, where two seconds are enough
+PATIENCE = 1200  # ticks for all runs together: a minute of computing
 FULL = 0.8  # of the time; the last requests run in a memory that empties
 BLOCK_SIZE = 16
 FIRST_FIT_ROW, ROOM_ROW = "Oracle, first fit", "Oracle, with room made"

@@ -10,7 +10,7 @@ from typing import Any
 from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
 from utils.checks.kit.contracts.differences import shown
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
-from utils.checks.kit.contracts.patience import second_chance, watching
+from utils.checks.kit.contracts.patience import second_chance
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_03.kinds import Chunk
 
@@ -235,7 +235,7 @@ def share_copied(make_room: MakeRoom) -> float:
     for number in range(1, NUM_MEMORIES + 1):
         chunks, num_slots, need = crumbled(source)
         allowed = oracle(chunks, num_slots, need)
-        with watching(), second_chance():
+        with second_chance():
             moves = attempt(make_room, list(chunks), num_slots, need)
         case = f"{len(chunks)} chunks in {num_slots} slots, need {need}"
         if (isinstance(moves, Raised) and moves.error is NoEnd) or time.process_time() > end:

@@ -123,7 +123,7 @@ def read_adapter(adapter_dir: Path) -> dict[str, Tensor]:
     except (ValueError, SafetensorError) as error:
         raise AdapterError(
             f"The adapter in {adapter_dir} is damaged: {error}. Run the finetune stage again, or "
-            "copy the adapter anew."
+            "copy the adapter again."
         ) from error
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
