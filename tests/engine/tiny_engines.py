@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from utils.checks.kit.near_ties import find_parting, hf_oracle
 from utils.engine import LLM, MedusaHeads
+from utils.engine.sample.draw import Noise
 from utils.hub import load_tokenizer
 
 
@@ -55,7 +56,11 @@ def tiny_medusa(folder: Path, num_heads: int, hidden_size: int = 32) -> Path:
 
 
 class Oracle:
-    """Greedy answers of a Hugging Face model, one token after the other, without any cache."""
+    """Answers of a Hugging Face model, one token after the other, without any cache.
+
+    Greedy ones, or drawn at temperature 1 with the noise of a seed: the largest sum of logit and
+    Gumbel noise.
+    """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         self.model = model
@@ -65,19 +70,37 @@ class Oracle:
     def _logits(self, tokens: tuple[int, ...]) -> torch.Tensor:
         return self.model(torch.tensor([tokens])).logits[0, -1]
 
-    def answer(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    def answer(self, prompt: Sequence[int], max_tokens: int, seed: int | None = None) -> list[int]:
         tokens = list(prompt)
         for _ in range(max_tokens):
-            tokens.append(int(self.logits(tuple(tokens)).argmax()))
+            scores = self.logits(tuple(tokens)) + self._gumbel(seed, len(tokens))
+            tokens.append(int(scores.argmax()))
             if tokens[-1] == 2:
                 break
         return tokens[len(prompt) :]
 
-    def explains(self, prompt: Sequence[int], answer: Sequence[int], max_tokens: int) -> bool:
+    def _gumbel(self, seed: int | None, position: int) -> torch.Tensor:
+        size = self.model.config.vocab_size
+        if seed is None:
+            return torch.zeros(size)
+        return -Noise(seed, position).exponential(size, torch.device("cpu")).log()
+
+    def explains(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        max_tokens: int,
+        seed: int | None = None,
+    ) -> bool:
         """Whether an answer is the model's, or parts from it where two tokens score the same."""
-        parting = find_parting(
-            hf_oracle(self.model), prompt, answer, self.answer(prompt, max_tokens)
-        )
+
+        def scores(prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+            places = range(len(prompt), len(prompt) + len(answer))
+            noise = torch.stack([self._gumbel(seed, place) for place in places])
+            return hf_oracle(self.model)(prompt, answer) + noise
+
+        expected = self.answer(prompt, max_tokens, seed)
+        parting = find_parting(scores, prompt, answer, expected)
         return parting is None or parting.is_tie()
 
 

@@ -185,9 +185,6 @@ class InputProcessor:
     def _request(
         self, text: str | None, prompt: list[int], params: SamplingParams, i: int
     ) -> Request:
-        generator = self._shared_generator
-        if params.seed is not None:
-            generator = torch.Generator(self.config.device).manual_seed(params.seed + i)
         max_num_tokens = self.config.max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(prompt) + params.max_tokens)
@@ -198,7 +195,7 @@ class InputProcessor:
             sampling_params=params,
             max_num_tokens=max_num_tokens,
             eos_token_ids=self.model_config.eos_token_ids,
-            generator=generator,
+            generator=self._shared_generator,
             detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
             grammar=self._grammar(params),
             index=i,

@@ -13,6 +13,7 @@ from utils.engine.core.kv_cache_utils import BlockHash
 from utils.engine.detokenizer import IncrementalDetokenizer
 from utils.engine.draft import NO_DRAFT, Draft
 from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from utils.engine.sample.draw import Noise
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.structured_output.grammar import StructuredOutputGrammar
 
@@ -47,7 +48,7 @@ class Request:
     sampling_params: SamplingParams
     max_num_tokens: int  # prompt plus answer, at most
     eos_token_ids: tuple[int, ...]
-    generator: torch.Generator
+    generator: torch.Generator  # shared by all requests without a seed
     detokenizer: IncrementalDetokenizer
     grammar: StructuredOutputGrammar | None = None  # the form that the answer must have
     index: int = 0  # which of the prompt's `n` answers this is
@@ -123,6 +124,13 @@ class Request:
     def too_early_to_stop(self, num_ahead: int = 0) -> bool:
         """Whether the next token, or that `num_ahead` later, is one of the first `min_tokens`."""
         return len(self.output_token_ids) + num_ahead < self.sampling_params.min_tokens
+
+    def randomness(self, num_ahead: int = 0) -> torch.Generator | Noise:
+        """What the next token is drawn with, or that `num_ahead` later. Each of n answers has a
+        seed of its own."""
+        seed = self.sampling_params.seed
+        ahead = self.num_tokens + num_ahead
+        return self.generator if seed is None else Noise(seed + self.index, ahead)
 
     def append_token(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Add a new token to the answer, and decide whether the answer ends with it."""

@@ -72,7 +72,8 @@ class SamplingParams:
         top_p: keep the most probable tokens that sum to this probability, in (0, 1].
         top_k: keep this many most probable tokens; 0 or -1 keeps all.
         min_p: keep tokens at least this probable relative to the most probable, in [0, 1].
-        seed: makes sampling repeatable, whatever else is in the batch.
+        seed: makes sampling repeatable, whatever else is in the batch, and whether tokens are
+            guessed ahead or not. A drawn token costs a little more then (see `sample/draw.py`).
         stop: strings that end the answer; they are cut off.
         stop_token_ids: tokens that end the answer.
         ignore_eos: go on after the end-of-sequence token.

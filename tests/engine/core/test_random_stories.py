@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
 from tests.scale import sized
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
-from utils.engine.request import Request
+from utils.engine.request import Request, RequestStatus
 
 MAX_LEN = 48
 
@@ -68,21 +68,19 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
     trace = engine.step_trace = []
     stems = [[rng.randrange(3, 13) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
     alive: dict[str, Request] = {}
-    greedy: list[Request] = []
     arrived = 0
     while arrived < num_requests or engine.has_unfinished_requests():
         while arrived < num_requests and rng.random() < 0.4:
             prompt = [*rng.choice(stems), *(rng.randrange(3, 13) for _ in range(rng.randrange(4)))]
             several = config["max_num_seqs"] >= 2 and rng.random() < 0.2
+            sampled = several or rng.random() < 0.5
             params = SamplingParams(
-                n=2 if several else 1, temperature=1.0 if several else 0.0,
-                max_tokens=rng.randrange(1, 25),
+                n=2 if several else 1, temperature=1.0 if sampled else 0.0,
+                seed=rng.randrange(10**6) if sampled else None, max_tokens=rng.randrange(1, 25),
             )  # fmt: skip
             name = f"r{arrived}"
             engine.add_request(name, prompt, params, priority=rng.randrange(3))
             alive[name] = engine._requests[name]
-            if not several:
-                greedy.append(alive[name])
             arrived += 1
         if alive and rng.random() < 0.05:
             engine.abort_request(rng.choice(list(alive)))
@@ -92,13 +90,16 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
         if len(trace) > steps:
             check_step(trace[-1], config, before)
     assert nothing_is_held(llm)
-    for request in alive.values():
-        assert request.is_answered
-    for request in greedy:
-        answer, limit = request.output_token_ids, request.sampling_params.max_tokens
-        if request.output().outputs[0].finish_reason == "abort":
+    for request in (member for first in alive.values() for member in first.family):
+        assert request.is_finished
+        params, answer = request.sampling_params, request.output_token_ids
+        limit = params.max_tokens
+        if request.status is RequestStatus.FINISHED_ABORTED:
             limit = len(answer)
-        assert oracle.explains(request.prompt_token_ids, answer, limit), (method, config, seed)
+        own_seed = None if params.seed is None else params.seed + request.index
+        assert oracle.explains(request.prompt_token_ids, answer, limit, own_seed), (
+            method, config, seed, params,
+        )  # fmt: skip
     return len(trace)
 
 

@@ -19,12 +19,12 @@ from transformers.generation.logits_process import (
 
 from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM, Sampler, SamplingParams
+from utils.engine.sample.draw import Noise, draw
 from utils.engine.sample.sampler import (
     apply_min_p,
     apply_temperature,
     apply_top_k,
     apply_top_p,
-    draw,
     top_logprobs,
 )
 
@@ -175,7 +175,8 @@ def test_greedy_rows_take_the_best_and_use_no_randomness() -> None:
     ],
     ids=["plain", "temperature", "top_k", "top_p", "min_p"],
 )
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+@pytest.mark.parametrize("seeded", [False, True])
+def test_draws_follow_the_distribution(params: SamplingParams, seeded: bool) -> None:
     """Chi-square test against probabilities computed in float64, apart from the sampler."""
     logits, n = torch.randn(20, generator=torch.Generator().manual_seed(3)) * 1.5, 20_000
     values = logits.double() / params.temperature
@@ -188,8 +189,9 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     keep[order[before >= params.top_p]] = False
     expected = torch.where(keep, probs, 0) / probs[keep].sum()
 
-    shared = generators(0)[0]
-    tokens = Sampler()(logits.expand(n, -1), [params] * n, [shared] * n)
+    noises = [Noise(seed, position) for seed in range(n // 100) for position in range(100)]
+    sources = noises if seeded else generators(0) * n
+    tokens = Sampler()(logits.expand(n, -1), [params] * n, sources)
     counts = tokens.bincount(minlength=20)
     assert counts[~keep].sum() == 0
     assert chi_square_p_value(counts[keep], expected[keep] * n) > 1e-3
@@ -203,16 +205,52 @@ def test_the_chi_square_test_can_fail() -> None:
 
 
 def test_a_row_with_a_seed_does_not_depend_on_the_other_rows() -> None:
-    logits = torch.cat([row_of_logits(seed) for seed in range(3)])
-    alone = draw(logits[:1].softmax(-1), generators(7))
-    together = draw(logits.softmax(-1), generators(7, 8, 9))
-    swapped = draw(logits.flip(0).softmax(-1), generators(9, 8, 7))
-    assert alone[0] == together[0] == swapped[2]
+    probs = torch.cat([row_of_logits(seed) for seed in range(3)]).softmax(-1)
+    for position in range(20):
+        noise, other, [generator] = Noise(7, position), Noise(8, position), generators(9)
+        alone = draw(probs[:1], [noise])
+        together = draw(probs, [noise, other, generator])
+        swapped = draw(probs.flip(0), [generator, other, noise])
+        assert alone[0] == together[0] == swapped[2]
 
 
-def test_never_draws_what_has_no_probability() -> None:
+def test_a_row_without_a_seed_does_not_depend_on_those_with_one() -> None:
+    probs = torch.cat([row_of_logits(seed) for seed in range(3)]).softmax(-1)
+    mixed = draw(probs, [Noise(7, 0), *generators(8, 9)])
+    assert mixed[1:].tolist() == draw(probs[1:], generators(8, 9)).tolist()
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_never_draws_what_has_no_probability(seeded: bool) -> None:
     probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(5000, -1)
-    assert set(draw(probs, generators(0) * 5000).tolist()) == {1, 3}
+    sources = [Noise(0, i) for i in range(5000)] if seeded else generators(0) * 5000
+    assert set(draw(probs, sources).tolist()) == {1, 3}
+
+
+def test_neighboring_seeds_and_positions_have_unrelated_noise() -> None:
+    """Seeds of n answers follow each other, and so do positions: each pair is as good as random."""
+    device, size = torch.device("cpu"), 400
+    noises = torch.stack(
+        [Noise(s, p).exponential(size, device) for s in (-1, 0, 1, 2**62) for p in range(5)]
+    )
+    related = torch.corrcoef(noises) - torch.eye(len(noises))
+    assert related.abs().max() < 5 / size**0.5
+    assert torch.equal(noises[7], Noise(0, 2).exponential(size, device))
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3, 1.5])
+def test_similar_distributions_mostly_draw_the_same(noise: float) -> None:
+    """Between Daliri et al.'s lower bound and the upper bound that holds for every method."""
+    p, n = row_of_logits(0, 50).double(), 4000
+    other = torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype)
+    q = (p + noise * other).softmax(-1)
+    p = p.softmax(-1)
+    distance = float((p - q).abs().sum() / 2)
+    noises = [Noise(1, position) for position in range(n)]
+    same = draw(p.expand(n, -1), noises) == draw(q.expand(n, -1), noises)
+    slack = 4 / n**0.5 / 2  # four standard deviations of a share of n draws, at most
+    agreed = float(same.double().mean())
+    assert (1 - distance) / (1 + distance) - slack <= agreed <= 1 - distance + slack
 
 
 def test_from_what_is_not_a_number_nothing_is_chosen() -> None:

@@ -32,7 +32,7 @@ from utils.engine import (
 from utils.engine.attention.tree_attention import tree_attention
 from utils.engine.draft import Draft
 from utils.engine.kernels.packed_linear import PackedLinear
-from utils.engine.sample.sampler import draw
+from utils.engine.sample.draw import draw
 from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, rows_of
 from utils.engine.spec_decode.medusa import tree_of
 from utils.pipeline.drafts.draft_model import write_draft_vocabulary
@@ -218,6 +218,40 @@ def test_answers_are_distributed_as_without_guesses(
     assert nothing_is_held(world.llm)
 
 
+def seeded_answers(world: World, num_samples: int) -> list[tuple[int, ...]]:
+    params = [
+        SamplingParams(temperature=0.7, top_k=6, max_tokens=3, ignore_eos=True, seed=seed)
+        for seed in range(num_samples)
+    ]
+    outputs = world.llm.generate([PROMPT] * num_samples, params, use_tqdm=False)
+    return [tuple(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft", "few words", "medusa", "tree"])
+def test_a_seed_says_the_answer_whoever_guesses(
+    world: World, joint: torch.Tensor, method: str
+) -> None:
+    """The tokens are those without guesses, and over the seeds distributed as they should be."""
+    num_samples = NUM_SAMPLES // 4
+    world.engine(None)
+    plain = seeded_answers(world, num_samples)
+    assert p_value(Counter(plain), joint) > SURE
+    engine = world.engine(world.configs[method])
+    differ = sum(a != b for a, b in zip(plain, seeded_answers(world, num_samples), strict=True))
+    assert differ <= 1  # at a near tie
+    assert engine.spec_decoding_stats.num_accepted_tokens > 0
+
+
+def test_a_draft_draws_with_the_noise_of_its_target(world: World) -> None:
+    """A model that guesses for itself is never wrong, though it draws."""
+    engine = world.engine(SpeculativeConfig("draft_model", 4, model=world.folder / "target"))
+    params = [SamplingParams(seed=s, max_tokens=20, ignore_eos=True) for s in range(12)]
+    world.llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    stats = engine.spec_decoding_stats
+    assert stats.num_draft_tokens > 100
+    assert stats.num_accepted_tokens >= stats.num_draft_tokens - 1  # at a near tie
+
+
 def test_a_wrong_sampler_in_the_engine_is_found_out(world: World, joint: torch.Tensor) -> None:
     world.engine(world.configs["draft"], rejection_sampler=FromTarget())
     assert p_value(answers(world, NUM_SAMPLES), joint) < SURE
@@ -230,14 +264,16 @@ def test_a_draft_of_few_words_guesses_as_the_whole_one_would_among_them(
     """Logits of a token without a row are missing; the others, and their order, are the same."""
     params, seeded = SamplingParams(temperature=temperature), torch.Generator().manual_seed(0)
     logits = torch.randn(4, 13, generator=seeded)
-    requests = [SimpleNamespace(sampling_params=params, generator=seeded) for _ in logits]
+    requests = [
+        SimpleNamespace(sampling_params=params, randomness=lambda ahead: seeded) for _ in logits
+    ]
     few = world.engine(world.configs["few words"]).drafter.proposer
     assert torch.equal(few.token_ids, FEW_WORDS)
     whole = world.engine(world.configs["draft"]).drafter.proposer
     hidden = torch.randn(3, 32, generator=seeded)
     torch.testing.assert_close(few.head(hidden), whole.head(hidden)[:, FEW_WORDS])
     torch.testing.assert_close(few.model.compute_logits(hidden), whole.head(hidden))  # all words
-    guesses, distributions = few._choose(logits[:, FEW_WORDS], requests)
+    guesses, distributions = few._choose(logits[:, FEW_WORDS], requests, [0] * 4)
     logits[:, [t for t in range(13) if t not in FEW_WORDS]] = -torch.inf
     if temperature == 0:
         assert guesses == logits.argmax(-1).tolist() and distributions == [None] * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.engine.sample.sampler import draw
+from utils.engine.sample.draw import draw
 
 
 class RejectionSampler:

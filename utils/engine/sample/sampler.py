@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.engine.outputs import Logprob
+from utils.engine.sample.draw import Noise, draw
 from utils.engine.sampling_params import SamplingParams
 
 
@@ -62,19 +63,6 @@ STEPS = (
 )
 
 
-def draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw one token per row of `probs` [B, vocab], with one random number per row: -> [B].
-
-    Inverse transform sampling: the number picks a point on the cumulative distribution. Row `i`
-    takes its number from `generators[i]`, so a request with a generator of its own draws the same
-    tokens whatever else is in the batch.
-    """
-    cumulative = probs.double().cumsum(dim=-1)  # [B, vocab], ends near 1
-    uniform = torch.cat([torch.rand(1, generator=g, device=g.device) for g in generators])
-    point = uniform.to(probs.device, torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, point, right=True)[:, 0]
-
-
 class Sampler:
     """Chooses the next token of each request, by its own `SamplingParams`."""
 
@@ -82,14 +70,14 @@ class Sampler:
         self,
         logits: Tensor,
         sampling_params: Sequence[SamplingParams],
-        generators: Sequence[torch.Generator],
+        sources: Sequence[torch.Generator | Noise],
     ) -> Tensor:
         """Choose one token per row.
 
         Args:
             logits: [B, vocab_size]
             sampling_params: B of them; temperature 0 means greedy.
-            generators: B sources of random numbers; requests without a seed share one.
+            sources: of random numbers, B of them; requests without a seed share a generator.
 
         Returns:
             Token ids, int64 [B]; -1 where a row holds NaN, so that nothing can be chosen.
@@ -100,7 +88,7 @@ class Sampler:
         if rows:
             chosen = [sampling_params[i] for i in rows]
             probs = self.probabilities(logits[rows], chosen)
-            drawn = draw(probs, [generators[i] for i in rows])
+            drawn = draw(probs, [sources[i] for i in rows])
             tokens[rows] = drawn.masked_fill(tokens[rows] < 0, -1)
         return tokens
 

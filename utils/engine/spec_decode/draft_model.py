@@ -13,7 +13,8 @@ from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.draft import Draft
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
-from utils.engine.sample.sampler import Sampler, draw
+from utils.engine.sample.draw import draw
+from utils.engine.sample.sampler import Sampler
 from utils.engine.spec_decode.draft_vocabulary import rows_of
 
 
@@ -74,7 +75,9 @@ class DraftModelProposer:
         active = [i for i, (_, n) in enumerate(wanted) if n and rooms[i]]
         logits = logits[active]
         while active:
-            tokens, distributions = self._choose(logits, [wanted[i][0] for i in active])
+            tokens, distributions = self._choose(
+                logits, [wanted[i][0] for i in active], [len(token_ids[i]) for i in active]
+            )
             for i, token, distribution in zip(active, tokens, distributions, strict=True):
                 token_ids[i].append(token)
                 if distribution is not None:
@@ -110,9 +113,16 @@ class DraftModelProposer:
         return self.head(hidden[last_rows.to(self.device)])
 
     def _choose(
-        self, logits: Tensor, requests: Sequence[Request]
+        self, logits: Tensor, requests: Sequence[Request], num_ahead: Sequence[int]
     ) -> tuple[list[int], list[Tensor | None]]:
-        """The next guess of each request, and what it was drawn from; None for the best token."""
+        """The next guess of each request, and what it was drawn from.
+
+        None for the best token, and for what a seed's noise chose: verification draws with the
+        same noise, and compares.
+
+        Args:
+            num_ahead: how many tokens are guessed already, of each request.
+        """
         best = logits.max(dim=-1).indices  # argmax is slow on a CPU
         token_ids = (best if self.token_ids is None else self.token_ids[best]).tolist()
         distributions: list[Tensor | None] = [None] * len(requests)
@@ -120,9 +130,11 @@ class DraftModelProposer:
         if rows:
             params = [requests[i].sampling_params for i in rows]
             probs = self._of_all_tokens(self._sampler.probabilities(logits[rows], params))
-            drawn = draw(probs, [requests[i].generator for i in rows]).tolist()
+            drawn = draw(probs, [requests[i].randomness(num_ahead[i]) for i in rows]).tolist()
             for i, token, distribution in zip(rows, drawn, probs, strict=True):
-                token_ids[i], distributions[i] = token, distribution
+                token_ids[i] = token
+                if requests[i].sampling_params.seed is None:
+                    distributions[i] = distribution
         return token_ids, distributions
 
     def _of_all_tokens(self, probs: Tensor) -> Tensor:

@@ -144,24 +144,23 @@ class ModelRunner:
         rows = [b + i for b, size in zip(first_rows, sizes, strict=True) for i in range(size)]
         if len(rows) > len(logits):  # forks
             logits = logits[rows]
-        owners = [
-            (request, i) for request, n in zip(requests, sizes, strict=True) for i in range(n)
-        ]
+        # Of each row: whose it is, and how many guesses lie between its last token and the row.
+        owners = [(request, ahead) for request in requests for ahead in _guesses_ahead(request)]
         apply_grammar_bitmask(logits, requests)  # of min_tokens, what their grammars leave
         allowed = logits
-        for row, (request, i) in enumerate(owners):
+        for row, (request, ahead) in enumerate(owners):
             min_tokens = request.sampling_params.min_tokens if request.grammar is None else 0
-            if min_tokens and request.too_early_to_stop(_depth(request, i)):
+            if min_tokens and request.too_early_to_stop(ahead):
                 allowed = logits.clone() if allowed is logits else allowed
                 allowed[row, request.stopping_token_ids] = -torch.inf
         # The rejection sampler draws for chains itself.
         params = [
-            GREEDY if request.spec_token_ids and request.draft.parents is None
+            GREEDY if request.spec_token_ids and _is_for_rejection_sampling(request)
             else request.sampling_params
             for request, _ in owners
         ]  # fmt: skip
-        generators = [request.generator for request, _ in owners]
-        token_ids = self.sampler(allowed, params, generators).tolist()
+        sources = [request.randomness(ahead) for request, ahead in owners]
+        token_ids = self.sampler(allowed, params, sources).tolist()
         if min(token_ids) < 0:
             raise ValueError("The logits hold NaN: the forward pass went wrong before sampling.")
 
@@ -200,7 +199,7 @@ class ModelRunner:
             self._straighten(request, output.block_ids[request.request_id], path)
             kept = [0, *(node + 1 for node in path)]
             return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
-        if params.temperature == 0:
+        if not _is_for_rejection_sampling(request):  # the model's choice is known, and compared
             accepted = self.rejection_sampler.greedy(draft.token_ids, token_ids)
         else:
             probs = Sampler().probabilities(logits, [params] * len(logits))
@@ -224,7 +223,13 @@ class ModelRunner:
             self.kv_cache.move([slots[node] for node in path], slots[: len(path)])
 
 
-def _depth(request: Request, row: int) -> int:
-    """How many guesses lie between a request's last token and one of its rows, itself included."""
+def _is_for_rejection_sampling(request: Request) -> bool:
+    """Whether guesses are kept with a probability: in a chain, sampled, without a seed."""
+    params = request.sampling_params
+    return request.draft.parents is None and params.temperature > 0 and params.seed is None
+
+
+def _guesses_ahead(request: Request) -> Sequence[int]:
+    """How many guesses lie between a request's last token and each of its rows."""
     parents = request.draft.parents
-    return row if parents is None or row == 0 else tree_depths(parents)[row - 1]
+    return range(1 + len(request.spec_token_ids)) if parents is None else [0, *tree_depths(parents)]

@@ -27,6 +27,7 @@ COUNTERPARTS = {
     "attention/paged_attention.py": "v1/attention/backends/cpu_attn.py",
     "models/llama.py": "model_executor/models/llama.py",
     "sample/sampler.py": "v1/sample/sampler.py",
+    "sample/draw.py": "v1/worker/gpu/sample/gumbel.py",
     "sample/rejection_sampler.py": "v1/sample/rejection_sampler.py",
     "spec_decode/ngram_proposer.py": "v1/spec_decode/ngram_proposer.py",
     "spec_decode/draft_model.py": (
