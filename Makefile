@@ -2,7 +2,10 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test test-full check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
 
-PYTHON ?= python3
+# Looked up before .venv/bin comes first on PATH, because set-up replaces what is in there.
+ifndef PYTHON
+PYTHON := $(or $(shell command -v python3),python3)
+endif
 COURSE := .venv/bin/python
 # Tests run in this many processes, which share the cores. Each takes up to 5 GB of memory.
 WORKERS ?= 2
@@ -18,6 +21,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## virtual environment, exact packages, model (repeatable; the others call it)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8) and "Set-up begins with Python 3.8 or newer, and this is " + sys.version.split()[0] + ". Name another one, such as with: make setup PYTHON=python3.12")'
 	@$(PYTHON) tools/setup.py
 
 lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab INSTRUCTOR=1
