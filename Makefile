@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-full check test-gpu-lock test-hosted gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
+.PHONY: help setup lab test test-full check test-gpu-lock test-hosted test-clients gpu-check pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
 
 # Looked up before .venv/bin comes first on PATH, because set-up replaces what is in there.
 ifndef PYTHON
@@ -44,6 +44,9 @@ test-gpu-lock: setup ## install the GPU lock beside everything, and import it al
 
 test-hosted: setup ## run Part I on imitations of Colab and Kaggle, with their Python and packages (3 GB)
 	@$(COURSE) tools/hosted/check.py $(HOST)
+
+test-clients: setup ## guidellm, lm-eval, litellm and vLLM's benchmark against the course's server (2 GB)
+	@$(COURSE) tools/clients/check.py $(CLIENTS)
 
 gpu-check: setup ## on a machine with a card: tests, pipeline, benchmark, and a report to commit
 	@$(COURSE) tools/gpu/check.py $(if $(PRETEND),--pretend)

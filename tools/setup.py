@@ -189,12 +189,12 @@ def torch_pin() -> str:
     return next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
 
 
-def torch_source(uv: str, env: dict[str, str]) -> list[str]:
+def torch_source(uv: str, env: dict[str, str], python: Path = PYTHON) -> list[str]:
     """Where the CPU build of torch comes from: what is configured, else PyTorch's own index.
 
     The public registry's torch is the CUDA build, which brings gigabytes that a CPU cannot use.
     """
-    probe = [uv, "pip", "install", "--dry-run", "--quiet", "--no-deps", "-p", str(PYTHON)]
+    probe = [uv, "pip", "install", "--dry-run", "--quiet", "--no-deps", "-p", str(python)]
     probe.append(torch_pin())
     found = subprocess.run(probe, env=env, cwd=ROOT, capture_output=True).returncode == 0
     return [] if found else ["--torch-backend", "cpu"]

@@ -344,7 +344,7 @@ def test_stream_complains_at_once(llm: LLM) -> None:
         ([[-1]], None, "token id -1"),
         ([[1, 2.5]], None, "must be a string or a list of token ids"),
         ([None], None, "must be a string or a list of token ids"),
-        ([[1] * 8192], None, "Prompt 0 has 8192 tokens.*Shorten the prompt"),
+        ([[1] * 8192], None, "Prompt 0 has 8192 tokens.*shorten the prompt"),
         (["a", "b"], [SamplingParams()], "2 prompts but 1 sampling_params"),
         ("a", {"temperature": 1}, "Expected SamplingParams|sampling_params"),
         ("a", SamplingParams(stop_token_ids=[99999]), "stop_token_ids: token id 99999"),

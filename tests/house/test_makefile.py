@@ -13,7 +13,8 @@ from tools.proof.parts import TESTPATHS
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
-    "setup", "lab", "test", "test-full", "check", "test-gpu-lock", "test-hosted", "gpu-check",
+    "setup", "lab", "test", "test-full", "check", "test-gpu-lock", "test-hosted", "test-clients",
+    "gpu-check",
     "pipeline", "notebooks", "labs", "translations", "grade", "progress", "verify", "bench",
     "site", "frames", "slides", "audit", "repo-url", "clean",
 ]  # fmt: skip

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
+import torch
 from langchain_openai import ChatOpenAI
 
 from tests.engine.tiny_engines import nothing_is_held
@@ -162,7 +164,7 @@ def test_a_salt_keeps_prefixes_apart(served: Served) -> None:
 
 
 BAD = [
-    (dict(prompt=[3] * 200), "Prompt 0 has 200 tokens"),
+    (dict(prompt=[3] * 200), "This model's maximum context length is 128 tokens"),
     (dict(prompt=[3] * 100, max_tokens=60), "maximum context length is 128 tokens. The prompt has"),
     (dict(prompt=[99]), "token id 99 is not in the vocabulary"),
     (dict(prompt=[]), "prompt is empty"),
@@ -200,6 +202,73 @@ def test_bad_requests_are_refused_in_openais_format(
     assert response.status_code == error["code"] == 400
     assert message in error["message"] and error["type"] == "BadRequestError"
     assert nothing_is_held(llm)
+
+
+def test_the_published_schema_says_what_is_accepted(shared: tuple[Served, LLM]) -> None:
+    """Of bodies, media types and errors. Client generators and fuzzers read it."""
+    served, _ = shared
+    published = served.http.get("/openapi.json").json()
+    for path, methods in published["paths"].items():
+        for operation in methods.values():
+            assert "422" not in operation["responses"], path
+    paths = published["paths"]
+    media = {p: set(paths[p]["get"]["responses"]["200"].get("content", ())) for p in paths
+             if "get" in paths[p]}  # fmt: skip
+    assert media == {"/health": set(), "/metrics": {"text/plain"},
+                     "/v1/models": {"application/json"}}  # fmt: skip
+    answers = paths["/v1/completions"]["post"]["responses"]
+    assert {"application/json", "text/event-stream"} == set(answers["200"]["content"])
+
+    def is_valid(name: str, body: Any) -> bool:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": published["components"]}
+        return jsonschema.Draft202012Validator(schema).is_valid(body)
+
+    error = served.complete(prompt=[]).json()
+    assert is_valid("ErrorResponse", error) and set(answers) == {"200", "4XX", "5XX"}
+    accepted = (
+        {}, dict(seed=None, temperature=None), dict(user="me", request_id=7), dict(echo=True),
+        dict(presence_penalty=0, logit_bias={}, tools=None), dict(stop=["w1"], logprobs=2),
+    )  # fmt: skip
+    refused = (
+        dict(prompt=[]), dict(prompt=""), dict(temprature=1), dict(presence_penalty=0.5),
+        dict(logprobs=99), dict(stream_options=3), dict(cache_salt=""),
+    )  # fmt: skip
+    for bodies, status in ((accepted, 200), (refused, 400)):
+        for fields in bodies:
+            body = {"prompt": [3], "max_tokens": 2} | fields
+            assert served.complete(**body).status_code == status, body
+            assert is_valid("CompletionRequest", body) == (status == 200), body
+
+
+def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
+    shared: tuple[Served, LLM],
+) -> None:
+    """lm-eval compares answers by likelihood so: the last tokens of an echo are an answer."""
+    served, llm = shared
+    prompts = [[3, 4, 5, 6, 7, 8], [9, 3]]
+    body: dict[str, Any] = dict(prompt=prompts, max_tokens=2, ignore_eos=True, temperature=0)
+    plain = served.complete(**body, logprobs=1).json()["choices"]
+    text = served.complete(**body, logprobs=1, echo=True, stream=True).text
+    pieces = [piece["choices"][0] for piece in events(iter(text.split("\n")))]
+    for index, (prompt, usual) in enumerate(zip(prompts, plain, strict=True)):
+        whole = served.complete(**body, logprobs=1, echo=True).json()["choices"][index]
+        ids = torch.tensor(prompt)
+        logits = llm.model.compute_logits(llm.model(ids, torch.arange(len(ids))))
+        expected = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0].tolist()
+        found, told = whole["logprobs"], usual["logprobs"]
+        assert whole["text"] == llm.get_tokenizer().decode(prompt) + usual["text"]
+        first, *others = found["token_logprobs"]
+        assert first is None and found["top_logprobs"][0] is None
+        assert others == pytest.approx([*expected, *told["token_logprobs"]], abs=1e-4)
+        assert found["tokens"][len(prompt) :] == told["tokens"]
+        assert all(t in top for t, top in zip(found["tokens"][1:], found["top_logprobs"][1:],
+                                              strict=True))  # fmt: skip
+        own = [piece for piece in pieces if piece["index"] == index]
+        assert "".join(piece["text"] for piece in own) == whole["text"]
+        joined = {name: [v for piece in own for v in piece["logprobs"][name]] for name in found}
+        assert joined["tokens"] == found["tokens"]
+        assert joined["text_offset"][len(prompt)] == len(whole["text"]) - len(usual["text"])
+    assert served.complete(**body, echo=True).json()["choices"][1]["logprobs"] is None
 
 
 def test_stream_options_are_for_streams(served: Served) -> None:

@@ -140,11 +140,13 @@ class InputProcessor:
             )
         if not prompt:
             raise ValueError(f"Prompt {index} is empty. Expected at least one token.")
-        if len(prompt) >= self.config.max_model_len:
+        if len(prompt) >= (limit := self.config.max_model_len):
             raise ValueError(
                 f"Prompt {index} has {len(prompt)} tokens, which leaves no room for an answer: "
-                f"max_model_len is {self.config.max_model_len}. Shorten the prompt, or create the "
-                f"LLM with a larger max_model_len."
+                f"max_model_len is {limit}. "
+                # Clients know this error by vLLM's words.
+                f"This model's maximum context length is {limit} tokens, so shorten the prompt, or "
+                f"create the LLM with a larger max_model_len."
             )
         self._check_vocabulary(f"Prompt {index}", prompt)
 

@@ -104,6 +104,8 @@ class RequestOutput:
         outputs: the `n` answers.
         num_cached_tokens: tokens of the prompt whose keys and values were found in the prefix
             cache. None: the request has not been started.
+        prompt_logprobs: of each token of the prompt, once it is computed; None for the first one,
+            which nothing precedes. None in all unless asked for.
     """
 
     request_id: str
@@ -113,3 +115,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

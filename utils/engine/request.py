@@ -70,6 +70,8 @@ class Request:
     num_accepted_guesses: float = 1.4
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    # Of the prompt's tokens so far, where asked for. Nothing says how probable the first is.
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,12 @@ class Request:
     @property
     def num_tokens_with_spec(self) -> int:
         return self.num_tokens + len(self.draft.token_ids)
+
+    @property
+    def skip_reading_prefix_cache(self) -> bool:
+        """Whether it has to compute what it could find: its prompt is to be scored."""
+        wanted = self.sampling_params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt_token_ids)
 
     @property
     def num_preemptions(self) -> int:
@@ -177,7 +185,13 @@ class Request:
             finished=self.is_answered,
             metrics=self.family[0].metrics,
             num_cached_tokens=self.family[0].num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        first = self.family[0]
+        wanted = first.sampling_params.prompt_logprobs is not None
+        return list(first.prompt_logprobs) if wanted else None
 
     def _completion(self) -> CompletionOutput:
         text = self.text

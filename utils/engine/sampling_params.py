@@ -80,6 +80,7 @@ class SamplingParams:
         max_tokens: the most tokens to generate; None: as many as fit.
         min_tokens: no end before that many tokens.
         logprobs: report this many most likely tokens at each step; -1: all; None: none.
+        prompt_logprobs: the same for each token of the prompt but its first.
         structured_outputs: the form that the answer must have; None: any.
 
     Raises:
@@ -98,6 +99,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -141,8 +143,10 @@ class SamplingParams:
         require(is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "at least 0")
         require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens",
                 f"at most max_tokens={self.max_tokens}")  # fmt: skip
-        require(self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= -1),
-                "logprobs", "an integer of at least -1, or None")  # fmt: skip
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            require(count is None or (is_int(count) and count >= -1), name,
+                    "an integer of at least -1, or None")  # fmt: skip
         require(isinstance(self.structured_outputs, StructuredOutputsParams | None),
                 "structured_outputs", "StructuredOutputsParams, or None")  # fmt: skip
         require(self.structured_outputs is None or not self.ignore_eos, "ignore_eos",

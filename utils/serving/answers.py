@@ -47,7 +47,7 @@ class Formatter:
             outputs |= news
         ordered = [outputs[i] for i in sorted(outputs)]
         choices = [
-            self._choice(self._index(i, answer), answer)
+            self._choice(self._index(i, answer), answer, output)
             for i, output in enumerate(ordered)
             for answer in output.outputs
         ]
@@ -66,7 +66,7 @@ class Formatter:
                         index = self._index(i, answer)
                         before = sent.get(index)
                         if _has_grown(answer, before):
-                            piece = head | {"choices": [self._piece(index, answer, before)]}
+                            piece = head | {"choices": [self._piece(index, answer, before, output)]}
                             if self.body.continuous_usage:
                                 piece |= {"usage": counts(output.prompt_token_ids, answer)}
                             yield event(piece)
@@ -83,50 +83,78 @@ class Formatter:
         """Number of a choice: all answers to the first prompt, then those to the next."""
         return i * self.body.n + answer.index
 
-    def _choice(self, index: int, answer: CompletionOutput) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": answer.text}
+    def _choice(
+        self, index: int, answer: CompletionOutput, output: RequestOutput
+    ) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": self._echoed(output) + answer.text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": answer.text}}
-        return {"index": index, **content, **self._ending(answer, 0, 0)}
+        return {"index": index, **content, **self._ending(answer, None, output)}
 
     def _piece(
-        self, index: int, answer: CompletionOutput, before: CompletionOutput | None
+        self,
+        index: int,
+        answer: CompletionOutput,
+        before: CompletionOutput | None,
+        output: RequestOutput,
     ) -> dict[str, Any]:
-        num_chars, num_tokens = (len(before.text), len(before.token_ids)) if before else (0, 0)
-        content: dict[str, Any] = {"text": answer.text[num_chars:]}
+        text = answer.text[len(before.text) if before else 0 :]
+        content: dict[str, Any] = {"text": text if before else self._echoed(output) + text}
         if self.is_chat:
             role = {} if before else {"role": "assistant"}
-            content = {"delta": role | {"content": answer.text[num_chars:]}}
-        return {"index": index, **content, **self._ending(answer, num_tokens, num_chars)}
+            content = {"delta": role | {"content": text}}
+        return {"index": index, **content, **self._ending(answer, before, output)}
 
-    def _ending(self, answer: CompletionOutput, num_tokens: int, num_chars: int) -> dict[str, Any]:
+    def _echoed(self, output: RequestOutput) -> str:
+        """The prompt's text, where the answer shall begin with it."""
+        if not self.body.echoes_prompt:
+            return ""
+        if output.prompt is not None:
+            return output.prompt
+        return self.tokenizer.decode(output.prompt_token_ids)
+
+    def _ending(
+        self, answer: CompletionOutput, before: CompletionOutput | None, output: RequestOutput
+    ) -> dict[str, Any]:
         if answer.finish_reason == "error":
             raise FormError(
                 "The answer broke off: what was left of its schema or grammar became too complex. "
                 "Ask for a simpler one, or for fewer choices."
             )
         return {
-            "logprobs": self._logprobs(answer, num_tokens, num_chars),
+            "logprobs": self._logprobs(answer, before, output),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,  # vLLM's: which stop string or token it was
         }
 
     def _logprobs(
-        self, answer: CompletionOutput, num_tokens: int, num_chars: int
+        self, answer: CompletionOutput, before: CompletionOutput | None, output: RequestOutput
     ) -> dict[str, Any] | None:
-        """Log probabilities of the tokens from number `num_tokens` on, if they were asked for."""
+        """Log probabilities of the tokens since `before`, if they were asked for; of the prompt's
+        tokens first, if it is echoed."""
         if answer.logprobs is None:
             return None
+        num_tokens = len(before.token_ids) if before else 0
         steps = zip(answer.token_ids[num_tokens:], answer.logprobs[num_tokens:], strict=True)
         if self.is_chat:
             return {"content": [self._chat_logprob(*step) for step in steps]}
-        tokens, chosen, top, offsets = [], [], [], []
-        for token_id, candidates in steps:
-            tokens.append(self._text(token_id))
-            chosen.append(_finite(candidates[token_id].logprob))
-            top.append({self._text(i): _finite(c.logprob) for i, c in candidates.items()})
-            offsets.append(num_chars)
-            num_chars += len(tokens[-1])
+        parts = [(len(self._echoed(output)) + (len(before.text) if before else 0), list(steps))]
+        if before is None and output.prompt_logprobs is not None:
+            # Nothing precedes the prompt's first token, so nothing says how probable it is.
+            scored = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+            parts.insert(0, (0, [(token_id, candidates or {}) for token_id, candidates in scored]))
+        tokens: list[str] = []
+        chosen: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for num_chars, part in parts:
+            for token_id, candidates in part:
+                tokens.append(self._text(token_id))
+                offsets.append(num_chars)
+                num_chars += len(tokens[-1])
+                texts = {self._text(i): _finite(c.logprob) for i, c in candidates.items()}
+                top.append(texts or None)
+                chosen.append(_finite(candidates[token_id].logprob) if candidates else None)
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top,
                 "text_offset": offsets}  # fmt: skip
 

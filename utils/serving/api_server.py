@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from utils.engine import LLMEngine
@@ -36,13 +37,28 @@ from utils.serving.mailbox import (
     QueueOverflowError,
 )
 from utils.serving.metrics import ServerMetrics
-from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from utils.serving.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ErrorResponse,
+    GenerationRequest,
+)
 
 MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
 MAX_QUEUED = 256
 NUM_COMPILERS = 2  # threads for requests with a schema; it may have to be compiled
 RENDERED_PARAMS = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
                    "temperature", "top_p", "top_k", "min_p")  # fmt: skip
+
+# What /openapi.json says of errors, instead of the framework's 422, and of streams.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request's fault; the message says why."},
+    "5XX": {"model": ErrorResponse, "description": "The server's; 503 if it is full."},
+}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "An answer, or events with its pieces.",
+          "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+}  # fmt: skip
 
 
 def build_app(
@@ -78,12 +94,12 @@ def build_app(
     app.state.engine = engine
     add_error_handlers(app)
 
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses=ERRORS)
     async def health() -> Response:
         engine.check_health()
         return Response()
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         # This runs in the thread of the event loop, whose time it is.
         metrics.observe_http_cpu(time.thread_time())
@@ -95,21 +111,21 @@ def build_app(
                 "max_model_len": max_model_len}  # fmt: skip
         return {"object": "list", "data": [card]}
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=ERRORS | EVENTS)
     async def completions(body: CompletionRequest, http: Request) -> Any:
         return await answer(body, http, inputs.from_prompts, body.prompts)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ERRORS | EVENTS)
     async def chat_completions(body: ChatCompletionRequest, http: Request) -> Any:
         return await answer(body, http, inputs.from_conversations, body.conversations)
 
     if enable_scale_out:
 
-        @app.post("/v1/completions/render")
+        @app.post("/v1/completions/render", responses=ERRORS)
         async def render_completion(body: CompletionRequest, http: Request) -> list[dict[str, Any]]:
             return rendered(body, await prepare(body, http, inputs.from_prompts, body.prompts))
 
-        @app.post("/v1/chat/completions/render")
+        @app.post("/v1/chat/completions/render", responses=ERRORS)
         async def render_chat_completion(
             body: ChatCompletionRequest, http: Request
         ) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from utils.engine import SamplingParams, StructuredOutputsParams
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
-    "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
@@ -63,6 +62,29 @@ class ErrorInfo(BaseModel):
     type: str
     param: str | None = None
     code: int
+
+
+class ErrorResponse(BaseModel):
+    """What comes with every status from 400 on."""
+
+    error: ErrorInfo
+
+
+def _as_accepted(schema: dict[str, Any], model: type[GenerationRequest]) -> None:
+    """Let the published schema of a body say what is accepted besides: null for the default, and
+    fields that ask for nothing."""
+    properties = schema["properties"]
+    for name in properties.keys() - set(schema.get("required", ())):
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    for name, values in model.neutral.items():
+        properties[name] = {"enum": [*values, None], "description": "Only what asks for nothing."}
+    for name in IGNORED:
+        properties[name] = {"description": "Accepted, and changes nothing."}
+
+
+def _not_empty(schema: dict[str, Any]) -> None:
+    for kind in schema["anyOf"]:
+        kind["minLength" if kind["type"] == "string" else "minItems"] = 1
 
 
 class StreamOptions(BaseModel):
@@ -110,7 +132,7 @@ class ResponseFormat(BaseModel):
 class GenerationRequest(BaseModel):
     """The fields that both kinds of completion share."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_as_accepted)
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
     model: str | None = None
     max_tokens: int | None = None
@@ -159,6 +181,11 @@ class GenerationRequest(BaseModel):
         options = self.stream_options
         return options is not None and options.include_usage and options.continuous_usage_stats
 
+    @property
+    def echoes_prompt(self) -> bool:
+        """Whether the answer, and its log probabilities, begin with the prompt's."""
+        return False
+
     def num_logprobs(self) -> int | None:
         """How many of the most likely tokens to report at each step; None: none at all."""
         raise NotImplementedError
@@ -168,7 +195,9 @@ class GenerationRequest(BaseModel):
         same = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
                 "temperature", "top_p", "top_k", "min_p")  # fmt: skip
         fields = {name: getattr(self, name) for name in same}
-        fields |= {"logprobs": self.num_logprobs(), "structured_outputs": self._form()}
+        count = self.num_logprobs()
+        fields |= {"logprobs": count, "prompt_logprobs": count if self.echoes_prompt else None,
+                   "structured_outputs": self._form()}  # fmt: skip
         return SamplingParams(**fields)
 
     def _form(self) -> StructuredOutputsParams | None:
@@ -183,12 +212,21 @@ class GenerationRequest(BaseModel):
 
 
 class CompletionRequest(GenerationRequest):
-    """Continue a text, or several. `logprobs`: how many of the most likely tokens to report."""
+    """Continue a text, or several.
+
+    `logprobs`: how many of the most likely tokens to report. `echo`: begin the answer with the
+    prompt; with `logprobs`, report its tokens, too. Evaluation by likelihood needs that.
+    """
 
     neutral: ClassVar = NEUTRAL | {"add_special_tokens": (True,)}
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(json_schema_extra=_not_empty)
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool = False
+
+    @property
+    def echoes_prompt(self) -> bool:
+        return self.echo
 
     def prompts(self) -> list[dict[str, Any]]:
         """The prompts, as the engine wants them. Raises a ValueError if there is none."""
@@ -242,7 +280,8 @@ class ChatCompletionRequest(GenerationRequest):
     """Answer a conversation, written out by the model's chat template."""
 
     # The template writes the special tokens, and ends where the answer begins.
-    neutral: ClassVar = NEUTRAL | {"add_special_tokens": (False,), "add_generation_prompt": (True,)}
+    neutral: ClassVar = NEUTRAL | {"add_special_tokens": (False,), "add_generation_prompt": (True,),
+                                   "echo": (False,)}  # fmt: skip
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False

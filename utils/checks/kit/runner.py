@@ -20,9 +20,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from utils.checks.kit.feedback import Feedback, png
+from utils.checks.kit.patience import LONG_TICKS, TimeUp, is_limited, limit
 from utils.checks.kit.record import note
 
 STDERR = 2  # its file descriptor
+NO_END = "Your code does not come to an end."
+NO_END_LOOK = "Is there a loop whose condition never changes?"
 
 # Frames in these folders are not the learner's code.
 _FOLDERS = [
@@ -119,7 +122,17 @@ def exercise(
 
 
 def call(function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:
-    """Call the learner's code; `given` describes the input, for the case that it raises."""
+    """Call the learner's code; `given` describes the input, for the case that it raises.
+
+    No call is without a limit: where none holds yet, a long one does, which what the engine does
+    besides does not reach.
+    """
+    if not is_limited():
+        try:
+            with limit(LONG_TICKS):
+                return call(function, *args, given=given, **kwargs)
+        except TimeUp:
+            raise Mismatch(NO_END, input=given, look=NO_END_LOOK) from None
     try:
         return function(*args, **kwargs)
     except (Mismatch, NotWritten):

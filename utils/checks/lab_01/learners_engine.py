@@ -13,7 +13,7 @@ from utils.checks.kit.contracts import Contract, Raised
 from utils.checks.kit.contracts.differences import difference, shown
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import copied, held_output, same
-from utils.checks.kit.contracts.patience import watching
+from utils.checks.kit.patience import watching
 from utils.checks.kit.reference import greedy, hf_greedy, is_hf_greedy, reference_prompts
 from utils.checks.kit.runner import Mismatch, call, describe
 from utils.checks.lab_01.causal_attention import ATTENTION

@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.checks.kit.contracts import Contract
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of
+from utils.checks.kit.patience import TimeUp, limit, patience_of
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.checks.lab_03.blocks import BLOCKS
 from utils.checks.lab_03.buddies import BUDDY

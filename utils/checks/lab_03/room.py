@@ -10,7 +10,7 @@ from typing import Any
 from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
 from utils.checks.kit.contracts.differences import shown
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
-from utils.checks.kit.contracts.patience import second_chance
+from utils.checks.kit.patience import second_chance
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_03.kinds import Chunk
 

@@ -18,7 +18,7 @@ from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.contracts.inputs import laid_out
-from utils.checks.kit.contracts.patience import watching
+from utils.checks.kit.patience import watching
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_04.attention_mistakes import MISTAKES
 from utils.timing import one_thread

@@ -11,7 +11,7 @@ import torch
 from utils.checks.kit import block_pictures
 from utils.checks.kit.block_pictures import count
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import watching
+from utils.checks.kit.patience import watching
 from utils.checks.kit.reference import greedy, hf_greedy, is_hf_greedy, reference_prompts
 from utils.checks.kit.runner import Mismatch, Passed, call, describe
 from utils.checks.lab_04 import attention_cases, right_parts

@@ -14,8 +14,8 @@ from torch import Tensor
 from utils.checks.kit.contracts import Contract, Raised
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import watching
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
+from utils.checks.kit.patience import watching
 from utils.checks.kit.reference import chat_token_ids
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed, call
 from utils.checks.lab_07.one_token import IS_ACCEPTED, RECOVERED_PROBS

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import patience_of, watching
+from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch, Passed, exercise
 from utils.checks.lab_08 import (
     bookkeeping,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from utils.checks.kit.contracts.faults import Raised, attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.contracts.patience import patience_of, watching
+from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.reference import chat_token_ids
 from utils.checks.kit.runner import Mismatch, Passed
 from utils.checks.lab_09 import pictures

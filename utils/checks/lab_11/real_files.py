@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.checks.kit.contracts.faults import Raised, attempt
-from utils.checks.kit.contracts.patience import patience_of, watching
+from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
 from utils.checks.kit.tiny_model import TinyModel
 from utils.checks.lab_11.layer import in_float64, not_rounded_once

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import utils
 from utils.checks.kit.contracts.faults import Raised, attempt
-from utils.checks.kit.contracts.patience import patience_of, watching
+from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
 from utils.hub import ModelError, load_hf_model, load_tokenizer, resolve_model
 from utils.quant import rtn

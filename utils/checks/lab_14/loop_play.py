@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Raised, Stage
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import patience_of
+from utils.checks.kit.patience import patience_of
 from utils.checks.lab_14.one_loop import OneLoop
 from utils.serving.mailbox import EngineDeadError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import patience_of
+from utils.checks.kit.patience import patience_of
 
 MOST_ROUNDS = 3000  # of a loop that has something to do again and again
 ASLEEP, SPINS, TIMER = "asleep", "always busy", "waiting for a timer"

@@ -11,7 +11,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Stage, mistake
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.patience import patience_of
+from utils.checks.kit.patience import patience_of
 from utils.checks.lab_14.event_streams import DONE, PlainReader
 from utils.checks.lab_14.one_loop import OneLoop
 

@@ -67,6 +67,8 @@ class KVCacheManager:
         if not self.enable_caching:
             return [], 0
         self._update_block_hashes(request)
+        if request.skip_reading_prefix_cache:
+            return [], 0
         max_num_blocks = (request.num_tokens - 1) // self.block_size
         blocks: list[KVCacheBlock] = []
         for block_hash in request.block_hashes[:max_num_blocks]:

@@ -33,6 +33,7 @@ class News(NamedTuple):
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]]
     num_cached_tokens: int | None
+    prompt_logprobs: list[dict[int, Logprob] | None]  # with the first token
 
 
 class EngineReplica:
@@ -90,7 +91,7 @@ class EngineReplica:
             del self._reported[name]
         return News(
             name, request.output_token_ids[begin:], request.logprobs[begin:],
-            request.num_cached_tokens,
+            request.num_cached_tokens, request.prompt_logprobs if begin == 0 else [],
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -192,10 +193,11 @@ class DataParallelEngine:
         gained = []
         for requests, news in zip(self._unfinished, answers, strict=True):
             members = {m.request_id: m for first in requests.values() for m in first.family}
-            for name, token_ids, logprobs, num_cached_tokens in news:
+            for name, token_ids, logprobs, num_cached_tokens, prompt_logprobs in news:
                 if (member := members.get(name)) is None:
                     continue  # aborted meanwhile
                 member.num_cached_tokens = num_cached_tokens
+                member.prompt_logprobs = prompt_logprobs or member.prompt_logprobs
                 for i, token_id in enumerate(token_ids):
                     member.append_token(token_id, logprobs[i] if logprobs else None)
                 gained.append(member)

@@ -34,14 +34,20 @@ class ConnectedScheduler(Scheduler):
         if not self.connector.may_defer or request.request_id in self.kv_cache_manager.swap_space:
             return False
         _, num_local = self.kv_cache_manager.get_computed_blocks(request)
-        return self.connector.get_num_new_matched_tokens(request, num_local)[0] is None
+        return self._matched_tokens(request, num_local)[0] is None
+
+    def _matched_tokens(self, request: Request, num_local: int) -> tuple[int | None, bool]:
+        """What the connector has of a request, which may have to compute everything itself."""
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        return self.connector.get_num_new_matched_tokens(request, num_local)
 
     def _admit(self, request: Request, budget: int) -> int:
         manager, size = self.kv_cache_manager, self.config.block_size
         if request.request_id in manager.swap_space:
             return super()._admit(request, budget)
         blocks, num_local = manager.get_computed_blocks(request)
-        num_external, load_async = self.connector.get_num_new_matched_tokens(request, num_local)
+        num_external, load_async = self._matched_tokens(request, num_local)
         num_external = num_external or 0
         left = request.num_tokens - num_local - num_external
         if num_external < 0 or num_external % size or left < 1 or load_async:

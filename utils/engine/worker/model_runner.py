@@ -15,6 +15,7 @@ from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
 from utils.engine.request import Request
+from utils.engine.sample.prompt_logprobs import score_prompts
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
@@ -110,7 +111,9 @@ class ModelRunner:
                 positions += range(start, last + 1)
                 positions += [last + depth for depth in tree_depths(draft.parents)]
         ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
-        return complete, self.model(ids, places, self._batch(output))[wanted]  # of [T, hidden]
+        hidden = self.model(ids, places, self._batch(output))  # [T, hidden]
+        score_prompts(output, hidden, self.model.compute_logits)
+        return complete, hidden[wanted]
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests

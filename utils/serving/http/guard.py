@@ -121,7 +121,8 @@ class LocalHosts:
     """Middleware that answers only those who call this machine by a name of its own.
 
     A page of another origin can let its own name lead here (DNS rebinding), and the browser would
-    send it our answers. But it also sends that name, in the header Host. An address is always fine.
+    send it our answers. But it also sends that name, in the header Host. An address is always fine,
+    and so is no header at all: HTTP/1.0 has none, and browsers always send one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -129,8 +130,9 @@ class LocalHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if not is_local_name(host):
+            header = dict(scope["headers"]).get(b"host")
+            host = None if header is None else header.decode("latin-1")
+            if host is not None and not is_local_name(host):
                 says = f"This server answers to localhost and to its address, not to {host!r}."
                 await error_response(403, says)(scope, receive, send)
                 return

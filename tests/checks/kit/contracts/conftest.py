@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from utils.checks.kit.contracts import patience
+from utils.checks.kit import patience
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
+from utils.checks.kit import patience
 from utils.checks.kit.contracts import (
     Choices,
     Clause,
@@ -19,7 +20,6 @@ from utils.checks.kit.contracts import (
     Stage,
     contract,
     mistake,
-    patience,
 )
 from utils.checks.kit.runner import Mismatch, exercise
 

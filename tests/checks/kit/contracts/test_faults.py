@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from utils.checks.kit.contracts.faults import Fault, NoEnd, Raised, attempt
-from utils.checks.kit.contracts.patience import patience_of
+from utils.checks.kit.patience import patience_of
 from utils.checks.kit.runner import NotWritten
 
 

@@ -8,8 +8,10 @@ import threading
 
 import pytest
 
-from utils.checks.kit.contracts import patience
-from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of, watching
+from utils.checks.kit import patience, runner
+from utils.checks.kit.contracts import Raised
+from utils.checks.kit.contracts.faults import NoEnd, attempt
+from utils.checks.kit.patience import TimeUp, is_limited, limit, patience_of, watching
 
 
 def turns_for_ever():
@@ -119,7 +121,7 @@ def test_an_import_is_not_broken_off_nor_counted(tmp_path, monkeypatch, tick):
 def test_a_limit_holds_in_a_module_that_is_being_imported(tmp_path, monkeypatch):
     """As where a learner's script is imported by another one."""
     (tmp_path / "a_lab.py").write_text(
-        "from utils.checks.kit.contracts.patience import TimeUp, limit, patience_of\n"
+        "from utils.checks.kit.patience import TimeUp, limit, patience_of\n"
         "ended = False\n"
         "try:\n"
         "    with patience_of(2), limit():\n"
@@ -183,3 +185,28 @@ def test_what_runs_outside_the_learners_code_is_not_limited(tick):
             tick()
         with pytest.raises(TimeUp), limit():
             tick()
+
+
+def test_a_call_by_itself_has_a_limit(monkeypatch):
+    monkeypatch.setattr(runner, "LONG_TICKS", (2, 100))
+    with pytest.raises(runner.Mismatch, match="does not come to an end"):
+        runner.call(turns_for_ever, given="nothing")
+
+
+def test_one_that_only_waits_too(monkeypatch):
+    monkeypatch.setattr(runner, "LONG_TICKS", (10**6, 1))
+    with pytest.raises(runner.Mismatch, match="does not come to an end"):
+        runner.call(threading.Event().wait)
+
+
+def test_what_is_called_within_a_long_call_has_its_own_short_limit():
+    """The engine runs within `call`, and calls a learner's part, which hangs."""
+    with patience_of(2):
+        got = runner.call(lambda: attempt(turns_for_ever))
+    assert got == Raised(NoEnd)
+    assert not is_limited()
+
+
+def test_a_long_call_within_a_limit_has_no_longer_one():
+    with pytest.raises(TimeUp), patience_of(2), limit():
+        runner.call(turns_for_ever)

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from utils.checks.kit.contracts import patience
+from utils.checks.kit import patience
 from utils.checks.kit.contracts.choices import Choices
-from utils.checks.kit.contracts.patience import watching
 from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
+from utils.checks.kit.patience import watching
 
 
 def numbers(c: Choices) -> list[int]:

@@ -17,8 +17,8 @@ from utils.checks.kit.contracts.differences import alike, shown
 from utils.checks.kit.contracts.faults import Fault, Raised
 from utils.checks.kit.contracts.functions import Returns
 from utils.checks.kit.contracts.guards import as_at_first, held_output
-from utils.checks.kit.contracts.patience import patience_of, second_chance, watching
 from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
+from utils.checks.kit.patience import patience_of, second_chance, watching
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed
 from utils.timing import one_thread
 

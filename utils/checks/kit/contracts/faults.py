@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit.contracts.patience import TimeUp, limit
-from utils.checks.kit.runner import Mismatch, NotWritten, call
+from utils.checks.kit.patience import TimeUp, limit
+from utils.checks.kit.runner import NO_END, NO_END_LOOK, Mismatch, NotWritten, call
 
 
 class NoEnd(Exception):
@@ -73,8 +73,7 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except NotWritten:
         raise
     except TimeUp:
-        return Raised(NoEnd, "Your code does not come to an end.",
-                      "Is there a loop whose condition never changes?")  # fmt: skip
+        return Raised(NoEnd, NO_END, NO_END_LOOK)
     except SystemExit:
         return Raised(SystemExit, "Your code ends Python (`exit`).", "`return` ends a function.")
     except Mismatch as wrong:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from utils.checks.kit.contracts import Contract
-from utils.checks.kit.contracts.patience import patience_of
+from utils.checks.kit.patience import patience_of
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_08 import bookkeeping, flat_batch, growing_text, params, stops
 from utils.checks.lab_08.given_parts import EngineBase, Parts

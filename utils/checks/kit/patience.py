@@ -16,6 +16,9 @@ from types import FrameType
 COMPUTING_S = 0.05  # a tick of time that this process computes
 WAITING_S = 0.8  # a tick of time on the wall, for an answer that sleeps, or waits for a lock
 TICKS = 20
+# Of computing and of waiting, for a call that may do much besides, such as load a model or run the
+# engine: some three minutes of the one, some thirteen of the other.
+LONG_TICKS = (4000, 1000)
 SECOND_CHANCE = 6  # times as much computing: a slow answer on a slow machine is not an endless one
 AGAIN_S = 0.002  # for code that catches even this, and goes on
 OWN = (__name__, "contextlib")  # what puts the timers back must not be disturbed
@@ -30,7 +33,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self.imports = 0  # that were under way when the watch began
-        self.most = TICKS
+        self.most = TICKS  # for limits that begin from now on
+        self.allowed = (TICKS, TICKS)  # of computing and of waiting, by the limit that holds now
         self.longer = 1  # times as many ticks of computing
         self.timers: dict[int, tuple[int, float]] = {}  # set at present: by signal
         self.heard: dict[int, int] = {}  # ticks of each signal
@@ -48,8 +52,7 @@ class _Watch:
         if _imports(frame) > self.imports:
             return
         self.heard[number] = self.heard.get(number, 0) + 1
-        longer = self.longer if number == signal.SIGVTALRM else 1
-        if not self.inside or self.heard[number] < longer * self.most:
+        if not self.inside or self.heard[number] < self.allowed[number == signal.SIGALRM]:
             return
         if not self.pressing:
             self.set_timers(again=True)
@@ -105,19 +108,29 @@ def second_chance() -> Iterator[None]:
         _WATCH.longer = before
 
 
+def is_limited() -> bool:
+    """Whether a limit holds already, here or further out."""
+    return _WATCH.inside
+
+
 @contextlib.contextmanager
-def limit() -> Iterator[None]:
-    """Raise `TimeUp` inside the block after `TICKS` ticks, and again if it was swallowed.
+def limit(ticks: tuple[int, int] | None = None) -> Iterator[None]:
+    """Raise `TimeUp` inside the block after so many ticks, and again if it was swallowed.
 
     Works in the main thread of Unix, where notebook cells run. Elsewhere there is no limit. Many
     calls are cheaper within `watching`.
+
+    Args:
+        ticks: of computing and of waiting; None for `TICKS`, or what is said around the block.
     """
     with contextlib.nullcontext() if _WATCH.timers else watching():
-        outer, _WATCH.inside, _WATCH.heard = _WATCH.inside, True, {}
+        outer = _WATCH.inside, _WATCH.allowed
+        usual = (_WATCH.longer * _WATCH.most, _WATCH.most)
+        _WATCH.inside, _WATCH.allowed, _WATCH.heard = True, ticks or usual, {}
         try:
             yield
         finally:
-            _WATCH.inside = outer
+            _WATCH.inside, _WATCH.allowed = outer
             if _WATCH.pressing:
                 _WATCH.set_timers(again=False)
 
