@@ -38,6 +38,25 @@ def test_an_unknown_stage_is_an_error_that_lists_the_stages(
     assert "Traceback" not in message
 
 
+def test_no_stage_is_not_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty variable in a shell: `--stages "$STAGES"`."""
+    assert main(["--profile", "cpu", "--out", str(tmp_path), "--stages", ""]) == 1
+    message = capsys.readouterr().err
+    assert "--stages names no stage" in message and "finetune" in message
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_output_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "below"):
+        assert main(["--profile", "cpu", "--out", str(out), "--stages", "data"]) == 1
+        message = capsys.readouterr().err
+        assert f"Cannot make the folder {out}" in message and "--out" in message
+
+
 def test_an_unknown_profile_is_refused() -> None:
     with pytest.raises(SystemExit):
         main(["--profile", "tpu"])

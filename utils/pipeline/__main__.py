@@ -56,7 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
             options.gptq_tool or profile.gptq_tool,
             options.awq_tool or profile.awq_tool,
         )
-        names = options.stages.split(",") if options.stages else None
+        names = None if options.stages is None else options.stages.split(",")
+        if names == [""]:
+            known = ", ".join(stage.name for stage in stages)
+            raise ValueError(
+                f"--stages names no stage. Leave it out for all, or choose of {known}."
+            )
         chosen = Runner(options.out, stages, {}).chosen(names)
         if options.dry_run:
             return dry_run(profile, chosen, options.out, options.card)

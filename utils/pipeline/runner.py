@@ -35,6 +35,7 @@ from utils.pipeline.process import PeakMemory, folder_bytes
 from utils.pipeline.stage_process import StageKilledError, call_stage
 
 WORK_PREFIX = ".unfinished-"
+ELSEWHERE = "Give another folder: --out, or the environment variable COURSE_ARTIFACTS."
 READ_ONLY = (errno.EACCES, errno.EROFS, errno.EPERM)
 _HERE = Path(__file__).parent
 
@@ -113,7 +114,12 @@ class Runner:
                 stage's process was killed. Errors of the stage itself are passed on.
         """
         chosen = self.chosen(names)
-        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StageError(
+                f"Cannot make the folder {self.out}: {error.strerror}. {ELSEWHERE}"
+            ) from error
         manifests = {}
         self._verified = set()
         with self._lock(wait):
@@ -209,16 +215,16 @@ class Runner:
             if error.errno not in READ_ONLY:
                 raise
             raise StageError(
-                f"The stage {stage.name!r} must be run, but {self.out} cannot be written to. Give "
-                "another folder: --out, or the environment variable COURSE_ARTIFACTS."
+                f"The stage {stage.name!r} must be run, but {self.out} cannot be written to. "
+                f"{ELSEWHERE}"
             ) from error
 
     def _check_space(self, stage: Stage) -> None:
         free = shutil.disk_usage(self.out).free
         if free < stage.bytes_needed:
             raise StageError(
-                f"{_disk_full(stage, self.out)} It needs about {stage.bytes_needed / 1e9:.1f} GB; "
-                f"{free / 1e9:.1f} GB are free."
+                f"{_disk_full(stage, self.out)} It needs about {_size(stage.bytes_needed)}; "
+                f"{_size(free)} are free."
             )
 
     # --- what a result depends on ----------------------------------------------------------------
@@ -332,9 +338,13 @@ def _versions(stage: Stage) -> dict[str, str]:
     return {package: package_version(package) for package in stage.packages}
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.0f} MB"
+
+
 def _disk_full(stage: Stage, out: Path) -> str:
     return (
         f"Not enough disk space for the stage {stage.name!r} in {out} "
-        f"({folder_bytes(out) / 1e9:.1f} GB are used by earlier stages). Free some, or choose "
+        f"({_size(folder_bytes(out))} are used by earlier stages). Free some, or choose "
         "another disk with --out."
     )

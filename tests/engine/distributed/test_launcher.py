@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -122,7 +123,7 @@ def test_an_interrupted_call_does_no_harm(tmp_path):
         return rank, folder
 
     def interrupt():
-        eventually(lambda: len([*tmp_path.iterdir()]) == 2 and ranks._waiting, "both are at work")
+        eventually(lambda: len([*tmp_path.iterdir()]) == 2, "both are at work")
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with RankProcesses(2) as ranks:
@@ -133,6 +134,32 @@ def test_an_interrupted_call_does_no_harm(tmp_path):
         interrupting.join()
         (tmp_path / "interrupted").touch()
         assert ranks.call(slow, None) == [(0, None), (1, None)]  # not the late answer to the first
+
+
+@pytest.mark.parametrize("what", ["send_bytes", "recv_bytes"])
+def test_an_interrupt_within_a_message_comes_after_it(monkeypatch, what):
+    """Within the first of two ranks' messages, too: the second one gets its own."""
+
+    def gathered(number):
+        numbers = [torch.zeros(1) for _ in range(2)]
+        dist.all_gather(numbers, torch.tensor([float(number + dist.get_rank())]))
+        return [int(one) for one in numbers]
+
+    with RankProcesses(2) as ranks:
+        usual = getattr(Connection, what)
+        left = [1]
+
+        def interrupted(connection, *args):
+            if left:
+                left.pop()
+                signal.raise_signal(signal.SIGINT)
+            return usual(connection, *args)
+
+        monkeypatch.setattr(Connection, what, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.call(gathered, 5)
+        assert ranks.alive and not left
+        assert ranks.call(gathered, 7) == [[7, 8]] * 2
 
 
 def test_ranks_end_with_a_parent_that_was_killed(tmp_path):

@@ -198,6 +198,11 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
         (lambda w: w.pop("model.layers.1.self_attn.k_proj.weight"), "1 weights.*missing.*k_proj"),
         (lambda w: w.update({"model.norm.bias": torch.ones(48)}), "Unexpected.*bias"),
         (lambda w: w.update({"model.norm.weight": torch.ones(47)}), r"shape \[47\].*\[48\]"),
+        *[
+            (lambda w, kind=kind: w.update({"model.norm.weight": torch.ones(48).to(kind)}),
+             f"norm.weight' in .* holds {kind}.*quantized")
+            for kind in (torch.int8, torch.bool, torch.float8_e4m3fn)
+        ],
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit(
@@ -207,6 +212,18 @@ def test_weights_that_do_not_fit(
     change_weights(folder, change)
     with pytest.raises(ValueError, match=message):
         load_model(folder, ModelConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8", "half"])
+def test_a_dtype_that_the_engine_does_not_know_is_no_float32(
+    tiny_folder: Callable[..., Path], name: str
+) -> None:
+    folder = tiny_folder()
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": name}))
+    with pytest.raises(ValueError, match=f"dtype='{name}'.*Expected one of float32"):
+        ModelConfig.from_pretrained(folder)
 
 
 def test_damaged_and_missing_files(tiny_folder: Callable[..., Path]) -> None:

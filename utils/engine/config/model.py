@@ -77,8 +77,14 @@ class ModelConfig:
             and not has_own_head(Path(path)),
             sliding_window=raw.get("sliding_window"),
             eos_token_ids=eos_token_ids(Path(path), raw),
-            dtype=DTYPES.get(dtype, torch.float32),
+            dtype=_torch_dtype(dtype),
         )
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"config.json has dtype={name!r}. Expected one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
 
 
 def has_own_head(path: Path) -> bool:

@@ -6,15 +6,18 @@ ends them all, and its traceback is shown in the cell. They end with the process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,7 @@ class RankProcesses:
         if not isinstance(world_size, int) or world_size < 1:
             raise ValueError(f"world_size must be a positive integer, got {world_size!r}.")
         self.world_size, self.timeout = world_size, timeout
-        self._calls, self._waiting = 0, False
+        self._calls = 0
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -116,29 +119,27 @@ class RankProcesses:
         try:
             return self._exchange(job)
         except BaseException as error:
-            # After a rank's failure the others would wait for it for ever. An interrupt while we
-            # wait harms nobody; one in the middle of a message leaves half of it behind.
-            if isinstance(error, RankError) or not self._waiting:
+            # After a rank's failure the others would wait for it for ever. An interrupt harms
+            # nobody, because it comes between messages.
+            if not isinstance(error, KeyboardInterrupt):
                 self.close()
             raise
 
     def _exchange(self, job: bytes) -> list[Any]:
-        self._waiting = False
         self._calls += 1
         message = pickle.dumps(self._calls) + job
         results: dict[int, Any] = {}
         texts: dict[int, str] = {}
         end = time.monotonic() + self.timeout
-        for rank, connection in enumerate(self._connections):
-            try:
-                connection.send_bytes(message)
-            except OSError:
-                raise self._error_of(rank) from None
+        with held_interrupts():  # to all ranks or to none: one alone would wait for the others
+            for rank, connection in enumerate(self._connections):
+                try:
+                    connection.send_bytes(message)
+                except OSError:
+                    raise self._error_of(rank) from None
         ranks: dict[Any, int] = {c: rank for rank, c in enumerate(self._connections)}
         while len(results) < self.world_size:
-            self._waiting = True
             ready: Any = wait(self._connections, timeout=max(0.0, end - time.monotonic()))
-            self._waiting = False
             if not ready:
                 missing = sorted(set(range(self.world_size)) - results.keys())
                 raise RankError(
@@ -148,7 +149,8 @@ class RankProcesses:
             for connection in ready:
                 rank = ranks[connection]
                 try:
-                    answer = connection.recv_bytes()
+                    with held_interrupts():  # half an answer would be read with the next one
+                        answer = connection.recv_bytes()
                 except (EOFError, OSError):
                     raise self._error_of(rank) from None
                 number, error, printed, result = pickle.loads(answer)
@@ -200,6 +202,23 @@ class RankProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Let an interrupt come after the block, not within."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is None:
+        yield  # interrupts come to the main thread only
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _show(texts: dict[int, str]) -> None:

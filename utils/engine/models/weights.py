@@ -13,6 +13,8 @@ from torch import Tensor
 from utils.engine.config.model import ModelConfig
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM, LlamaOps
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def load_model(
     path: str | Path,
@@ -24,7 +26,7 @@ def load_model(
     """Build the model and fill it from the safetensors files in the folder `path`.
 
     Raises:
-        ValueError: weights are missing, left over, of the wrong shape, or unreadable.
+        ValueError: weights are missing, left over, of the wrong shape or type, or unreadable.
     """
     with torch.device("meta"):  # no memory yet, and no random initialisation
         model = LlamaForCausalLM(config, ops)
@@ -45,6 +47,11 @@ def load_model(
             raise ValueError(
                 f"Weight {name!r} has shape {list(tensor.shape)}, but config.json implies "
                 f"{list(target.shape)}."
+            )
+        if tensor.dtype not in FLOATS:
+            raise ValueError(
+                f"Weight {name!r} in {path} holds {tensor.dtype}. Expected one of "
+                f"{', '.join(map(str, FLOATS))}: what quantized numbers stand for is not said here."
             )
         target.copy_(tensor)
     if targets:
