@@ -26,8 +26,8 @@ BUILD = ROOT / "build" / "site"
 SOURCE, PAGES = BUILD / "source", BUILD / "html"
 # What becomes a page, or is read by one. Solutions are left out: nobody should see them by chance.
 COPIED = (
-    "notebooks", "labs", "benchmarks", "README.md", "GLOSSARY.md", "TEACHING.md", "CONTRIBUTING.md",
-    "pyproject.toml", "translations",
+    "notebooks", "labs", "benchmarks", "docs", "README.md", "GLOSSARY.md", "TEACHING.md",
+    "CONTRIBUTING.md", "pyproject.toml", "translations",
 )  # fmt: skip
 
 

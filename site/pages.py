@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
+HEAD = re.compile(r"^<(h1|p) align=.*?</\1>\n", re.MULTILINE | re.DOTALL)  # for GitHub only
 WIDGET = (
     '<p class="needs-kernel">This picture is the first of a widget. It computes as you move its '
     "controls, so it needs Python: open this page in Colab, Binder or JupyterLab (above).</p>"
@@ -36,6 +37,9 @@ def linked(text: str, folder: str) -> str:
         path = posixpath.normpath(posixpath.join(folder, match[1]))
         if (HERE / path).is_file():
             return match[0]
+        own = posixpath.relpath(path, "site")  # the site's own pages are at its root
+        if (HERE / own).is_file():
+            return f"]({posixpath.relpath(own, folder or '.')}{match[2] or ''})"
         kind = "blob" if posixpath.splitext(path)[1] or path == "LICENSE" else "tree"
         return f"]({REPOSITORY}/{kind}/main/{path}{match[2] or ''})"
 
@@ -77,7 +81,9 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         lesson = posixpath.basename(name) if folder == "notebooks" else ""
         source[0] = json.dumps(page_of(json.loads(source[0]), folder, lesson))
     else:
-        source[0] = linked(BADGE.sub("", source[0]), folder)
+        source[0] = linked(HEAD.sub("", BADGE.sub("", source[0])), folder)
+        if name == "README":
+            source[0] = f"# From KV Cache to vLLM\n\n{source[0]}"
 
 
 def _look_for_texts(app: Sphinx, tree: nodes.document, name: str) -> None:

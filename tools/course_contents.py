@@ -19,6 +19,7 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from nbformat import NotebookNode
 
 from tools.notebook_files import (
+    FOLDED,
     METADATA,
     NAME,
     RECORDED,
@@ -50,6 +51,8 @@ def as_committed(notebook: dict[str, Any]) -> None:
         for key, value in list(cell["metadata"].items()):
             if key in VIEW or (key in DEFAULTS and value == DEFAULTS[key]):
                 del cell["metadata"][key]
+        if "bootstrap" in cell["metadata"].get("tags", ()):
+            cell["metadata"]["jupyter"] = dict(FOLDED)
 
 
 def _metadata(notebook: dict[str, Any], general: dict[str, Any]) -> NotebookNode:

@@ -12,6 +12,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+# The cell that finds the course is folded away: it is plumbing, and the same in every notebook.
+FOLDED = {"source_hidden": True}
 # What an executed notebook has beside: from which code and on which machine its outputs come.
 RECORDED = "recorded"
 

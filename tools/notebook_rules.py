@@ -18,7 +18,15 @@ from nbformat.validator import iter_validate
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import prose_numbers, reading_time  # noqa: E402
-from tools.notebook_files import METADATA, NAME, RECORDED, executed_notebooks, labs  # noqa: E402
+from tools.navigation import END, TOP, course, end_line, public, top_line  # noqa: E402
+from tools.notebook_files import (  # noqa: E402
+    FOLDED,
+    METADATA,
+    NAME,
+    RECORDED,
+    executed_notebooks,
+    labs,
+)
 from tools.saved import in_step  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
 
@@ -45,6 +53,7 @@ def problems(path: Path) -> list[str]:
     found = [*_file_rules(path), *_common_rules(notebook)]
     if cloud_links(path) not in notebook.cells[0].source:
         found.append(f"the first cell lacks its links to Colab and Kaggle: {cloud_links(path)}")
+    found += _navigation_rules(path, notebook)
     if path.parent.parent.name == "labs":
         found += _untouched_rules(notebook)
     else:
@@ -66,6 +75,19 @@ def cloud_links(path: Path) -> str:
         f"**In the cloud.** [Colab](https://colab.research.google.com/github/{place}) · "
         f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})"
     )
+
+
+def _navigation_rules(path: Path, notebook: NotebookNode) -> Iterator[str]:
+    """One can go on from here by clicking. Of the course's own notebooks; tests have others."""
+    source = next((one for one in course() if path in (one, public(one))), None)
+    if source is None:
+        return
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    for text, mark, line in (
+        (texts[0], TOP, top_line(source)), (texts[-1], END, end_line(source)),
+    ):  # fmt: skip
+        if text.count(mark) != 1 or line not in text.splitlines():
+            yield f"lacks the line {line!r}: run `python tools/navigation.py`"
 
 
 def _file_rules(path: Path) -> Iterator[str]:
@@ -93,9 +115,13 @@ def _common_rules(notebook: NotebookNode) -> Iterator[str]:
     expected = BOOTSTRAP.read_text().strip()
     if not code or code[0].source.strip() != expected:
         yield f"the first code cell is not {BOOTSTRAP.name}"
+    if code and code[0].metadata.get("jupyter") != FOLDED:
+        yield f"the first code cell is not folded: its metadata lack 'jupyter': {FOLDED}"
     yield from _heading_rules(notebook)
     for number, cell in enumerate(notebook.cells):
         where = f"cell {number}"
+        if match := re.search(r"<summary>[^<]*`[^<]*", cell.source):
+            yield f"{where}: Markdown is not read in {match[0]!r}; use <code>"
         if match := MACHINE_PATH.search(cell.source):
             yield f"{where}: names a folder of one machine: {match[0]!r}"
         if cell.cell_type == "code":

@@ -22,6 +22,8 @@ TOLERANCE = 0.15
 SLACK = 2.5  # minutes, since those stated end with 0 or 5
 STATED = re.compile(r"\*\*Time\.\*\* (\d+) minutes")
 STATED_OPTIONAL = re.compile(r"\*\*Time\.\*\*[^*]*?(\d+) more for what is marked \*optional\*")
+# Lines of links: to be clicked on, not read.
+LINKS = re.compile(r"^\*\*(In the cloud|Before and after|Go on)\.\*\*.*$", re.MULTILINE)
 HEADING = re.compile(r"^(#+) +(.*)$", re.MULTILINE)
 SECTIONS = re.compile(r"^(?=#+ )", re.MULTILINE)
 
@@ -50,7 +52,7 @@ def counted(notebook: NotebookNode) -> Minutes:
             if code:
                 taken = sum(map(bool, map(str.strip, part.splitlines()))) / CODE_LINES_PER_MINUTE
             else:
-                taken = len(part.split()) / WORDS_PER_MINUTE
+                taken = len(LINKS.sub("", part).split()) / WORDS_PER_MINUTE
             if optional_level:
                 minutes.optional += taken
             else:

@@ -48,7 +48,7 @@ All packages exist for this system, but nobody has run the course on a Mac yet: 
 
 
 def fail(message: str) -> None:
-    sys.exit(f"\nSet-up stopped: {message}")
+    sys.exit(f"\nSet-up stopped: {message}\nThe usual reasons are in docs/troubleshooting.md.")
 
 
 def run(command: list[str], env: dict[str, str] | None = None, hint: str = OFFLINE) -> None:

@@ -1,4 +1,4 @@
-"""`make gpu-check`, as far as it shows without a card: steps, report, and the README's table."""
+"""`make gpu-check`, as far as it shows without a card: steps, report, and the published table."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_the_table_says_what_was_measured() -> None:
     assert table.table([]).count("not yet measured") == 5
 
 
-def test_the_readmes_tables_are_those_of_reports_and_formulas() -> None:
-    readme = table.README.read_text()
-    assert table.with_tables(readme) == readme
+def test_the_pages_tables_are_those_of_reports_and_formulas() -> None:
+    page = table.PAGE.read_text()
+    assert table.with_tables(page) == page
     with pytest.raises(ValueError, match="lacks the marks <!-- cards"):
         table.with_table("no marks", "cards", "a table")

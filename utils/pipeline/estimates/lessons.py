@@ -1,4 +1,4 @@
-"""What each lesson holds on a card at its worst moment, by formula: the README's table.
+"""What each lesson holds on a card at its worst moment, by formula: docs/hardware.md.
 
 Part I always runs the bundled model, so a lesson needs as much on every card. In Part II it is the
 profile's; only notebook 11, which holds many copies, takes the bundled one. In Part III notebooks
