@@ -40,7 +40,7 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 # weights, text, beam search, swapping, the ways to guess ahead) is needed by whoever uses the
 # engine, not to understand it. Rooms that scale it out, or give answers a form, are an evening of
 # their own each.
-MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE, MAX_ROOM = 250, 1500, 3810, 1500
+MAX_ENGINE_FILE, MAX_PATH, MAX_ENGINE, MAX_ROOM = 250, 1500, 3860, 1500
 OWN_ROOMS = ("distributed", "kv_transfer", "structured_output")
 PATH = (
     "llm_engine", "request", "core/scheduler", "core/kv_cache_manager", "core/block_pool",

@@ -13,7 +13,7 @@ from tools.notebook_files import lessons
 ROOT = Path(__file__).resolve().parents[2]
 # Package -> the module that Python imports.
 MODULES = {
-    "jupyterlab": "jupyter lab",
+    "jupyterlab": "jupyterlab",
     "torch": "torch",
     "transformers": "transformers",
     "peft": "peft",

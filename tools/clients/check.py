@@ -119,8 +119,10 @@ class Clients:
     def _likelihoods(self) -> Callable[[str, str], float]:
         """The log probability of a choice after a question, by Hugging Face."""
         logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(self.model)
-        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            self.model, dtype=torch.float32, trust_remote_code=False
+        )
 
         @torch.no_grad()
         def likelihood(question: str, choice: str) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+from utils.engine.spec_decode.tree import tree_depths
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Draft:
             None if self.parents is None else self.parents[:num_tokens],
             None if self.probs is None else self.probs[:num_tokens],
         )
+
+    def depths(self) -> Sequence[int]:
+        """How many guesses lie before each score to verify: none, then those up to each guess."""
+        if self.parents is None:
+            return range(1 + len(self.token_ids))
+        return [0, *tree_depths(self.parents)]
 
     def paths(self) -> list[list[int]]:
         """The guesses that lie before each score to verify: none, then up to each guess and it."""

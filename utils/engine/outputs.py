@@ -16,6 +16,9 @@ class Logprob:
     decoded_token: str | None = None
 
 
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
 @dataclass
 class RequestMetrics:
     """When things happened to a request, in seconds of a monotonic clock."""
@@ -115,4 +118,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from copy import copy
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -70,8 +71,6 @@ class Request:
     num_accepted_guesses: float = 1.4
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    # Of the prompt's tokens so far, where asked for. Nothing says how probable the first is.
-    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     def __post_init__(self) -> None:
@@ -79,6 +78,9 @@ class Request:
         self.stop_token_ids = cast(list[int], self.sampling_params.stop_token_ids)
         self.stop_strings = cast(list[str], self.sampling_params.stop)
         self.text = ""
+        # Of the prompt's tokens so far, where asked for. Nothing says how probable the first is.
+        wanted = self.sampling_params.prompt_logprobs is not None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = [None] if wanted else None
         # The requests of the prompt's n answers, this one among them. The first computes the
         # prompt; the others are forked from it then.
         self.family = [self]
@@ -99,8 +101,7 @@ class Request:
     @property
     def skip_reading_prefix_cache(self) -> bool:
         """Whether it has to compute what it could find: its prompt is to be scored."""
-        wanted = self.sampling_params.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < len(self.prompt_token_ids)
+        return 0 < len(self.prompt_logprobs or ()) < len(self.prompt_token_ids)
 
     @property
     def num_preemptions(self) -> int:
@@ -136,9 +137,8 @@ class Request:
     def randomness(self, num_ahead: int = 0) -> torch.Generator | Noise:
         """What the next token is drawn with, or that `num_ahead` later. Each of n answers has a
         seed of its own."""
-        seed = self.sampling_params.seed
-        ahead = self.num_tokens + num_ahead
-        return self.generator if seed is None else Noise(seed + self.index, ahead)
+        seed, position = self.sampling_params.seed, self.num_tokens + num_ahead
+        return self.generator if seed is None else Noise(seed + self.index, position)
 
     def append_token(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Add a new token to the answer, and decide whether the answer ends with it."""
@@ -185,13 +185,8 @@ class Request:
             finished=self.is_answered,
             metrics=self.family[0].metrics,
             num_cached_tokens=self.family[0].num_cached_tokens,
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=copy(self.family[0].prompt_logprobs),
         )
-
-    def _prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        first = self.family[0]
-        wanted = first.sampling_params.prompt_logprobs is not None
-        return list(first.prompt_logprobs) if wanted else None
 
     def _completion(self) -> CompletionOutput:
         text = self.text

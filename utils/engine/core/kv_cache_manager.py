@@ -67,11 +67,9 @@ class KVCacheManager:
         if not self.enable_caching:
             return [], 0
         self._update_block_hashes(request)
-        if request.skip_reading_prefix_cache:
-            return [], 0
-        max_num_blocks = (request.num_tokens - 1) // self.block_size
+        readable = 0 if request.skip_reading_prefix_cache else request.num_tokens - 1
         blocks: list[KVCacheBlock] = []
-        for block_hash in request.block_hashes[:max_num_blocks]:
+        for block_hash in request.block_hashes[: readable // self.block_size]:
             block = self.block_pool.get_cached_block(block_hash)
             if block is None:  # then no longer prefix can be there either
                 break

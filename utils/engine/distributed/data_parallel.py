@@ -21,7 +21,7 @@ from utils.engine.distributed.moe import upcycle
 from utils.engine.distributed.parallel_state import initialize_model_parallel
 from utils.engine.input_processor import InputProcessor
 from utils.engine.metrics import PrefixCacheStats
-from utils.engine.outputs import Logprob
+from utils.engine.outputs import Logprob, PromptLogprobs
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
 
@@ -33,7 +33,7 @@ class News(NamedTuple):
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]]
     num_cached_tokens: int | None
-    prompt_logprobs: list[dict[int, Logprob] | None]  # with the first token
+    prompt_logprobs: PromptLogprobs | None  # with the first token
 
 
 class EngineReplica:
@@ -91,7 +91,7 @@ class EngineReplica:
             del self._reported[name]
         return News(
             name, request.output_token_ids[begin:], request.logprobs[begin:],
-            request.num_cached_tokens, request.prompt_logprobs if begin == 0 else [],
+            request.num_cached_tokens, request.prompt_logprobs if begin == 0 else None,
         )  # fmt: skip
 
     @torch.inference_mode()

@@ -6,21 +6,20 @@ ends them all, and its traceback is shown in the cell. They end with the process
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
+
+from utils.engine.distributed.interrupts import held_interrupts
 
 ROOT = Path(__file__).resolve().parents[3]
 START_PATIENCE_S = 120.0
@@ -202,23 +201,6 @@ class RankProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def held_interrupts() -> Iterator[None]:
-    """Let an interrupt come after the block, not within."""
-    usual = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or usual is None:
-        yield  # interrupts come to the main thread only
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _show(texts: dict[int, str]) -> None:

@@ -29,9 +29,9 @@ def score_prompts(
     for request in output.scheduled_requests:
         start = request.num_computed_tokens
         size = output.num_scheduled_tokens[request.request_id]
-        count = request.sampling_params.prompt_logprobs
+        count = request.sampling_params.prompt_logprobs or 0
         prompt, known = request.prompt_token_ids, request.prompt_logprobs
-        while count is not None and start < len(known) < min(len(prompt), start + size + 1):
+        while known is not None and start < len(known) < min(len(prompt), start + size + 1):
             # The token before one says how probable that is.
             first = row + len(known) - 1 - start
             last = min(first + ROWS, row + size, row + len(prompt) - 1 - start)

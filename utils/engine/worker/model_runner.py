@@ -16,7 +16,7 @@ from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
 from utils.engine.request import Request
 from utils.engine.sample.prompt_logprobs import score_prompts
-from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.rejection_sampler import RejectionSampler, is_for_rejection_sampling
 from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.tree import follow_tree, tree_depths
@@ -148,7 +148,7 @@ class ModelRunner:
         if len(rows) > len(logits):  # forks
             logits = logits[rows]
         # Of each row: whose it is, and how many guesses lie between its last token and the row.
-        owners = [(request, ahead) for request in requests for ahead in _guesses_ahead(request)]
+        owners = [(request, ahead) for request in requests for ahead in request.draft.depths()]
         apply_grammar_bitmask(logits, requests)  # of min_tokens, what their grammars leave
         allowed = logits
         for row, (request, ahead) in enumerate(owners):
@@ -157,11 +157,7 @@ class ModelRunner:
                 allowed = logits.clone() if allowed is logits else allowed
                 allowed[row, request.stopping_token_ids] = -torch.inf
         # The rejection sampler draws for chains itself.
-        params = [
-            GREEDY if request.spec_token_ids and _is_for_rejection_sampling(request)
-            else request.sampling_params
-            for request, _ in owners
-        ]  # fmt: skip
+        params = [GREEDY if is_for_rejection_sampling(r) else r.sampling_params for r, _ in owners]
         sources = [request.randomness(ahead) for request, ahead in owners]
         token_ids = self.sampler(allowed, params, sources).tolist()
         if min(token_ids) < 0:
@@ -202,7 +198,7 @@ class ModelRunner:
             self._straighten(request, output.block_ids[request.request_id], path)
             kept = [0, *(node + 1 for node in path)]
             return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
-        if not _is_for_rejection_sampling(request):  # the model's choice is known, and compared
+        if not is_for_rejection_sampling(request):  # the model's choice is known, and compared
             accepted = self.rejection_sampler.greedy(draft.token_ids, token_ids)
         else:
             probs = Sampler().probabilities(logits, [params] * len(logits))
@@ -224,15 +220,3 @@ class ModelRunner:
         slots = slot_mapping(block_ids, size, first, first + len(request.spec_token_ids))
         if path != list(range(len(path))):
             self.kv_cache.move([slots[node] for node in path], slots[: len(path)])
-
-
-def _is_for_rejection_sampling(request: Request) -> bool:
-    """Whether guesses are kept with a probability: in a chain, sampled, without a seed."""
-    params = request.sampling_params
-    return request.draft.parents is None and params.temperature > 0 and params.seed is None
-
-
-def _guesses_ahead(request: Request) -> Sequence[int]:
-    """How many guesses lie between a request's last token and each of its rows."""
-    parents = request.draft.parents
-    return range(1 + len(request.spec_token_ids)) if parents is None else [0, *tree_depths(parents)]
