@@ -2,20 +2,25 @@
 
     python tools/lab.py [options of JupyterLab]
 
-Jupyter's own log begins with thirty lines, and the address is the last but four of them. Only
-warnings are left of it; `--log-level=INFO` brings it back.
+Jupyter's own log begins with thirty lines, and the address is in the middle of them. Only warnings
+are left of it; `make lab LAB_OPTIONS=--log-level=INFO` brings it back.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 
 from jupyterlab.labapp import LabApp
 
+QUIET = ["--log-level=WARN", "--LabApp.log_level=WARN"]
+
 
 def main() -> None:
-    server = LabApp.initialize_server(argv=["--log-level=WARN", *sys.argv[1:]])
-    address = server.display_url.split()[0]
+    # Jupyter tells of a token that it made itself in six lines more. This one is just as secret.
+    token = f"--IdentityProvider.token={secrets.token_hex(24)}"
+    server = LabApp.initialize_server(argv=[*QUIET, token, *sys.argv[1:]])
+    address = server.display_url.split()[0].replace("token=...", f"token={server.token}")
     print(f"The course is open at {address}\nStop it with Ctrl+C.", flush=True)
     server.start()
 

@@ -237,6 +237,14 @@ def test_instructors_get_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert disabled["INSTRUCTOR=1"].isdisjoint(get_federated_extensions(LABEXTENSIONS))
 
 
+def test_one_line_says_where_the_course_is_open(ask: Ask) -> None:
+    begins = "The course is open at http://127.0.0.1:"
+    lines = ask.log.read_text().splitlines()  # type: ignore[attr-defined]
+    [line] = [line for line in lines if line.startswith(begins)]
+    assert "/lab/tree/notebooks/00_start_here.ipynb?token=" in line and "..." not in line
+    assert lines[lines.index(line) + 1] == "Stop it with Ctrl+C." and len(lines) < 10
+
+
 def test_every_server_part_of_nbgrader_is_off_for_learners() -> None:
     installed = Path(sys.prefix) / "etc/jupyter/jupyter_server_config.d/nbgrader.json"
     off = json.loads((CONFIG / "learner" / "jupyter_server_config.json").read_text())

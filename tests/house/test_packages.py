@@ -44,7 +44,8 @@ def imports(path: Path, module: str) -> bool:
     if path.suffix in {".toml", ""} and path.is_file():
         return module in path.read_text("utf-8")
     pattern = re.compile(rf"^\s*(from|import) {module}(\.|\s)", re.MULTILINE)
-    return any(pattern.search(file.read_text("utf-8")) for file in path.rglob("*.py"))
+    files = [path] if path.is_file() else path.rglob("*.py")
+    return any(pattern.search(file.read_text("utf-8")) for file in files)
 
 
 def test_every_promised_package_has_a_row() -> None:
