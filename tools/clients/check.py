@@ -121,7 +121,7 @@ class Clients:
         logging.disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            self.model, dtype=torch.float32, trust_remote_code=False
+            self.model, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
 
         @torch.no_grad()
