@@ -79,7 +79,7 @@ def test_the_stories_are_not_idle(world: ConnectedWorld) -> None:
     )  # fmt: skip
     calm, wild = MemoryStore(), UnreliableStore(0, 0.1)
     for store in (calm, wild):
-        first, second = (world.play(store, None, "ngram", config, 5) for _ in range(2))
+        first, second = (world.play(store, None, "ngram", config, 12) for _ in range(2))
         assert first.saved_blocks > 20 and second.hits > 30
     assert second.failures["damaged"] and second.failures["error"] and second.recomputed_tokens
     assert set(wild.done) >= {"refuses", "loses", "dead", "lies", "flips a bit", "cuts", "mixes up"}
