@@ -19,6 +19,7 @@ REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["ur
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
 HEAD = re.compile(r"^<(h1|p) align=.*?</\1>\n", re.MULTILINE | re.DOTALL)  # for GitHub only
+PICTURE = re.compile(r'<p align="center"><img src="(notebooks/[^"]+)"[^>]* alt="([^"]*)"></p>')
 WIDGET = (
     '<p class="needs-kernel">This picture is the first of a widget. It computes as you move its '
     "controls, so it needs Python: open this page in Colab, Binder or JupyterLab (above).</p>"
@@ -81,7 +82,8 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         lesson = posixpath.basename(name) if folder == "notebooks" else ""
         source[0] = json.dumps(page_of(json.loads(source[0]), folder, lesson))
     else:
-        source[0] = linked(HEAD.sub("", BADGE.sub("", source[0])), folder)
+        text = PICTURE.sub(r"![\2](\1)", BADGE.sub("", source[0]))
+        source[0] = linked(HEAD.sub("", text), folder)
         if name == "README":
             source[0] = f"# From KV Cache to vLLM\n\n{source[0]}"
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from utils.checks import lab_15
-from utils.checks.kit.contracts import Choices, patience
+from utils.checks.kit import patience
+from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
 from utils.checks.lab_15 import (
     pipelines,

@@ -17,7 +17,8 @@ import pytest
 
 from tests.labs.bug_zoo.zoo import Specimen
 from tests.scale import FULL, SCALE, sized
-from utils.checks.kit.contracts import contract, patience
+from utils.checks.kit import patience
+from utils.checks.kit.contracts import contract
 from utils.checks.kit.feedback import Feedback
 
 LABS = {
