@@ -295,6 +295,16 @@ def test_a_cell_waits_for_a_quiet_machine_but_not_for_ever(clock: dict[str, floa
     assert never.patience_s == 0.0
 
 
+def test_the_measuring_counts_as_waiting(clock: dict[str, float]) -> None:
+    class Slow(FixedTimes):
+        def slower_percent(self) -> float:
+            clock["wall"] += 5
+            return super().slower_percent()
+
+    quiet.Watch(work=Slow(*[50.0] * 1000)).before("c")  # type: ignore[arg-type]
+    assert clock["wall"] <= quiet.PATIENCE_S + 5 + (quiet.PAUSE_S + 5)
+
+
 def test_the_same_work_is_never_better_than_its_best() -> None:
     work = quiet.FixedWork()
     assert work.slower_percent() == 0.0

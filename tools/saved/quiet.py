@@ -112,9 +112,12 @@ class Watch:
 
     def before(self, cell: str) -> None:
         """Wait until the machine is quiet, as long as there is patience; then the cell begins."""
-        while (slower := self.work.slower_percent()) > SPREAD_PERCENT and self.patience_s > 0:
+        slower = self.work.slower_percent()
+        while slower > SPREAD_PERCENT and self.patience_s > 0:
+            began = time.monotonic()
             time.sleep(PAUSE_S)
-            self.patience_s -= PAUSE_S
+            slower = self.work.slower_percent()  # takes as long as the pause, or longer
+            self.patience_s -= time.monotonic() - began
         self.spread[cell] = slower
         self._began = time.monotonic(), busy_seconds(), own_seconds()
 
