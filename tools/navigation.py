@@ -8,6 +8,7 @@ number. JupyterLab and the site follow relative links; Colab needs addresses.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from urllib.parse import quote
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tools.notebook_files import ROOT, lessons, solutions
+from tools.notebook_files import ROOT, lessons, published, solutions
 from tools.set_repository_url import configured_slug
 
 TOP = "**Before and after.** "
@@ -34,6 +35,7 @@ def _place(path: Path) -> tuple[str, bool, str]:
     return path.name[:2], path.parent.name != "notebooks", path.name
 
 
+@functools.cache
 def title(path: Path) -> str:
     """A notebook's heading."""
     return str(nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].lstrip("# "))
@@ -41,17 +43,16 @@ def title(path: Path) -> str:
 
 def public(path: Path) -> Path:
     """What a learner opens: of a solution, its lab."""
-    is_lesson = path.parent.name == "notebooks"
-    return path if is_lesson else ROOT / "labs" / path.stem / path.name
+    return ROOT / published(path)
 
 
-def link(source: Path, target: Path, text: str = "") -> str:
+def link(source: Path, target: Path) -> str:
     where = os.path.relpath(public(target), public(source).parent)
-    return f"[{text or title(target)}]({where})"
+    return f"[{title(target)}]({where})"
 
 
 def on_colab(target: Path, text: str) -> str:
-    place = f"{configured_slug()}/blob/main/{public(target).relative_to(ROOT)}"
+    place = f"{configured_slug()}/blob/main/{published(target)}"
     return f"[{text}](https://colab.research.google.com/github/{place})"
 
 

@@ -49,6 +49,12 @@ def translations() -> list[Path]:
     return sorted((ROOT / "translations").glob("*/notebooks/*.ipynb"))
 
 
+def published(path: Path) -> str:
+    """Where a learner finds a lesson or lab in the repository; of a solution, its lab."""
+    is_lab = path.parent.parent.name in ("labs", "solutions")
+    return f"{f'labs/{path.stem}' if is_lab else 'notebooks'}/{path.name}"
+
+
 def executed_notebooks() -> list[Path]:
     """The notebooks that are committed with their outputs."""
     return lessons() + solutions()

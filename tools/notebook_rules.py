@@ -18,7 +18,7 @@ from nbformat.validator import iter_validate
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import prose_numbers, reading_time  # noqa: E402
-from tools.navigation import END, TOP, course, end_line, public, top_line  # noqa: E402
+from tools.navigation import END, TOP, course, end_line, on_colab, public, top_line  # noqa: E402
 from tools.notebook_files import (  # noqa: E402
     FOLDED,
     METADATA,
@@ -26,6 +26,7 @@ from tools.notebook_files import (  # noqa: E402
     RECORDED,
     executed_notebooks,
     labs,
+    published,
 )
 from tools.saved import in_step  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
@@ -69,10 +70,9 @@ def cloud_links(path: Path) -> str:
 
     Words, not badges: a picture would be fetched from the network whenever the notebook is opened.
     """
-    name = f"labs/{path.stem}" if path.parent.parent.name in ("labs", "solutions") else "notebooks"
-    place = f"{configured_slug()}/blob/main/{name}/{path.name}"
+    place = f"{configured_slug()}/blob/main/{published(path)}"
     return (
-        f"**In the cloud.** [Colab](https://colab.research.google.com/github/{place}) · "
+        f"**In the cloud.** {on_colab(path, 'Colab')} · "
         f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})"
     )
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.setup import get_uv, torch_pin, torch_source, uv_environment  # noqa: E402
-from utils.hub import resolve_model  # noqa: E402
+from utils.checks.kit.near_ties import hf_oracle  # noqa: E402
+from utils.hub import load_hf_model, load_tokenizer, resolve_model  # noqa: E402
 from utils.pipeline.vllm.command import vllm_command  # noqa: E402
 from utils.serving.launch import course_server  # noqa: E402
 
@@ -119,16 +119,13 @@ class Clients:
     def _likelihoods(self) -> Callable[[str, str], float]:
         """The log probability of a choice after a question, by Hugging Face."""
         logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            self.model, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-        )
+        tokenizer, logits = load_tokenizer(), hf_oracle(load_hf_model())
 
-        @torch.no_grad()
         def likelihood(question: str, choice: str) -> float:
             before, whole = tokenizer.encode(question), tokenizer.encode(f"{question} {choice}")
-            logprobs = model(torch.tensor([whole])).logits[0].log_softmax(-1)
-            return sum(float(logprobs[i - 1, whole[i]]) for i in range(len(before), len(whole)))
+            answer = whole[len(before) :]
+            logprobs = logits(before, answer).log_softmax(-1)
+            return float(logprobs.gather(1, torch.tensor(answer)[:, None]).sum())
 
         return likelihood
 
@@ -168,7 +165,7 @@ CHECKS: dict[str, Callable[[Clients], str]] = {
     "guidellm": Clients.guidellm,
     "lm-eval": Clients.lm_eval,
     "litellm": Clients.litellm,
-    "vllm bench serve": Clients.vllm_bench,
+    "vllm-bench": Clients.vllm_bench,
 }
 
 
@@ -193,7 +190,7 @@ def main() -> None:
         bin_folder = options.bin or install(Path(folder) / "venv")
         with course_server(verbose=False, max_model_len=1024) as server:
             for name in options.clients or CHECKS:
-                where = Path(folder) / name.replace(" ", "_")
+                where = Path(folder) / name
                 where.mkdir()
                 try:
                     print(f"{name}: {CHECKS[name](Clients(bin_folder, server, where))}", flush=True)

@@ -29,6 +29,7 @@ class Formatter:
         self, body: GenerationRequest, model: str, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self.body, self.tokenizer = body, tokenizer
+        self._echoes: dict[str, str] = {}  # prompts as text, by request id
         self.is_chat = isinstance(body, ChatCompletionRequest)
         prefix, kind = (
             ("chatcmpl", "chat.completion") if self.is_chat else ("cmpl", "text_completion")
@@ -111,7 +112,9 @@ class Formatter:
             return ""
         if output.prompt is not None:
             return output.prompt
-        return self.tokenizer.decode(output.prompt_token_ids)
+        if output.request_id not in self._echoes:
+            self._echoes[output.request_id] = self.tokenizer.decode(output.prompt_token_ids)
+        return self._echoes[output.request_id]
 
     def _ending(
         self, answer: CompletionOutput, before: CompletionOutput | None, output: RequestOutput

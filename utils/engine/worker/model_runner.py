@@ -19,7 +19,7 @@ from utils.engine.sample.prompt_logprobs import score_prompts
 from utils.engine.sample.rejection_sampler import RejectionSampler, is_for_rejection_sampling
 from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.spec_decode.tree import follow_tree, tree_depths
+from utils.engine.spec_decode.tree import follow_tree
 from utils.engine.structured_output.utils import apply_grammar_bitmask
 
 GREEDY = SamplingParams(temperature=0)
@@ -104,12 +104,9 @@ class ModelRunner:
             input_ids += draft.token_ids
             complete.append(request)
             rows += range(len(input_ids) - len(draft.token_ids) - 1, len(input_ids))
-            if draft.parents is None:
-                positions += range(start, end)
-            else:  # siblings are at the same position
-                last = request.num_tokens - 1
-                positions += range(start, last + 1)
-                positions += [last + depth for depth in tree_depths(draft.parents)]
+            last = request.num_tokens - 1
+            positions += range(start, last)
+            positions += [last + depth for depth in draft.depths()]  # siblings share a position
         ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
         hidden = self.model(ids, places, self._batch(output))  # [T, hidden]
         score_prompts(output, hidden, self.model.compute_logits)
