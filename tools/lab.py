@@ -8,6 +8,7 @@ are left of it; `make lab LAB_OPTIONS=--log-level=INFO` brings it back.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 
@@ -17,6 +18,9 @@ QUIET = ["--log-level=WARN", "--LabApp.log_level=WARN"]
 
 
 def main() -> None:
+    # A make typed in a terminal of JupyterLab isn't part of the one that started it.
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        os.environ.pop(name, None)
     # Jupyter tells of a token that it made itself in six lines more. This one is just as secret.
     token = f"--IdentityProvider.token={secrets.token_hex(24)}"
     server = LabApp.initialize_server(argv=[*QUIET, token, *sys.argv[1:]])

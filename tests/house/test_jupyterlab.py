@@ -23,6 +23,7 @@ from typing import Any
 
 import jsonschema
 import nbformat
+import psutil
 import pytest
 from jupyter_client.manager import run_kernel
 from jupyterlab_server.config import get_federated_extensions, get_page_config
@@ -94,11 +95,13 @@ def ask(course: Path) -> Iterator[Ask]:
             assert server.poll() is None and time.monotonic() < end, (home / "log").read_text()
             time.sleep(0.1)
 
-        def ask(address: str, content: dict[str, Any] | None = None) -> Any:
+        def ask(
+            address: str, content: dict[str, Any] | None = None, method: str | None = None
+        ) -> Any:
             body = {"type": "notebook", "format": "json", "content": content}
             request = urllib.request.Request(
                 about["url"] + address,
-                method="PUT" if content else "GET",
+                method=method or ("PUT" if content else "GET"),
                 data=json.dumps(body).encode() if content else None,
                 headers={"Authorization": f"token {about['token']}"},
             )
@@ -222,6 +225,18 @@ def test_learners_see_no_menus_for_instructors(ask: Ask) -> None:
     assert "@jupyter/nbgrader" in [extension["name"] for extension in page["federated_extensions"]]
     assert "@jupyter/nbgrader" in page["disabledExtensions"]
     assert "nbgrader" not in ask.log.read_text()  # its server parts would take seconds to load
+
+
+def test_a_make_in_a_terminal_is_not_within_another(ask: Ask) -> None:
+    """It would say "Entering directory" around each answer, and take over that make's variables."""
+    ask("api/terminals", method="POST")
+    shells: list[dict[str, str]] = []
+    end = time.monotonic() + 60
+    while not shells and time.monotonic() < end:  # until the child has become a shell
+        environments = [child.environ() for child in psutil.Process().children(recursive=True)]
+        shells = [names for names in environments if "JUPYTER_SERVER_ROOT" in names]
+    assert len(shells) == 1
+    assert not {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"} & shells[0].keys()
 
 
 def test_instructors_get_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,15 +125,25 @@ def test_a_new_lock_is_set_up_also_by_the_environments_own_python(course: Course
     assert ".venv" not in venv_call[venv_call.index("--python") + 1]
 
 
+def outside_of_make() -> dict[str, str]:
+    """The environment of a terminal; tests themselves are run by `make test`."""
+    names = ("PYTHON", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
 def test_make_looks_python_up_outside_of_the_environment(tmp_path: Path) -> None:
     own = tmp_path / ".venv" / "bin" / "python3"
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
     shutil.copy(ROOT / "Makefile", tmp_path)
     show = "--eval=show: ; @echo $(PYTHON); command -v python3"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHON"}
     told = subprocess.run(
-        ["make", show, "show"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ["make", show, "show"],
+        cwd=tmp_path,
+        env=outside_of_make(),
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert told[1] == str(own) != told[0]
 
@@ -232,8 +242,8 @@ def test_another_python_is_brought_by_uv(course: Course, version: tuple[int, ...
 
 def test_a_python_too_old_for_set_up_itself_is_told_so(tmp_path: Path) -> None:
     recipe = subprocess.run(
-        ["make", "-n", "setup", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True,
-        text=True, check=True,
+        ["make", "-n", "setup", f"PYTHON={sys.executable}"], cwd=ROOT, env=outside_of_make(),
+        capture_output=True, text=True, check=True,
     ).stdout.splitlines()[0]  # fmt: skip
     told = recipe.replace("import sys;", "import sys; sys.version_info = (3, 6, 9);")
     result = subprocess.run(["sh", "-c", told], capture_output=True, text=True)
