@@ -11,7 +11,7 @@ sys.path.insert(0, str(HERE))
 
 _project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 project = html_title = "From KV Cache to vLLM"
-author = "The course's authors"
+author = "the course's authors"  # behind "By"
 release = _project["version"]
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "mathml", "pages", "languages"]
 html_math_renderer = "mathml"
@@ -20,7 +20,7 @@ nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath", "html_image"]
 myst_heading_anchors = 4
 html_theme = "sphinx_book_theme"
-html_static_path = ["static"]
+html_static_path = ["static", "notebooks/images"]
 html_css_files = ["course.css", "frames.css"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -1,8 +1,8 @@
 """The moving picture of the home page: the engine at work, drawn from a real run, step by step.
 
 Run it in the course's environment: `.venv/bin/python site/moving_picture.py`. It writes
-static/engine.webp, and its middle as static/engine_still.png for those who want no motion, which
-is the first picture of lesson 00, too.
+notebooks/images/engine.webp, which is the first picture of the README and of lesson 00, too, and its
+middle as engine.png for those who want no motion.
 """
 
 from __future__ import annotations
@@ -172,12 +172,12 @@ def main() -> None:
     moments = run()
     frames = [picture(draw(moment, step)) for step, moment in enumerate(moments)]
     durations = [MS_PER_STEP] * (len(frames) - 1) + [6 * MS_PER_STEP]
-    frames[0].save(HERE / "static" / "engine.webp", save_all=True, append_images=frames[1:],
+    images = HERE.parent / "notebooks" / "images"
+    frames[0].save(images / "engine.webp", save_all=True, append_images=frames[1:],
                    duration=durations, loop=0, lossless=False, quality=70, method=6)  # fmt: skip
     busiest = max(range(len(moments)), key=lambda i: len(moments[i].owners))
-    for file in ("site/static/engine_still.png", "notebooks/images/engine.png"):
-        frames[busiest].quantize(64).save(HERE.parent / file, optimize=True)
-    size = (HERE / "static" / "engine.webp").stat().st_size
+    frames[busiest].quantize(64).save(images / "engine.png", optimize=True)
+    size = (images / "engine.webp").stat().st_size
     print(f"{len(frames)} steps, {size / 1e3:.0f} KB")
 
 

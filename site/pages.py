@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 import tomllib
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
-REPOSITORY = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
 HEAD = re.compile(r"^<(h1|p) align=.*?</\1>\n", re.MULTILINE | re.DOTALL)  # for GitHub only
@@ -53,7 +55,7 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
     Args:
         notebook: is changed.
         folder: of the notebook, from the repository's root.
-        name: of the lesson, if it is one; its recorded widget takes the place of the picture.
+        name: of the lesson, if it is one; its recorded widgets take the place of their pictures.
     """
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
@@ -66,8 +68,9 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
         texts = [o.get("metadata", {}).get("image/png", {}).get("alt") for o in cell["outputs"]]
         alt = next(filter(None, texts), "")
         cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
-        if cell["outputs"] and "widget" in tags:
-            live = widgets.element(name)
+        tag = next((tag for tag in tags if tag.split("-")[0] == "widget"), "")
+        if cell["outputs"] and tag:
+            live = widgets.element(name + tag.removeprefix("widget"))
             cell["outputs"] = [_html(live)] if live else [*cell["outputs"], _html(WIDGET)]
     return notebook
 
@@ -88,6 +91,32 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
             source[0] = f"# From KV Cache to vLLM\n\n{source[0]}"
 
 
+def site_address() -> str:
+    """Where GitHub publishes the site of the repository."""
+    owner, name = REPOSITORY.rstrip("/").split("/")[-2:]
+    return f"https://{owner.lower()}.github.io/{name}/"
+
+
+def _introduce(
+    app: Sphinx, page: str, _template: str, context: dict[str, Any], tree: nodes.document | None
+) -> None:
+    """What a link to the page shows elsewhere: title, what it is about, and the moving engine."""
+    said = [node.astext() for node in tree.findall(nodes.paragraph)] if tree else []
+    goal = next((text for text in said if text.startswith("Goal.")), "")
+    about = " ".join(goal.removeprefix("Goal.").split()) or PROJECT["description"]
+    title = unescape(re.sub("<[^>]+>", "", context.get("title") or app.config.project))
+    tags = {
+        "og:type": "website", "og:site_name": app.config.project, "og:title": title,
+        "og:description": about, "og:url": f"{site_address()}{page}.html",
+        "og:image": f"{site_address()}_static/engine.png",
+        "og:image:alt": "An inference engine at work: requests share blocks of one KV cache.",
+    }  # fmt: skip
+    lines = [f'<meta property="{name}" content="{escape(text)}">' for name, text in tags.items()]
+    lines.append(f'<meta name="description" content="{escape(about)}">')
+    lines.append('<meta name="twitter:card" content="summary_large_image">')
+    context["metatags"] = "\n".join([context.get("metatags", ""), *lines])
+
+
 def _look_for_texts(app: Sphinx, tree: nodes.document, name: str) -> None:
     """A figure that says nothing to those who cannot see it is a warning, and so an error."""
     for image in tree.findall(nodes.image):
@@ -100,5 +129,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     # A page is built anew when a widget has changed, though its notebook has not.
     app.add_config_value("recorded_widgets", widgets.version(), "env", [str])
     app.connect("source-read", _read)
+    app.connect("html-page-context", _introduce)
     app.connect("doctree-resolved", _look_for_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,6 +11,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
+TIME = "step"  # a control of this name goes through time, so it can be played
 UNPACKED = HERE / "static" / "frames"  # from where Sphinx copies it beside the pages
 NOTE = {
     "grid": "Recorded: each state was drawn when the lesson ran. In JupyterLab the lesson's own "
@@ -116,6 +117,8 @@ def _control(name: str, number: int, axis: dict[str, Any]) -> str:
             f'aria-valuetext="{now}" data-values="{all_values}" autocomplete="off">'
             f'<output for="{this}">{now}</output>'
         )
+        if axis["name"] == TIME:
+            control += f'<button type="button" data-plays="{this}">Play</button>'
     else:
         options = "".join(
             f'<option value="{i}"{" selected" * (i == start)}>{html.escape(value)}</option>'

@@ -23,6 +23,10 @@ def lessons() -> list[Path]:
     return sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+# Between the lessons, but none: it asks what the reader knows, and explains nothing.
+QUIZ = ROOT / "notebooks" / "00b_what_may_i_skip.ipynb"
+
+
 def part_one() -> list[Path]:
     """Those of Part I: they need no stage of the pipeline."""
     return [path for path in lessons() if path.name < "09"]

@@ -17,12 +17,13 @@ from nbformat.validator import iter_validate
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tools import prose_numbers, reading_time  # noqa: E402
+from tools import glossary, prose_numbers, reading_time  # noqa: E402
 from tools.navigation import END, TOP, course, end_line, on_colab, public, top_line  # noqa: E402
 from tools.notebook_files import (  # noqa: E402
     FOLDED,
     METADATA,
     NAME,
+    QUIZ,
     RECORDED,
     executed_notebooks,
     labs,
@@ -37,6 +38,8 @@ MAX_NOTEBOOK_BYTES = 1_000_000
 MAX_IMAGE_BYTES = 200_000
 MAX_CELL_LINES = 30
 KNOWN_TAGS = {"bootstrap", "widget", "nbval-ignore-output", "raises-exception", "nbval-skip"}
+# The lesson's own widget, and further ones. On the site a recording takes the place of each.
+WIDGET = re.compile(r"widget(-[a-z]+)?")
 # Folders of one machine. Not preceded by a word or a dot, so that `docs.org/work/` may stand.
 MACHINE_PATH = re.compile(r"(?<![\w./:-])(/(home|root|work|tmp|Users|mnt)/|[A-Z]:\\\\?\w)")
 PROGRESS_BAR = re.compile(r"\d+%\|.*\||\d(it/s|s/it)\b")
@@ -61,7 +64,8 @@ def problems(path: Path) -> list[str]:
         found += _executed_rules(notebook)
         found += in_step.problems(notebook, in_step.KNOWN_OLD.get(path.stem, frozenset()))
     if path.parent.name == "notebooks":
-        found += _lesson_rules(notebook)
+        found += [*_text_rules(notebook), *_glossary_rules(path, notebook)]
+        found += [] if path == QUIZ else _lesson_rules(notebook)
     return found
 
 
@@ -75,6 +79,17 @@ def cloud_links(path: Path) -> str:
         f"**In the cloud.** {on_colab(path, 'Colab')} · "
         f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})"
     )
+
+
+def _glossary_rules(path: Path, notebook: NotebookNode) -> Iterator[str]:
+    for cell, text in zip(
+        glossary.texts_of(notebook), glossary.with_links(notebook, path), strict=True
+    ):
+        if cell.source != text:
+            yield (
+                f"cell {notebook.cells.index(cell)}: the first use of a glossary's term must be a "
+                "link, and no other: run `python tools/glossary.py`"
+            )
 
 
 def _navigation_rules(path: Path, notebook: NotebookNode) -> Iterator[str]:
@@ -146,8 +161,9 @@ def headings(notebook: NotebookNode) -> list[tuple[str, str]]:
 
 def _tag_rules(cell: NotebookNode) -> Iterator[str]:
     tags = set(cell.metadata.get("tags", []))
-    if tags - KNOWN_TAGS:
-        yield f"unknown tags {sorted(tags - KNOWN_TAGS)}; known are {sorted(KNOWN_TAGS)}"
+    widgets = set(filter(WIDGET.fullmatch, tags))
+    if unknown := tags - KNOWN_TAGS - widgets:
+        yield f"unknown tags {sorted(unknown)}; known are {sorted(KNOWN_TAGS)}, widget-NAME"
     if re.search(r"^\s*#\s*(NBVAL_|PYTEST_VALIDATE_)", cell.source, flags=re.MULTILINE):
         yield "says in a comment how it is tested; use the cell's tags, which readers do not see"
     if "nbval-skip" in tags and not re.search(
@@ -188,7 +204,7 @@ def _output_rules(cell: NotebookNode) -> Iterator[str]:
         data = output.get("data", {})
         if any(kind.startswith("application/vnd.jupyter.widget") for kind in data):
             yield "holds a widget that is dead without its kernel: save with `make notebooks`"
-        if "widget" in tags and "nbval-ignore-output" not in tags:
+        if any(map(WIDGET.fullmatch, tags)) and "nbval-ignore-output" not in tags:
             yield "shows a widget, so its output cannot be compared: tag it nbval-ignore-output"
         if "image/png" in data and not output.metadata.get("image/png", {}).get("alt"):
             yield "holds a picture without a text (its figure needs a title): run it anew"
@@ -214,10 +230,12 @@ def output_texts(output: NotebookNode) -> list[str]:
 
 
 # What every lesson has: how it is called in messages, and a pattern in its markdown text.
-LESSON_PARTS = {
+HEAD_PARTS = {
     "a goal (**Goal.** ...)": r"\*\*Goal\.\*\* \S",
     "its minutes (**Time.** N minutes)": r"\*\*Time\.\*\* \d+ minutes",
     "what the reader needs (**You need.** ...)": r"\*\*You need\.\*\* \S",
+}
+LESSON_PARTS = {
     "the section '## The same thing in vLLM'": r"^## The same thing in vLLM$",
     "the section '## Recap'": r"^## Recap$",
     "the section '### Questions'": r"^### Questions$",
@@ -227,20 +245,27 @@ LESSON_PARTS = {
 }
 
 
-def _lesson_rules(notebook: NotebookNode) -> Iterator[str]:
-    text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    for name, pattern in LESSON_PARTS.items():
-        if not re.search(pattern, text, flags=re.MULTILINE | re.DOTALL):
-            yield f"the lesson lacks {name}"
+def _text_rules(notebook: NotebookNode) -> Iterator[str]:
+    """Of lessons, and of the quiz among them."""
+    for name, pattern in HEAD_PARTS.items():
+        if not re.search(pattern, notebook.cells[0].source):
+            yield f"the first cell lacks {name}"
     yield from reading_time.problems(notebook)
-    yield from prose_numbers.problems(notebook)
-    if not any("widget" in cell.metadata.get("tags", []) for cell in notebook.cells):
-        yield "the lesson has no cell tagged 'widget'"
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             lines = sum(bool(line.strip()) for line in cell.source.splitlines())
             if lines > MAX_CELL_LINES:
                 yield f"cell {number}: {lines} lines; at most {MAX_CELL_LINES}, better 25"
+
+
+def _lesson_rules(notebook: NotebookNode) -> Iterator[str]:
+    text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for name, pattern in LESSON_PARTS.items():
+        if not re.search(pattern, text, flags=re.MULTILINE | re.DOTALL):
+            yield f"the lesson lacks {name}"
+    yield from prose_numbers.problems(notebook)
+    if not any("widget" in cell.metadata.get("tags", []) for cell in notebook.cells):
+        yield "the lesson has no cell tagged 'widget'"
 
 
 def main() -> None:

@@ -16,7 +16,9 @@ one go: name one of them, and all are run.
 from __future__ import annotations
 
 import argparse
+import base64
 import datetime
+import io
 import os
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from unittest import mock
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.notebook_files import METADATA, ROOT, executed_notebooks, lessons
@@ -130,7 +133,7 @@ def snapshot(
     data, metadata = {"text/plain": WIDGET_TEXT}, {}
     for model in _models(model_id, states):
         if model["model_name"] == "ImageModel" and model.get("buffers"):
-            data["image/png"] = model["buffers"][0]["data"]
+            data["image/png"] = as_seen(model["buffers"][0]["data"], int(model["state"]["width"]))
             metadata["image/png"] = {"alt": model["state"].get("tooltip") or ""}
             break
     else:
@@ -139,6 +142,15 @@ def snapshot(
                 data["text/html"] = model["state"]["value"]
                 break
     return nbformat.from_dict(data), nbformat.from_dict(metadata)
+
+
+def as_seen(picture: str, width: int) -> str:
+    """A widget's picture (PNG in base64) with as many pixels as the page gives it, not more."""
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    size = width, round(image.height * width / image.width)
+    out = io.BytesIO()
+    image.convert("RGB").resize(size, Image.Resampling.LANCZOS).save(out, "PNG", optimize=True)
+    return base64.b64encode(out.getvalue()).decode()
 
 
 def _models(model_id: str, states: dict[str, Any]) -> list[dict[str, Any]]:

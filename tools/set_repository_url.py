@@ -1,7 +1,7 @@
 """Set the repository's address everywhere: `make repo-url URL=https://github.com/you/course`.
 
 The address in pyproject.toml, [project.urls], is the one that counts. This program rewrites it, and
-every link to the same repository: badges, the notebooks' first cell, the citation.
+every link to the same repository: badges, the notebooks' first cell, the citation, the site.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ def slug_of(url: str) -> str:
     return match[1]
 
 
+def site_of(slug: str) -> str:
+    """Where GitHub publishes a repository's site."""
+    owner, name = slug.split("/")
+    return f"https://{owner.lower()}.github.io/{name}/"
+
+
 def links_to(slug: str) -> re.Pattern[str]:
     """A pattern for links to a repository on GitHub, Colab and Binder."""
     hosts = (
@@ -59,6 +65,7 @@ def rewrite(root: Path, url: str) -> list[Path]:
         except (UnicodeDecodeError, FileNotFoundError):
             continue  # a picture, or deleted
         result = links_to(old).sub(lambda match: match[1] + new, text)
+        result = result.replace(site_of(old), site_of(new))
         if result != text:
             path.write_text(result, encoding="utf-8")
             changed.append(path)

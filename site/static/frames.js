@@ -2,7 +2,9 @@
    elsewhere, and of the pictures only the one that is shown and those one step away from it. */
 (() => {
   "use strict";
+  if (window.courseStates) return; // a page with two widgets asks for this file twice
   const started = {};
+  const PLAY_MS = 800; // between two steps, as in utils/viz/explore.py
 
   /** Called by a recording's own file, states.js. */
   window.courseStates = (name, states) => started[name](states);
@@ -23,6 +25,7 @@
       this.controls = [...root.querySelectorAll("[data-axis]")];
       this.buttons = [...root.querySelectorAll("button[data-button]")];
       this.controls.forEach((control) => control.addEventListener("input", () => this.moved(control)));
+      root.querySelectorAll("button[data-plays]").forEach((button) => this.player(button));
       this.buttons.forEach((button, i) => button.addEventListener("click", () => this.pressed(i)));
       root.addEventListener("focusin", () => this.load());
       new IntersectionObserver((seen, observer) => {
@@ -48,6 +51,30 @@
       this.measure();
       this.root.dataset.ready = "yes";
       if (this.missed) this.moved(this.missed);
+    }
+
+    /** A button that moves its slider on from step to step, and from the last one to the first. */
+    player(button) {
+      const slider = this.root.querySelector(`#${button.dataset.plays}`);
+      const to = (value) => {
+        slider.value = value;
+        this.moved(slider);
+      };
+      const stop = () => {
+        clearInterval(this.playing);
+        this.playing = null;
+        button.textContent = "Play";
+      };
+      button.addEventListener("click", () => {
+        if (this.playing) return stop();
+        if (slider.value === slider.max) to(0);
+        button.textContent = "Stop";
+        this.playing = setInterval(() => {
+          to(Number(slider.value) + 1);
+          if (slider.value === slider.max) stop();
+        }, PLAY_MS);
+      });
+      slider.addEventListener("input", stop); // a hand on it
     }
 
     /** Numbers of the values that the controls stand at. */

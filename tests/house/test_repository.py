@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from tools import links
+from tools.navigation import title
 from tools.notebook_files import executed_notebooks, labs, lessons
 from tools.notebook_rules import MACHINE_PATH
-from tools.set_repository_url import configured_slug, links_to, rewrite, slug_of
+from tools.set_repository_url import configured_slug, links_to, rewrite, site_of, slug_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Files that must name such folders in order to look for them.
@@ -253,6 +254,15 @@ def test_readme_opens_the_start_page_in_the_cloud() -> None:
     assert re.search(BINDER.pattern + r"\S*urlpath=lab/tree/" + re.escape(start), readme)
 
 
+def test_a_lesson_and_its_lab_have_one_name() -> None:
+    """In the README's table, as headings (and so on the site), and in links from one to another."""
+    names = re.findall(r"^\| (\d\d\w?) \| \[(.+?)\]\(notebooks/", readme_text(), re.MULTILINE)
+    assert [f"{number} · {name}" for number, name in names] == [title(path) for path in lessons()]
+    by_number = dict(names)
+    for path in labs():
+        assert title(path) == f"Lab {path.name[:2]}: {by_number[path.name[:2]]}"
+
+
 def test_course_map_has_every_lesson_with_its_minutes() -> None:
     row = re.compile(r"^\| (\d\d\w?) \| \[.+?\]\(notebooks/(\S+?)\) \|.*?\| (\d+) \|", re.MULTILINE)
     in_map = {name: int(minutes) for _, name, minutes in row.findall(readme_text())}
@@ -278,6 +288,8 @@ def test_address_can_be_changed_everywhere(tmp_path: Path) -> None:
     assert {"pyproject.toml", "README.md", "CITATION.cff"} <= {path.name for path in changed}
     assert configured_slug(copy) == new
     assert not any(links_to(old).search(path.read_text()) for path in before)
+    assert site_of(new) in (copy / "README.md").read_text()
+    assert not any(site_of(old) in path.read_text() for path in before)
 
     rewrite(copy, f"https://github.com/{old}")
     assert {path: path.read_text() for path in before} == before

@@ -10,13 +10,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tools.notebook_files import lessons
+from tools.glossary import Term, linked, terms, unlinked
+from tools.notebook_files import QUIZ, lessons
+from tools.notebook_rules import problems
 from tools.vllm_names import check
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(
-    r"^\| ([^|]+?) \| ([^|]+?) \| \[(\d\d\w?)\]\(([^)]+)\) \| (.*?) ?\|$", re.MULTILINE
-)
 OLD_ROW = re.compile(r"^\| (`[^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 # A lesson may look ahead, if it says where to.
 LOOKS_AHEAD = re.compile(r"[^.\n]{0,60}\(notebook \d\d[a-z]?\)")
@@ -26,13 +25,11 @@ def text() -> str:
     return (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
 
 
-ROWS = ROW.findall(text())
-
-
 @cache
 def prose() -> dict[str, str]:
     """What each lesson says, by its number; without code, links and lines of tables."""
-    return {path.name.partition("_")[0]: "\n".join(_prose_of(path)) for path in lessons()}
+    paths = [path for path in lessons() if path != QUIZ]
+    return {path.name.partition("_")[0]: "\n".join(_prose_of(path)) for path in paths}
 
 
 def _prose_of(path: Path) -> Iterator[str]:
@@ -43,33 +40,66 @@ def _prose_of(path: Path) -> Iterator[str]:
             yield re.sub(r"`[^`]*`|\]\([^)]*\)", "", plain)
 
 
-def uses(term: str) -> re.Pattern[str]:
-    """The term as a word; words of small letters also at the beginning of a sentence."""
-    words = r"\s".join(re.escape(word) for word in term.split())
-    flags = re.IGNORECASE if term.islower() else re.NOFLAG
-    return re.compile(rf"(?<![\w-]){words}s?(?![\w])", flags)
+def test_every_entry_is_read() -> None:
+    assert len(re.findall("^### ", text(), re.MULTILINE)) == len(terms()) > 60
+    assert len({term.anchor for term in terms()}) == len(terms())
+    rows = [line for line in text().splitlines() if line.startswith("| ")]
+    assert len(rows) - 1 == len(OLD_ROW.findall(text()))
 
 
-def test_every_row_is_read() -> None:
-    lines = [line for line in text().splitlines() if line.startswith("| ")]
-    heads = [line for line in lines if line.startswith(("| term ", "| before V1 "))]
-    assert len(lines) - len(heads) == len(ROWS) + len(OLD_ROW.findall(text()))
-    assert len(ROWS) > 60 and len({term for term, *_ in ROWS}) == len(ROWS)
-
-
-@pytest.mark.parametrize(("term", "number", "link"), [(row[0], row[2], row[3]) for row in ROWS])
-def test_no_lesson_uses_a_term_that_a_later_one_explains(term: str, number: str, link: str) -> None:
-    assert Path(link).name.startswith(number) and (ROOT / link).is_file()
-    pattern = uses(term)
-    assert pattern.search(prose()[number]), f"lesson {number} does not mention it"
-    for earlier in (prose()[other] for other in sorted(prose()) if other < number):
-        for match in pattern.finditer(earlier):
+@pytest.mark.parametrize("term", terms(), ids=lambda term: term.name)
+def test_no_lesson_uses_a_term_that_a_later_one_explains(term: Term) -> None:
+    assert Path(term.link).name.startswith(term.lesson) and (ROOT / term.link).is_file()
+    assert term.uses.search(prose()[term.lesson]), f"lesson {term.lesson} does not mention it"
+    for earlier in (prose()[other] for other in sorted(prose()) if other < term.lesson):
+        for match in term.uses.finditer(earlier):
             around = earlier[max(0, match.start() - 60) : match.end() + 60]
             assert LOOKS_AHEAD.match(earlier, match.end()), around
 
 
+def test_the_first_use_of_a_term_is_a_link() -> None:
+    texts = [
+        "## Slots and prefill\n\nThe `slot` and | a table\n| prefill | x |\n\n"
+        "*Prefill* fills slots; prefill again. [A slot](x.md), a KV cache.",
+        "One more slot and one more prefill.",
+        "### Read on\n\nA block table.",
+    ]
+    expected = [
+        texts[0]
+        .replace("*Prefill*", "*[Prefill](../GLOSSARY.md#prefill)*")
+        .replace("fills slots", "fills [slots](../GLOSSARY.md#slot)")
+        .replace("KV cache", "[KV cache](../GLOSSARY.md#kv-cache)"),
+        *texts[1:],
+    ]
+    assert linked(texts, "05") == expected
+    assert linked(expected, "05") == expected
+    assert linked(expected, "01") == texts  # explained there, or later
+
+
+def test_links_lead_to_headings() -> None:
+    headings = re.findall("^### (.+)$", text(), re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings}
+    found = [
+        anchor
+        for path in lessons()
+        for cell in nbformat.read(path, as_version=4).cells
+        for anchor in re.findall(r"\]\(\.\./GLOSSARY\.md#([^)]*)\)", cell.source)
+    ]
+    assert set(found) <= anchors and len(found) > 80
+
+
+def test_a_lesson_without_its_links_breaks_a_rule(tmp_path: Path) -> None:
+    path = tmp_path / "notebooks" / "08_the_engine.ipynb"
+    path.parent.mkdir()
+    notebook = nbformat.read(ROOT / "notebooks" / path.name, as_version=4)
+    cell = next(cell for cell in notebook.cells if "GLOSSARY.md#logits" in cell.source)
+    cell.source = unlinked(cell.source)
+    nbformat.write(notebook, path)
+    assert any("tools/glossary.py" in problem for problem in problems(path))
+
+
 def test_names_in_vllm_exist() -> None:
-    columns = [row[4] for row in ROWS] + [row[1] for row in OLD_ROW.findall(text())]
+    columns = [term.vllm for term in terms()] + [row[1] for row in OLD_ROW.findall(text())]
     names = [name for column in columns for name in re.findall(r"`([^`]+)`", column)]
     assert len(names) > 50
     for name in names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from PIL import Image
 
 from tools import notebooks
 from tools.notebook_files import ROOT
@@ -17,8 +20,15 @@ from tools.saved.machine import machine
 
 WIDGET_CELL = """\
 import ipywidgets
-children = [ipywidgets.IntSlider(), ipywidgets.Image(value=b"picture", format="png")]
-ipywidgets.VBox(children)"""
+import matplotlib.pyplot as plt
+from utils.viz.explore import Explorer
+
+def draw(x):
+    figure, axes = plt.subplots(figsize=(2, 1))
+    axes.set_title("A title")
+    return figure
+
+Explorer(draw, x=ipywidgets.IntSlider())"""
 
 
 def write(path: Path, *sources: str, outputs: dict[int, str] | None = None) -> Path:
@@ -84,10 +94,11 @@ def test_reexecution_saves_outputs_and_pictures_of_widgets(
     saved = nbformat.read(path, as_version=4)
     assert [cell.execution_count for cell in saved.cells] == [1, 2]
     assert saved.cells[0].outputs[0].text == "42\n"
-    assert saved.cells[1].outputs[0].data == {
-        "text/plain": notebooks.WIDGET_TEXT,
-        "image/png": "cGljdHVyZQ==",
-    }
+    [shown] = saved.cells[1].outputs
+    assert shown.data["text/plain"] == notebooks.WIDGET_TEXT
+    assert shown.metadata["image/png"]["alt"].startswith("A title")
+    picture = Image.open(io.BytesIO(base64.b64decode(shown.data["image/png"])))
+    assert picture.width < 2 * 100  # two inches, as a page shows them: no fine screen's pixels
     recorded = saved.metadata.pop("recorded")
     assert saved.metadata == notebooks.METADATA
     assert recorded["cells"].keys() == {saved.cells[1].id}  # no test compares a picture

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tools import navigation
+from tools.set_repository_url import configured_slug, site_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a browser fetches by itself when it shows a page.
@@ -26,6 +30,7 @@ class Read(HTMLParser):
         self.fetched: list[str] = []
         self.texts: list[str | None] = []
         self.links: list[str] = []
+        self.meta: dict[str, str] = {}
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -33,6 +38,8 @@ class Read(HTMLParser):
         self.fetched += [values[name] or "" for name in FETCHED.get(tag, ()) if name in values]
         if tag == "link" and FETCHED_LINKS & set((values.get("rel") or "").split()):
             self.fetched.append(values.get("href") or "")
+        if tag == "meta" and (name := values.get("property") or values.get("name")):
+            self.meta[name] = values.get("content") or ""
         if tag == "img":
             self.texts.append(values.get("alt"))
         if tag == "a" and values.get("href"):
@@ -79,6 +86,27 @@ def test_links_between_pages_lead_somewhere(read: dict[str, Read], pages: Path) 
                 if not target.exists():
                     dead.add(f"{name}: {link}")
     assert dead == set()
+
+
+def test_a_link_to_a_page_shows_what_it_is_about(read: dict[str, Read], pages: Path) -> None:
+    address = site_of(configured_slug())
+    for name, page in read.items():
+        assert page.meta["og:title"] and len(page.meta["description"]) > 40, name
+        assert page.meta["og:url"] == address + name
+        picture = page.meta["og:image"].removeprefix(address)
+        assert (pages / picture).is_file() and page.meta["og:image"].startswith("https://")
+    about = read["notebooks/02_kv_cache.html"].meta
+    assert about["og:title"] == "02 · The KV cache"
+    assert about["description"].startswith("You find out what a decode step computes")
+
+
+def test_next_leads_from_a_lesson_to_its_lab_and_on(pages: Path) -> None:
+    order = [navigation.public(path) for path in navigation.course()]
+    for path, after in itertools.pairwise(order):
+        html = (pages / path.relative_to(ROOT)).with_suffix(".html").read_text(encoding="utf-8")
+        link = re.search(r'<a class="right-next"\s+href="([^"]+)"', html)
+        target = (pages / path.relative_to(ROOT).parent / link[1]).resolve()
+        assert target == (pages / after.relative_to(ROOT)).with_suffix(".html")
 
 
 def test_lessons_open_in_the_cloud(read: dict[str, Read]) -> None:

@@ -15,6 +15,7 @@ from tools.frames.cells import NOTEBOOKS, Lesson, drawing_modules, fingerprint, 
 from tools.frames.plans import LIMIT, NOT_RECORDED, PLANS, Grid
 from tools.frames.record import RECORDED, out_of_step, printed, states
 from tools.frames.states import choices, finding
+from tools.notebook_rules import WIDGET
 from utils.viz.distributed.layout_widget import layout_explorer
 from utils.viz.engine.chain import chain_explorer
 from utils.viz.explore import Explorer
@@ -23,13 +24,14 @@ from utils.viz.memory.memory_map import memory_explorer
 from utils.viz.serving.vllm_prefix_widget import hit_explorer
 
 
-def lessons_with_a_widget() -> set[str]:
-    found = set()
-    for path in NOTEBOOKS.glob("*.ipynb"):
-        cells = nbformat.read(path, as_version=4).cells
-        if any("widget" in cell.metadata.get("tags", []) for cell in cells):
-            found.add(path.stem)
-    return found
+def widgets_of_lessons() -> set[str]:
+    return {
+        path.stem + tag.removeprefix("widget")
+        for path in NOTEBOOKS.glob("*.ipynb")
+        for cell in nbformat.read(path, as_version=4).cells
+        for tag in cell.metadata.get("tags", [])
+        if WIDGET.fullmatch(tag)
+    }
 
 
 HERE = [name for name in PLANS if name not in NOT_RECORDED]
@@ -37,7 +39,7 @@ HERE = [name for name in PLANS if name not in NOT_RECORDED]
 
 def test_every_widget_is_recorded_or_it_is_said_why_not() -> None:
     assert {path.name for path in RECORDED.glob("*")} == {f"{name}.zip" for name in HERE}
-    assert {*HERE, *NOT_RECORDED} == lessons_with_a_widget()
+    assert {*HERE, *NOT_RECORDED} == widgets_of_lessons()
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -56,6 +58,8 @@ def test_a_recording_is_small_and_says_every_state(name: str) -> None:
         assert set(file.namelist()) == {"states.json", *pictures}
     assert all(frame["words"].strip() for frame in frames)
     assert all(len(frame["alt"]) > 5 for frame in pictures.values())
+    # On a laptop's screen the controls stay in sight above the picture.
+    assert all(frame["size"][1] <= 560 for frame in pictures.values())
     if found["kind"] == "grid":
         sizes = [len(axis["values"]) for axis in found["axes"]]
         assert len(found["index"]) == math.prod(sizes) and min(sizes) > 1

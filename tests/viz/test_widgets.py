@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from utils.viz.explore import Explorer
+from utils.viz.explore import DPI, LIVE_DPI, Explorer
 from utils.viz.memory.kv_memory import memory_calculator
 from utils.viz.model.tokens import TokenViewer, tokens_as_html
 
@@ -47,6 +47,37 @@ def test_explorer_shows_an_error_in_words() -> None:
     assert "too &lt;large&gt;" in explorer._message.value
     explorer.controls["x"].value = 1
     assert explorer.error is None and explorer._message.value == ""
+
+
+def test_a_move_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several, the page shows the old picture once more on the way to the new one."""
+    sent: list[set[str]] = []
+    explorer = memory_calculator()
+
+    def send_state(key: str | set[str]) -> None:
+        sent.append({key} if isinstance(key, str) else set(key))
+
+    monkeypatch.setattr(explorer._image, "send_state", send_state)
+    explorer.controls["batch"].value = 16
+    assert [{"value", "tooltip"} <= keys for keys in sent] == [True]
+
+
+def test_a_picture_has_pixels_for_a_fine_screen() -> None:
+    image = memory_calculator()._image
+    assert int.from_bytes(image.value[16:20], "big") == pytest.approx(
+        int(image.width) * LIVE_DPI / DPI, abs=1
+    )
+
+
+def test_what_goes_through_time_can_be_played() -> None:
+    slider = ipywidgets.IntSlider(2, min=1, max=5, description="step")
+    explorer = Explorer(lambda step, other: plt.figure(), other=ipywidgets.Checkbox(), step=slider)
+    rows = [child for child in explorer.children if isinstance(child, ipywidgets.HBox)]
+    [[shown, play]] = [row.children for row in rows]
+    assert shown is slider
+    assert (play.min, play.value, play.max) == (1, 2, 5)
+    slider.max = 9  # of a longer run
+    assert play.max == 9
 
 
 @pytest.mark.parametrize("text", ["", " ", "a\nb", "<b>&", "Zürich 🙂", "1,299.00"])

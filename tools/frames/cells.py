@@ -18,9 +18,10 @@ NOTEBOOKS = ROOT / "notebooks"
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson's code.
+    """A lesson's code, and one of its widgets.
 
     Attributes:
+        name: of the recording, `LESSON` or `LESSON-WIDGET`.
         codes: the source of each code cell, in order.
         printed: what each of them printed when the notebook was committed.
         bootstrap: number of the cell that finds the course's code.
@@ -35,19 +36,21 @@ class Lesson:
 
     @classmethod
     def read(cls, name: str) -> Lesson:
-        """The lesson `notebooks/NAME.ipynb`.
+        """The lesson of one widget: of `02_kv_cache` the cell tagged `widget`, of
+        `02_kv_cache-steps` the one tagged `widget-steps`, in the same notebook.
 
         Raises:
-            ValueError: it has no cell with the tag `widget`, or several.
+            ValueError: it has no cell with this tag, or several.
         """
-        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        stem, dash, which = name.partition("-")
+        notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         tagged = {
             tag: [i for i, cell in enumerate(cells) if tag in cell.metadata.get("tags", [])]
-            for tag in ("bootstrap", "widget")
+            for tag in ("bootstrap", f"widget{dash}{which}")
         }
         if any(len(found) != 1 for found in tagged.values()):
-            raise ValueError(f"{name} must have one cell tagged bootstrap and one widget: {tagged}")
+            raise ValueError(f"{stem} must have one cell with each of these tags: {tagged}")
         printed = [
             "".join(o.text for o in cell.outputs if o.output_type == "stream") for cell in cells
         ]

@@ -1,4 +1,7 @@
-"""Of each lesson's widget: how it is recorded, and which of its values are, where all are too many.
+"""Of each widget: how it is recorded, and which of its values are, where all are too many.
+
+A lesson's own widget has its name, and a further one a name behind it: the cell with the tag
+`widget-steps` in lesson 02 is `02_kv_cache-steps`.
 
 A page's frames take at most `LIMIT` bytes together, which is some hundred pictures.
 """
@@ -92,6 +95,7 @@ PLANS: dict[str, Plan] = {
         "min_p": [0.0, 0.1],
     }),
     "02_kv_cache": Calculator("memory"),
+    "02_kv_cache-steps": Grid(),
     "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),
     "04_paged_allocator": Grid(),
     "05_prefix_caching": Prompts((0, 1), depth=4),

@@ -63,7 +63,11 @@ def run_worker(command: Sequence[str], env: dict[str, str], name: str) -> None:
     finally:
         stop(process)
     if process.returncode:
-        reason = "was killed, perhaps for memory" if process.returncode < 0 else "failed"
+        reason = (
+            "was killed, perhaps for memory (see docs/troubleshooting.md),"
+            if process.returncode < 0
+            else "failed"
+        )
         raise WorkerError(
             f"{name} {reason} (exit code {process.returncode}). The end of its output:\n"
             + "\n".join(tail)

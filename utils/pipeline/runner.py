@@ -197,7 +197,7 @@ class Runner:
             raise StageError(
                 f"The process of the stage {stage.name!r} was killed. Most often that means that "
                 "the machine ran out of memory. Close other programs and run again: stages that "
-                "are complete are not repeated."
+                "are complete are not repeated. See docs/troubleshooting.md."
             ) from error
         except Exception as error:
             # Libraries wrap the system's error in their own, or only quote it (safetensors).

@@ -66,7 +66,8 @@ def run(
         raise failed(
             f"`{Path(command[0]).name} {' '.join(command[1:4])} ...` failed (exit code "
             f"{result.returncode}). Check the network and the disk, then run it again: it goes on "
-            f"where it stopped. {advice}Its last lines:\n{tail}"
+            "where it stopped (docs/troubleshooting.md has the usual reasons). "
+            f"{advice}Its last lines:\n{tail}"
         )
 
 

@@ -15,6 +15,8 @@ ORANGE = "#e07b00"
 GREEN = "#7bbf6a"
 GREY = "#767676"
 RED = "#b3261e"
+# Inches, of a widget's figure: at 90 pixels each it fits a laptop's screen, its controls above it.
+MAX_HEIGHT = 6.1
 COLORS = (BLUE, ORANGE, GREEN, RED, GREY)
 
 

@@ -1,6 +1,7 @@
 /* What the calculators share: numbers written as Python writes them, and small figures in SVG. */
 (() => {
   "use strict";
+  if (window.courseCalculators) return; // a page with two of them asks for this file twice
   const INK = "#1b1b1b", BLUE = "#1a4288", ORANGE = "#e07b00", GREEN = "#7bbf6a", GREY = "#767676", RED = "#b3261e";
   const WIDTH = 760, LEFT = 10;
 

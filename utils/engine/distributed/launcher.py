@@ -179,7 +179,11 @@ class RankProcesses:
             code = 0
         log = (self._folder / f"{rank}.log").read_text(errors="replace").strip()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        hint = " The system does that when memory runs out." if code == -9 else ""
+        hint = (
+            " The system does that when memory runs out: see docs/troubleshooting.md."
+            if code == -9
+            else ""
+        )
         return RankError(f"Rank {rank} {how}.{hint}" + (f"\n{log[-2000:]}" if log else ""))
 
     @property

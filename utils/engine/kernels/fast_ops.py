@@ -99,7 +99,9 @@ def _compiled() -> Path:
         raise OSError(f"They are written for Linux and g++, and this is {sys.platform}.")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        raise OSError("There is no C++ compiler (g++ or c++) on the PATH.")
+        raise OSError(
+            "There is no C++ compiler (g++ or c++) on the PATH: see docs/troubleshooting.md."
+        )
     command = [
         compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-I{TORCH / 'include'}", str(SOURCE), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10",

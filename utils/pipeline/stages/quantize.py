@@ -298,5 +298,9 @@ def _run(python: Path, script: Path, job: Path, name: str, use_tqdm: bool) -> No
             bar.update(bar.total - bar.n)
     if code:
         reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        memory = " Signal 9 usually means that memory ran out." if code == -9 else ""
+        memory = (
+            " Signal 9 usually means that memory ran out: see docs/troubleshooting.md."
+            if code == -9
+            else ""
+        )
         raise QuantizeError(f"{name} {reason}.{memory} Its last lines:\n" + "\n".join(tail))

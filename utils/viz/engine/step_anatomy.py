@@ -20,7 +20,7 @@ from torch import Tensor
 from utils.engine import LLMEngine
 from utils.engine.core.step_record import StepRecord
 from utils.viz.explore import Explorer
-from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
+from utils.viz.style import BLUE, GREEN, GREY, INK, MAX_HEIGHT, ORANGE, RED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,7 +105,7 @@ def plot_anatomy(
     rows = -(-len(step.input_ids) // MAX_CELLS)
     memory_rows = -(-num_blocks // BLOCKS_PER_ROW)
     heights = (0.62 + 1.12 * rows, 0.55 + 0.31 * memory_rows, 0.78)
-    figure = plt.figure(figsize=(10, sum(heights) + 0.35))
+    figure = plt.figure(figsize=(10, min(sum(heights) + 0.35, MAX_HEIGHT)))
     batch, memory, times = figure.subplots(3, 1, height_ratios=heights)
     names = names or list(step.block_tables)
     colors = {name: REQUEST_COLORS[i % len(REQUEST_COLORS)] for i, name in enumerate(names)}

@@ -18,8 +18,8 @@ from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_bl
 from utils.engine.input_processor import InputProcessor
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
-from utils.viz.explore import show
-from utils.viz.style import BLUE, GREY, INK
+from utils.viz.explore import CSS, show
+from utils.viz.style import BLUE, GREY, INK, MAX_HEIGHT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +65,10 @@ def plot_prefix_blocks(
     columns = max([COLUMNS, *map(len, tables.values())])
     num_pool_rows = -(-len(pool.blocks) // columns)
     num_rows = len(tables) + num_pool_rows
-    figure, axes = plt.subplots(figsize=(1.35 * (columns + LABEL_WIDTH), 1.02 * num_rows + 1.5))
+    height = min(1.02 * num_rows + 1.5, MAX_HEIGHT)
+    figure, axes = plt.subplots(figsize=(1.35 * (columns + LABEL_WIDTH), height))
+    room = 3 if num_rows <= 5 else 2 if num_rows <= 8 else 1  # lines of text in a box
+    texts = [_short(text, room) for text in texts]
     for row, (name, table) in enumerate(tables.items()):
         num_hits = (running[name].num_cached_tokens or 0) // manager.block_size
         _label(axes, row, name)
@@ -106,6 +109,13 @@ def _label(axes: Axes, row: int, text: str) -> None:
     axes.text(0, -1.02 * row, text, va="center", weight="bold")
 
 
+def _short(text: str, room: int) -> str:
+    """Text for a box, in as many lines as it has room for."""
+    lines = textwrap.wrap(text.replace("\n", "⏎").strip(), width=15, break_long_words=True)
+    short = lines if len(lines) <= room else [*lines[: room - 1], lines[room - 1][:13] + " …"]
+    return "\n".join(short)
+
+
 def _box(axes: Axes, row: int, column: int, text: str, note: str, color: str, full: bool) -> None:
     left, bottom = LABEL_WIDTH + column, -1.02 * row - BOX_HEIGHT / 2
     ink = "white" if color == SHARED else INK
@@ -121,13 +131,11 @@ def _box(axes: Axes, row: int, column: int, text: str, note: str, color: str, fu
             linestyle="solid" if full else "dashed",
         )
     )
-    lines = textwrap.wrap(text.replace("\n", "⏎").strip(), width=15, break_long_words=True)
-    short = lines if len(lines) <= 3 else [*lines[:2], lines[2][:13] + " …"]
     middle = left + BOX_WIDTH / 2
     # A dollar sign in a prompt is no formula.
-    axes.text(middle, bottom + 0.49, "\n".join(short), ha="center", va="center",
+    axes.text(middle, bottom + 0.5, text, ha="center", va="center",
               fontsize=8.5, color=ink, parse_math=False)  # fmt: skip
-    axes.text(middle, bottom + 0.04, note, ha="center", va="center", fontsize=8, color=ink)
+    axes.text(middle, bottom + 0.09, note, ha="center", va="center", fontsize=8, color=ink)
 
 
 EXAMPLES = (
@@ -170,7 +178,16 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         self._message = ipywidgets.HTML()
         self._image = ipywidgets.Image(format="png")
         buttons = ipywidgets.HBox([self.send, self.finish, self.restart])
-        super().__init__([self.examples, self.prompt, buttons, self._message, self._image])
+        super().__init__(
+            [
+                self.examples,
+                self.prompt,
+                buttons,
+                self._message,
+                self._image,
+                ipywidgets.HTML(CSS),
+            ]
+        )
         self.examples.observe(self._copy_example, names="value")
         for button, action in (
             (self.send, self.send_prompt),

@@ -20,7 +20,7 @@ from utils.sim.cluster.replica import ReplicaConfig, SimReplica
 from utils.sim.cluster.simulate import simulate
 from utils.sim.cluster.trace import Conversations, conversations
 from utils.viz.explore import Explorer
-from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
+from utils.viz.style import BLUE, GREEN, GREY, INK, MAX_HEIGHT, ORANGE
 
 NUM_REPLICAS, SYSTEM_BLOCKS, COLUMNS = 4, 3, 24
 LOADS = {"light load": 4.0, "fair load": 16.0, "heavy load": 60.0}  # requests per second
@@ -107,7 +107,8 @@ def plot_step(runs: Mapping[str, Replay], policy: str, step: int) -> Figure:
     run = runs[policy]
     snapshot = run.snapshots[min(step, len(run.snapshots)) - 1]
     height = -(-run.num_blocks // COLUMNS)
-    figure = plt.figure(figsize=(11, 2.4 + NUM_REPLICAS * (0.5 + 0.3 * height)))
+    tall = min(2.4 + NUM_REPLICAS * (0.5 + 0.3 * height), MAX_HEIGHT)
+    figure = plt.figure(figsize=(11, tall))
     grid = figure.add_gridspec(1, 2, width_ratios=(2.7, 1))
     axes = figure.add_subplot(grid[0])
     names, tenant = run.names[snapshot.number], int(run.trace.tenants[snapshot.number])
