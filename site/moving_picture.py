@@ -1,8 +1,8 @@
 """The moving picture of the home page: the engine at work, drawn from a real run, step by step.
 
 Run it in the course's environment: `.venv/bin/python site/moving_picture.py`. It writes
-notebooks/images/engine.webp, which is the first picture of the README and of lesson 00, too, and its
-middle as engine.png for those who want no motion.
+notebooks/images/engine.webp, the first picture of the README and of lesson 00, too, and its middle
+as engine.png for those who want no motion.
 """
 
 from __future__ import annotations
