@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.browser.cdp import Page
-from tools.notebook_files import lessons
+from tools.notebook_files import QUIZ, lessons
 from tools.slides.talk import FEWEST, MAX_CODE_LINES, MOST, Slide, talk_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,10 @@ def test_of_too_many_slides_figures_stay_and_nothing_that_is_said_is_lost() -> N
     assert all(f"Words {number}." in said and f"Prose {number}." in said for number in range(15))
 
 
-@pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
+LESSONS = [path for path in lessons() if path != QUIZ]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_every_lesson_makes_a_talk(path: Path) -> None:
     slides = talk_of(notebook(path))
     assert FEWEST <= len(slides) <= MOST
@@ -169,7 +172,7 @@ class Read(HTMLParser):
 
 
 def test_a_talk_is_one_file_and_its_pictures_have_texts(talks: dict[str, str]) -> None:
-    assert talks.keys() == {"index", *(path.stem for path in lessons())}
+    assert talks.keys() == {"index", *(path.stem for path in LESSONS)}
     for name, text in talks.items():
         page = Read(text)
         assert all(url.startswith("data:image/") for url in page.fetched), name

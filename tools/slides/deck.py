@@ -124,7 +124,10 @@ def main(out: Path) -> None:
         old.unlink()
     talks = []
     for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        slides = talk_of(json.loads(file.read_text(encoding="utf-8")))
+        text = file.read_text(encoding="utf-8")
+        if "## Recap" not in text:  # a quiz, and no lesson
+            continue
+        slides = talk_of(json.loads(text))
         text = page(slides[0].title, slides)
         (out / f"{file.stem}.html").write_text(text, encoding="utf-8")
         talks.append((f"{file.stem}.html", slides[0].title, len(slides)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.notebook_files import QUIZ, lessons
 from utils.engine import EngineConfig, ModelConfig
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS
 from utils.pipeline.estimates.lessons import (
@@ -24,7 +25,7 @@ NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 def test_every_lesson_is_in_the_table() -> None:
     assert list(LESSONS) == sorted(
-        path.name.partition("_")[0] for path in NOTEBOOKS.glob("*.ipynb")
+        path.name.partition("_")[0] for path in lessons() if path != QUIZ
     )
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table().splitlines()[2:]]
     assert sorted(", ".join(rows).split(", ")) == list(LESSONS)
