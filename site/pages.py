@@ -13,6 +13,7 @@ from typing import Any
 import widgets
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
@@ -20,6 +21,7 @@ PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\)\n?")  # a picture from elsewhere
+KEYS = re.compile(r"^\*\*▶ [^\n]*\*\*\n\n", re.MULTILINE)  # to be pressed in JupyterLab only
 HEAD = re.compile(r"^<(h1|p) align=.*?</\1>\n", re.MULTILINE | re.DOTALL)  # for GitHub only
 PICTURE = re.compile(r'<p align="center"><img src="(notebooks/[^"]+)"[^>]* alt="([^"]*)"></p>')
 WIDGET = (
@@ -60,7 +62,7 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
     for cell in notebook["cells"]:
         tags = cell["metadata"].setdefault("tags", [])
         if cell["cell_type"] == "markdown":
-            cell["source"] = linked("".join(cell["source"]), folder)
+            cell["source"] = linked(KEYS.sub("", "".join(cell["source"])), folder)
             continue
         if "bootstrap" in tags:
             tags.append("remove-cell")
@@ -69,8 +71,10 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
         alt = next(filter(None, texts), "")
         cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
         tag = next((tag for tag in tags if tag.split("-")[0] == "widget"), "")
-        if cell["outputs"] and tag:
+        if name and tag:
             live = widgets.element(name + tag.removeprefix("widget"))
+            if not live and not cell["outputs"]:
+                raise ExtensionError(f"{name}: the widget {tag!r} was never run, nor recorded")
             cell["outputs"] = [_html(live)] if live else [*cell["outputs"], _html(WIDGET)]
     return notebook
 

@@ -11,7 +11,7 @@ from tests.engine.core.bare_requests import make_request
 from tools.notebook_files import QUIZ, lessons
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
-from utils.placement import LETTERS, QUESTIONS, where_to_start
+from utils.placement import FILES, LETTERS, QUESTIONS, where_to_start
 from utils.sim.memory import MODEL_SHAPES, kv_bytes_per_token
 
 TEXT = "\n".join(cell.source for cell in nbformat.read(QUIZ, as_version=4).cells)
@@ -54,25 +54,33 @@ def test_what_can_be_computed_is_right() -> None:
     assert said(11) == 2 + 1
 
 
-def test_nothing_answered_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    where_to_start(dict.fromkeys(QUESTIONS, "?"))
-    assert "Put your letters" in capsys.readouterr().out
+def told(answers: dict[int, str]) -> str:
+    return str(where_to_start(answers).data)
 
 
-def test_all_right_leads_to_part_two(capsys: pytest.CaptureFixture[str]) -> None:
-    where_to_start(RIGHT)
-    assert capsys.readouterr().out.strip().startswith("12 of 12 right. You know what Part I")
+@pytest.mark.parametrize("nothing", ["?", "", " "])
+def test_nothing_answered_is_no_verdict(nothing: str) -> None:
+    assert told(dict.fromkeys(QUESTIONS, nothing)).startswith("Put your letters")
+
+
+def test_all_right_leads_to_part_two() -> None:
+    assert told(RIGHT).startswith("**12 of 12 right.** You know what Part I explains.")
+    assert told({number: f" {letter.upper()}" for number, letter in RIGHT.items()}) == told(RIGHT)
 
 
 @pytest.mark.parametrize("number", QUESTIONS)
-def test_a_miss_leads_to_its_lesson(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_miss_leads_to_its_lesson(number: int) -> None:
     wrong = next(letter for letter in LETTERS if letter != RIGHT[number])
-    where_to_start(RIGHT | {number: wrong})
-    told, lesson = capsys.readouterr().out, QUESTIONS[number].lesson
-    assert f"{number:>2}. {RIGHT[number]}: " in told
-    assert f"11 of 12 right. Start with notebook {lesson}." in told
-    skipped = [int(name) for name in re.findall(r"\d\d", told.partition("Start with")[2])]
-    assert skipped == [int(lesson), *(n for n in range(1, 9) if n != int(lesson))]
+    text, lesson = told(RIGHT | {number: wrong}), QUESTIONS[number].lesson
+    assert f"- {number}: {RIGHT[number]}. " in text
+    assert f"**11 of 12 right.** Start with [notebook {lesson}]({lesson}_" in text
+    advice = text.partition(".ipynb)")[2].partition("\n")[0]
+    others = [n for n in range(1, 9) if n != int(lesson)]
+    assert [int(name) for name in re.findall(r"\d\d", advice)] == others
+
+
+def test_links_lead_to_lessons() -> None:
+    assert [path.stem for path in lessons()][2:11] == list(FILES.values())
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ class Term:
 
     @property
     def anchor(self) -> str:
-        """Of its heading, as GitHub and the site name it."""
-        return re.sub(r"[^\w\- ]", "", self.name.lower()).replace(" ", "-")
+        """Of its heading, as JupyterLab names it. (GitHub and the site: in small letters.)"""
+        return self.name.replace(" ", "-")
 
     @functools.cached_property
     def uses(self) -> re.Pattern[str]:

@@ -2,8 +2,9 @@
 
     python tools/lab.py [options of JupyterLab]
 
-Jupyter's own log begins with thirty lines, and the address is in the middle of them. Only warnings
-are left of it; `make lab LAB_OPTIONS=--log-level=INFO` brings it back.
+Jupyter's own log begins with thirty lines, and the address is in the middle of them. Later it warns
+of each notebook that is opened for the first time. Only errors are left of it;
+`make lab LAB_OPTIONS=--log-level=INFO` brings it back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 
 from jupyterlab.labapp import LabApp
 
-QUIET = ["--log-level=WARN", "--LabApp.log_level=WARN"]
+QUIET = ["--log-level=ERROR", "--LabApp.log_level=ERROR"]
 
 
 def main() -> None:

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from IPython.display import Markdown
+
 LETTERS = "abcd"
 UNANSWERED = "?"
 AFTER = "09"  # where somebody starts who knows all of it
+FILES = {
+    "01": "01_prefill_and_decode",
+    "02": "02_kv_cache",
+    "03": "03_kv_memory_waste",
+    "04": "04_paged_allocator",
+    "05": "05_prefix_caching",
+    "06": "06_continuous_batching",
+    "07": "07_speculative_decoding",
+    "08": "08_the_engine",
+    AFTER: "09_quantization",
+}
 
 
 @dataclass(frozen=True)
@@ -43,11 +56,14 @@ QUESTIONS = {
 }
 
 
-def where_to_start(answers: Mapping[int, str]) -> None:
-    """Print which lessons you may skip, and what you missed.
+def where_to_start(answers: Mapping[int, str]) -> Markdown:
+    """Which lessons you may skip, and what you missed.
 
     Args:
         answers: number of the question -> letter, or "?" where you don't know.
+
+    Returns:
+        what a notebook shows, with a link to the lesson to start with.
 
     Raises:
         ValueError: a question is missing, or an answer is no such letter.
@@ -55,37 +71,42 @@ def where_to_start(answers: Mapping[int, str]) -> None:
     if answers.keys() != QUESTIONS.keys():
         raise ValueError(f"Expected answers to the questions 1 to {len(QUESTIONS)}, got those to "
                          f"{', '.join(map(str, answers))}.")  # fmt: skip
-    for number, letter in answers.items():
+    given = {number: letter.strip().lower() or UNANSWERED for number, letter in answers.items()}
+    for number, letter in given.items():
         if letter not in (*LETTERS, UNANSWERED):
             raise ValueError(
                 f'Question {number}: expected "a", "b", "c" or "d", or "?" if you don\'t know, '
-                f"got {letter!r}."
+                f"got {answers[number]!r}."
             )
-    if set(answers.values()) == {UNANSWERED}:
-        print("Put your letters into this cell, and run it again. New to all of this? Go to 01.")
-        return
-    missed = {n: q for n, q in QUESTIONS.items() if answers[n] != q.right}
-    for number, question in missed.items():
-        print(f"{number:>2}. {question.right}: {question.because} (notebook {question.lesson})")
-    lessons = sorted({question.lesson for question in QUESTIONS.values()})
+    if set(given.values()) == {UNANSWERED}:
+        return Markdown(
+            "Put your letters into this cell, and run it again. Is all of this new to you? Then "
+            f"start with {_link(next(iter(FILES)))}."
+        )
+    missed = {n: question for n, question in QUESTIONS.items() if given[n] != question.right}
+    lines = [f"**{len(QUESTIONS) - len(missed)} of {len(QUESTIONS)} right.** {_advice(missed)}", ""]
+    for n, question in missed.items():
+        lines.append(f"- {n}: {question.right}. {question.because} (Notebook {question.lesson}.)")
+    return Markdown("\n".join(lines))
+
+
+def _advice(missed: Mapping[int, Question]) -> str:
     to_read = sorted({question.lesson for question in missed.values()})
-    print(
-        f"\n{len(QUESTIONS) - len(missed)} of {len(QUESTIONS)} right." + _advice(lessons, to_read)
-    )
-
-
-def _advice(lessons: list[str], to_read: list[str]) -> str:
     if not to_read:
-        return f" You know what Part I explains. Start with notebook {AFTER}, or with any lab."
+        return f"You know what Part I explains. Start with {_link(AFTER)}, or with any lab."
     first = to_read[0]
-    known = [lesson for lesson in lessons if lesson not in to_read]
+    known = [name for name in FILES if name not in (*to_read, AFTER)]
     before, later = [n for n in known if n < first], [n for n in known if n > first]
-    advice = f" Start with notebook {first}."
+    advice = f"Start with {_link(first)}."
     if before:
         advice += f" You may skip {_listed(before)}."
     if later:
         advice += f" Later you may skip {_listed(later)}."
     return advice
+
+
+def _link(lesson: str) -> str:
+    return f"[notebook {lesson}]({FILES[lesson]}.ipynb)"
 
 
 def _listed(names: list[str]) -> str:

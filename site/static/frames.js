@@ -127,8 +127,10 @@
 
     /** What can be scrolled by hand can be scrolled by keyboard, too. */
     measure() {
-      if (this.place.scrollWidth > this.place.clientWidth) this.place.tabIndex = 0;
+      const wide = this.place.scrollWidth > this.place.clientWidth;
+      if (wide) this.place.tabIndex = 0;
       else this.place.removeAttribute("tabindex");
+      this.root.classList.toggle("frames-wide", wide);
     }
 
     fetch(frame) {

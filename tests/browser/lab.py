@@ -18,7 +18,7 @@ from tests.browser.cdp import Page
 from utils.pipeline.process import stop, supervised
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("Makefile", "tools", "utils", "notebooks", ".gitignore")
+COPIED = ("Makefile", "GLOSSARY.md", "tools", "utils", "notebooks", ".gitignore")
 PATIENCE_S = 120  # a busy machine
 # What the notebook in front is to JavaScript.
 FRONT = "jupyterapp.shell.currentWidget"

@@ -124,6 +124,39 @@ def test_a_key_moves_a_slider_and_its_picture(page: Page) -> None:
     page.wait_for(f"{drawn}.then(now => now !== window.before)")
 
 
+def test_play_moves_the_slider_and_its_picture(page: Page) -> None:
+    open_notebook(page, WITH_WIDGET)
+    cells = nbformat.read(ROOT / WITH_WIDGET, as_version=4).cells
+    number = next(n for n, c in enumerate(cells) if "widget-steps" in c.metadata.get("tags", ()))
+    run_cell(page, number)
+    cell = f"{FRONT}.content.widgets[{number}].node"
+    step = f"{cell}.querySelector('.widget-readout').textContent"
+    page.wait_for(f"{cell}.querySelector('img.widget-image')?.naturalWidth > 0")
+    begin = page.evaluate(f"Number({step})")
+    page.evaluate(f"{cell}.querySelector('.widget-play button').click()")
+    page.wait_for(f"Number({step}) >= {begin + 2}")
+
+
+def test_a_glossary_link_leads_to_its_term(page: Page) -> None:
+    open_notebook(page, WITH_WIDGET)
+    link = f"[...{FRONT}.node.querySelectorAll('a')].find(a => a.hash === '#GQA')"
+    page.evaluate(f"{link}.click()")
+    page.wait_for(f"{FRONT}.context?.path === 'GLOSSARY.md'")
+    shown = f"[...{FRONT}.node.querySelectorAll('h3')].find(h => h.textContent.startsWith('GQA'))"
+    page.wait_for(f"!!{shown} && {SEEN}({shown}.getBoundingClientRect())")
+
+
+def test_figures_are_dark_in_a_dark_theme(page: Page) -> None:
+    open_notebook(page, START)
+    look = f"getComputedStyle({FRONT}.node.querySelector('.jp-RenderedMarkdown img')).filter"
+    assert page.evaluate(look) == "none"
+    change = "jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab %s'}) && 0"
+    page.evaluate(change % "Dark")
+    page.wait_for(f"{look}.includes('invert')")
+    page.evaluate(change % "Light")
+    page.wait_for(f"{look} === 'none'")
+
+
 # --- for everybody ------------------------------------------------------------------------------
 
 

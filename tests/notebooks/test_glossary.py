@@ -68,7 +68,7 @@ def test_the_first_use_of_a_term_is_a_link() -> None:
         texts[0]
         .replace("*Prefill*", "*[Prefill](../GLOSSARY.md#prefill)*")
         .replace("fills slots", "fills [slots](../GLOSSARY.md#slot)")
-        .replace("KV cache", "[KV cache](../GLOSSARY.md#kv-cache)"),
+        .replace("KV cache", "[KV cache](../GLOSSARY.md#KV-cache)"),
         *texts[1:],
     ]
     assert linked(texts, "05") == expected
@@ -78,7 +78,7 @@ def test_the_first_use_of_a_term_is_a_link() -> None:
 
 def test_links_lead_to_headings() -> None:
     headings = re.findall("^### (.+)$", text(), re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings}
+    anchors = {re.sub(r"[^A-Za-z0-9 -]", "", name).replace(" ", "-") for name in headings}
     found = [
         anchor
         for path in lessons()

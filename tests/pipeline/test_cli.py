@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def test_a_dry_run_names_every_stage_and_writes_nothing(
 ) -> None:
     out = tmp_path / "out"
     assert main(["--profile", profile, "--out", str(out), "--dry-run"]) == 0
-    printed = capsys.readouterr().out.partition("\n\n")[0]  # the table comes after that
+    printed, _, together = capsys.readouterr().out.partition("\n\n")
+    assert re.search(r"\d+ min", together)  # for all of them
     names = ["data", "finetune", "merge", "gptq", "awq", "evaluate", "serve", "report"]
     assert [line.split(":")[0] for line in printed.splitlines() if line[0] != " "] == names
     assert not out.exists()

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from utils.viz.explore import DPI, LIVE_DPI, Explorer
+from utils.viz.explore import DPI, LIVE_DPI, PLAY_MS, Explorer
 from utils.viz.memory.kv_memory import memory_calculator
 from utils.viz.model.tokens import TokenViewer, tokens_as_html
 
@@ -92,6 +92,17 @@ def test_what_goes_through_time_can_be_played() -> None:
     assert (play.min, play.value, play.max) == (1, 2, 5)
     slider.max = 9  # of a longer run
     assert play.max == 9
+
+
+def test_play_waits_for_pictures_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 0.1, 10.0, 12.0])
+    monkeypatch.setattr("utils.viz.explore.monotonic", lambda: next(seconds))
+    slider = ipywidgets.IntSlider(2, min=1, max=5, description="step")
+    explorer = Explorer(lambda step: plt.figure(), step=slider)
+    play = explorer.plays[0].children[1]
+    assert play.interval == PLAY_MS
+    slider.value = 3
+    assert play.interval == 3000
 
 
 @pytest.mark.parametrize("text", ["", " ", "a\nb", "<b>&", "Zürich 🙂", "1,299.00"])

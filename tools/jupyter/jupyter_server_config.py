@@ -3,7 +3,14 @@
 import sys
 from pathlib import Path
 
+import zmq
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 c = get_config()  # noqa: F821  (Jupyter provides it)
 c.ServerApp.contents_manager_class = "tools.course_contents.CourseContents"
+# Other users of this machine can't listen in, and no kernel warns in the terminal that they could.
+if zmq.has("curve"):
+    c.KernelManager.transport_encryption = "auto"
+c.LabApp.custom_css = True  # figures in a dark theme
+c.ServerApp.static_custom_path = [str(Path(__file__).resolve().parent / "custom")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable
+from time import monotonic
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -16,12 +17,12 @@ from utils.viz.figure_text import figure_text
 DPI = 90  # of a saved picture; 90 pixels of the page are one inch of a figure
 LIVE_DPI = 160  # of the picture that a widget shows, so that it is sharp on a fine screen, too
 TIME = "step"  # a control of this name goes through time, so it can be played
-PLAY_MS = 800  # between two steps
+PLAY_MS = 800  # between two steps, or more where drawing takes longer
 # In a dark theme (JupyterLab, Colab, VS Code) a picture's lightness is turned over; hues stay.
 CSS = """<style>
 body[data-jp-theme-light="false"] .course-picture, html[theme="dark"] .course-picture,
 body.vscode-dark .course-picture { filter: invert(0.9) hue-rotate(180deg); }
-.course-controls .widget-toggle-buttons > .widget-label { text-align: right; }
+.course-controls .widget-toggle-buttons > .widget-label { text-align: right; margin-right: 8px; }
 </style>"""
 
 
@@ -66,19 +67,20 @@ class Explorer(ipywidgets.VBox):
         self._image = ipywidgets.Image(format="png")
         self._message = ipywidgets.HTML()
         align(list(controls.values()))
-        played = [player(control) for name, control in controls.items() if name == TIME]
+        self.plays = [player(control) for name, control in controls.items() if name == TIME]
         others = [control for name, control in controls.items() if name != TIME]
         columns = "repeat(auto-fill, minmax(24em, 1fr))"
         grid = ipywidgets.Box(
             others, layout=ipywidgets.Layout(display="grid", grid_template_columns=columns)
         )
         grid.add_class("course-controls")
-        super().__init__([grid, *played, self._message, self._image, ipywidgets.HTML(CSS)])
+        super().__init__([grid, *self.plays, self._message, self._image, ipywidgets.HTML(CSS)])
         for control in controls.values():
             control.observe(self._redraw, names="value")
         self._redraw()
 
     def _redraw(self, change: object = None) -> None:
+        started = monotonic()
         try:
             values = {name: control.value for name, control in self.controls.items()}
             show(self.draw(**values), self._image)
@@ -86,6 +88,8 @@ class Explorer(ipywidgets.VBox):
         except Exception as error:
             self.error = error
             self._message.value = f"<b>{type(error).__name__}</b>: {html.escape(str(error))}"
+        for row in self.plays:  # never faster than its pictures, or it would skip some
+            row.children[1].interval = max(PLAY_MS, round(1500 * (monotonic() - started)))
 
 
 def align(controls: list[ipywidgets.ValueWidget]) -> None:

@@ -17,6 +17,12 @@ from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.runner import Stage
 from utils.profiles import Profile
 
+# As docs/using.md has the minutes, docs/hardware.md the memory, docs/troubleshooting.md the disk.
+ON_CPU = (
+    "\nOn two cores all stages together take 20 to 50 minutes, 8 GB of memory and 2 GB of disk.\n"
+    "`make pipeline` runs them, and goes on where it was interrupted."
+)
+
 
 def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | None = None) -> int:
     """Print every stage with its inputs and settings, and what it is expected to take.
@@ -40,6 +46,7 @@ def dry_run(profile: Profile, stages: list[Stage], out: Path, card_name: str | N
         else:
             print(f"    measured: {_last_run(out / stage.name / MANIFEST)}")
     if not card:
+        print(ON_CPU)
         return 0
     print(f"\n{_table(profile, card, {stage.name: estimates[stage.name] for stage in stages})}")
     if problems := misfits(profile, stages, card_name):
