@@ -40,8 +40,8 @@ def linked(text: str, folder: str) -> str:
 
     def target(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, match[1]))
-        if (HERE / path).is_file():
-            return match[0]
+        if (HERE / path).is_file():  # whose headings have anchors in small letters here
+            return f"]({match[1]}{(match[2] or '').lower()})"
         own = posixpath.relpath(path, "site")  # the site's own pages are at its root
         if (HERE / own).is_file():
             return f"]({posixpath.relpath(own, folder or '.')}{match[2] or ''})"

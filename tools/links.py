@@ -84,8 +84,8 @@ def named_files(file: Path) -> Iterator[Link]:
                 yield Link(file, name)
 
 
-def anchors(file: Path) -> set[str]:
-    """The names of a file's headings: as GitHub makes them, and as JupyterLab does in notebooks."""
+def anchors(file: Path, in_jupyterlab: bool) -> set[str]:
+    """The names of a file's headings: as GitHub makes them, and as JupyterLab does."""
     found: set[str] = set()
     for text in texts_of(file):
         for heading in HEADING.findall(FENCE.sub("", text)):
@@ -94,7 +94,7 @@ def anchors(file: Path) -> set[str]:
             number = sum(name == slug or re.fullmatch(rf"{slug}-\d+", name) is not None
                          for name in found)  # fmt: skip
             found.add(f"{slug}-{number}" if number else slug)
-            if file.suffix == ".ipynb":
+            if in_jupyterlab:
                 found.add(plain.replace(" ", "-"))
     return found
 
@@ -112,7 +112,9 @@ def broken(link: Link, root: Path = ROOT) -> str:
         return f"{link} leads out of the repository"
     if not path.exists():
         return f"{link} does not exist"
-    if anchor and path.suffix in {".md", ".ipynb"} and unquote(anchor) not in anchors(path):
+    in_jupyterlab = ".ipynb" in (path.suffix, link.file.suffix)
+    checked = anchor and path.suffix in {".md", ".ipynb"}
+    if checked and unquote(anchor) not in anchors(path, in_jupyterlab):
         return f"{link}: {path.name} has no heading of that name"
     return ""
 

@@ -125,6 +125,7 @@ UNSUPERVISED = {
     "utils/engine/kv_transfer/engine_process.py",  # it ends when its input does; the engine stands
     "utils/engine/distributed/launcher.py",  # below the pipeline; its ranks do the same
     "utils/pipeline/supervisor.py",  # the supervisor itself
+    "tools/setup.py",  # there is no environment yet; Ctrl+C reaches uv, too, and it is waited for
     "tools/grading/isolation.py",  # the kernel's namespaces end it: --kill-child, --pdeathsig
 }
 

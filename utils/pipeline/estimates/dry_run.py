@@ -17,7 +17,7 @@ from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.runner import Stage
 from utils.profiles import Profile
 
-# As docs/using.md has the minutes, docs/hardware.md the memory, docs/troubleshooting.md the disk.
+# The minutes stand in docs/using.md, too, and the memory in docs/hardware.md.
 ON_CPU = (
     "\nOn two cores all stages together take 20 to 50 minutes, 8 GB of memory and 2 GB of disk.\n"
     "`make pipeline` runs them, and goes on where it was interrupted."
