@@ -66,6 +66,10 @@ def page_of(notebook: dict[str, Any], folder: str, name: str = "") -> dict[str, 
             continue
         if "bootstrap" in tags:
             tags.append("remove-cell")
+        for data in (output.get("data", {}) for output in cell["outputs"]):
+            if "text/markdown" in data:  # is not looked through for links to pages
+                text = "".join(data["text/markdown"])
+                data["text/markdown"] = text.replace(".ipynb)", ".html)")
         # myst-nb reads a figure's text from the cell's metadata only.
         texts = [o.get("metadata", {}).get("image/png", {}).get("alt") for o in cell["outputs"]]
         alt = next(filter(None, texts), "")

@@ -65,7 +65,7 @@ def test_nothing_answered_is_no_verdict(nothing: str) -> None:
 
 def test_all_right_leads_to_part_two() -> None:
     assert told(RIGHT).startswith("**12 of 12 right.** You know what Part I explains.")
-    assert told({number: f" {letter.upper()}" for number, letter in RIGHT.items()}) == told(RIGHT)
+    assert told({number: f" {letter.upper()})" for number, letter in RIGHT.items()}) == told(RIGHT)
 
 
 @pytest.mark.parametrize("number", QUESTIONS)
@@ -77,6 +77,12 @@ def test_a_miss_leads_to_its_lesson(number: int) -> None:
     advice = text.partition(".ipynb)")[2].partition("\n")[0]
     others = [n for n in range(1, 9) if n != int(lesson)]
     assert [int(name) for name in re.findall(r"\d\d", advice)] == others
+
+
+def test_what_was_left_open_is_not_given_away() -> None:
+    text = told(RIGHT | {6: "?", 8: "a"})
+    assert "**10 of 12 right.** Start with [notebook 04]" in text
+    assert "- 8: b." in text and "- 6:" not in text
 
 
 def test_links_lead_to_lessons() -> None:

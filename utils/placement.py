@@ -71,7 +71,7 @@ def where_to_start(answers: Mapping[int, str]) -> Markdown:
     if answers.keys() != QUESTIONS.keys():
         raise ValueError(f"Expected answers to the questions 1 to {len(QUESTIONS)}, got those to "
                          f"{', '.join(map(str, answers))}.")  # fmt: skip
-    given = {number: letter.strip().lower() or UNANSWERED for number, letter in answers.items()}
+    given = {number: letter.strip(" )").lower() or UNANSWERED for number, letter in answers.items()}
     for number, letter in given.items():
         if letter not in (*LETTERS, UNANSWERED):
             raise ValueError(
@@ -86,6 +86,8 @@ def where_to_start(answers: Mapping[int, str]) -> Markdown:
     missed = {n: question for n, question in QUESTIONS.items() if given[n] != question.right}
     lines = [f"**{len(QUESTIONS) - len(missed)} of {len(QUESTIONS)} right.** {_advice(missed)}", ""]
     for n, question in missed.items():
+        if given[n] == UNANSWERED:  # the lesson will say it
+            continue
         lines.append(f"- {n}: {question.right}. {question.because} (Notebook {question.lesson}.)")
     return Markdown("\n".join(lines))
 

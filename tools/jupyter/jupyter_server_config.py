@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import zmq
+from jupyter_server.serverapp import ServerApp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -12,5 +13,7 @@ c.ServerApp.contents_manager_class = "tools.course_contents.CourseContents"
 # Other users of this machine can't listen in, and no kernel warns in the terminal that they could.
 if zmq.has("curve"):
     c.KernelManager.transport_encryption = "auto"
-c.LabApp.custom_css = True  # figures in a dark theme
+# Figures in a dark theme. (jupyter_server 2.21 forgot to let this path be configured.)
+ServerApp.static_custom_path.tag(config=True)
+c.LabApp.custom_css = True
 c.ServerApp.static_custom_path = [str(Path(__file__).resolve().parent / "custom")]
