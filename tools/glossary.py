@@ -106,8 +106,9 @@ def linked(texts: Sequence[str], lesson: str) -> list[str]:
 
 def _free(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     """Matches outside of what is kept as it is."""
-    kept = [match.span() for match in KEPT.finditer(text)]
-    for match in pattern.finditer(text):
+    matches = [*pattern.finditer(text)]
+    kept = [match.span() for match in KEPT.finditer(text)] if matches else []  # takes long
+    for match in matches:
         if not any(start < match.end() and match.start() < end for start, end in kept):
             yield match
 
