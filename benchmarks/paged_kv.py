@@ -143,7 +143,7 @@ def engine_in_decode(llm: LLM, batch: int, context: int, paged: bool) -> LLMEngi
 
     The blocks of a table lie anywhere in memory, as after a long time in service.
     """
-    engine = llm.new_engine(None if paged else ContiguousKVCache)
+    engine = llm.new_engine(kv_cache_class=None if paged else ContiguousKVCache)
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     prompts = torch.randint(0, 49152, (batch, context + 1)).tolist()
     if engine.kv_cache is not None:

@@ -33,7 +33,7 @@ from utils.engine import (
     SamplingParams,
     attention_reference,
 )
-from utils.engine.config.engine import EngineConfig
+from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.model import ModelConfig
 from utils.hub import resolve_model
 from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_loss, pack, pad
@@ -211,7 +211,7 @@ def alike(result: Any, expected: Any) -> bool:
 def two_engines_fit() -> str | None:
     """Two engines of a notebook, with the bundled model, on a card of 15.6 GB."""
     model = ModelConfig.from_pretrained(resolve_model())
-    config = EngineConfig.create(model, None, "float32", "cuda")
+    config = EngineArgs(device="cuda").create_engine_config(model)
     tokens = config.num_gpu_blocks * config.block_size
     one = tokens * model.kv_bytes_per_token(config.dtype) + 540e6  # the weights in float32
     share = 2 * one / pretend_card.memory.total

@@ -115,13 +115,14 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
     ours_alone = {
         engine.KVCacheManager: {
             "fork",
+            "is_swapped_out",
             "swap_out",
             "swap_in",
             "take_block_copies",
             "forget_everything",
         },
         engine.BlockPool: {"forget_contents", "reset"},
-        engine.Scheduler: {"abort_requests", "forget_requests"},
+        engine.Scheduler: {"abort_requests", "forget_requests", "handle_invalid_blocks"},
         engine.LLMEngine: {"add", "advance", "abort_requests", "forget_everything"},
     }
     for ours, theirs in (
@@ -155,7 +156,8 @@ def test_options_of_the_llm_are_vllms() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     theirs = {field.name for field in fields(EngineArgs)}
-    assert set(inspect.signature(engine.LLM.__init__).parameters) - theirs == {
-        "self", "device", "ops", "kernels", "parts", "kv_cache_class", "kv_cache_manager",
-        "swap_space",
+    assert {field.name for field in fields(engine.EngineArgs)} - theirs == {
+        "device", "kernels", "swap_space", "upcycle", "parallel_ops", "rank_timeout",
+        "ops", "kv_cache_class", "kv_cache_manager", "sampler", "rejection_sampler", "proposer",
+        "kv_connector", "kv_events",
     }  # fmt: skip

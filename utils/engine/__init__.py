@@ -12,6 +12,7 @@ from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from utils.engine.config.engine import EngineConfig
+from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig
 from utils.engine.core.block_pool import BlockPool
@@ -64,6 +65,7 @@ __all__ = [
     "ContiguousBatch",
     "ContiguousKVCache",
     "Draft",
+    "EngineArgs",
     "EngineConfig",
     "FreeKVCacheBlockQueue",
     "KVCache",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
-from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.config.parts import EngineParts
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.core.step_record import StepRecord, record_step
 from utils.engine.core.whole_steps import WholeSteps
@@ -20,34 +18,17 @@ from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import RequestOutput
 from utils.engine.request import Request
-from utils.engine.sample.rejection_sampler import RejectionSampler
-from utils.engine.sample.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.spec_decode.drafter import Drafter, make_drafter
+from utils.engine.spec_decode.drafter import Drafter
+from utils.engine.worker.kv_transfers import KVTransfers
 from utils.engine.worker.model_runner import ModelRunner, SampledToken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ManagerFactory = Callable[[EngineConfig], KVCacheManager]
-
-
-def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
-    """The manager an engine has unless it is given another one."""
-    hash_fn = get_hash_fn_by_name(config.prefix_caching_hash_algo)
-    hasher = get_request_block_hasher(config.block_size, hash_fn)
-    return KVCacheManager(
-        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher,
-        config.num_cpu_blocks,
-    )  # fmt: skip
-
-
-class EngineParts(TypedDict, total=False):
-    """Parts of the engine that can be another one's, a learner's for instance."""
-
-    sampler: Sampler | None
-    rejection_sampler: RejectionSampler | None
-    scheduler_cls: Callable[[EngineConfig, KVCacheManager], Scheduler]
+# How often to look whether keys and values have come that are on their way. vLLM's `EngineCoreProc`
+# sleeps as long where nobody can run.
+POLL_SECONDS = 0.001
 
 
 class LLMEngine:
@@ -57,16 +38,11 @@ class LLMEngine:
         model: with its weights.
         tokenizer: the model's.
         config: how to run it.
-        kv_cache_manager: gives the blocks. None: `make_kv_cache_manager(config)`.
-        sampler: a callable in place of `Sampler()`.
-        new_kv_cache: makes the memory behind the blocks, from what `PagedKVCache` takes. None: the
-            manager's requests each have a cache of their own.
-        rejection_sampler: verifies guesses in place of `RejectionSampler()`.
-        scheduler_cls: makes the scheduler, from a config and a KV cache manager.
+        parts: of what it is made. None: of the course's own.
 
     Raises:
-        ValueError: tokens are to be guessed ahead, and the guesses' keys and values cannot be
-            discarded, for they are not paged; or what is to guess them does not fit the model.
+        ValueError: the parts don't go together, or not with the config: guesses and connectors need
+            a paged KV cache, for instance.
     """
 
     def __init__(
@@ -74,28 +50,26 @@ class LLMEngine:
         model: LlamaForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
-        kv_cache_manager: KVCacheManager | None = None,
-        sampler: Sampler | None = None,
-        new_kv_cache: Callable[..., PagedKVCache] | None = PagedKVCache,
-        rejection_sampler: RejectionSampler | None = None,
-        scheduler_cls: Callable[[EngineConfig, KVCacheManager], Scheduler] = Scheduler,
+        parts: EngineParts | None = None,
     ) -> None:
-        self.config = config
+        parts = parts or EngineParts()
+        self.config, self.kv_events = config, parts.kv_events
         self.inputs = InputProcessor(model.config, config, tokenizer)
-        self.kv_cache_manager = kv_cache_manager or make_kv_cache_manager(config)
-        self.kv_cache = None
-        if new_kv_cache is not None:
-            self.kv_cache = new_kv_cache(
-                model.config, config.num_gpu_blocks, config.block_size, config.dtype,
-                config.device, config.num_cpu_blocks,
-            )  # fmt: skip
-        self.scheduler = scheduler_cls(config, self.kv_cache_manager)
-        self.runner = ModelRunner(model, sampler or Sampler(), self.kv_cache, rejection_sampler)
+        self.kv_cache_manager: Any  # a `KVCacheManagerInterface`; most have a `block_pool` as well
+        self.kv_cache_manager, self.kv_cache = parts.make_kv_cache(model, config)
+        self.scheduler = parts.scheduler_cls(config, self.kv_cache_manager)
+        transfers = KVTransfers.between(
+            parts.kv_connector, self.scheduler, model, config, self.kv_cache
+        )
+        self.runner = ModelRunner(
+            model, parts.sampler, self.kv_cache, parts.rejection_sampler, transfers
+        )
         self.drafter: Drafter | None = None
         if config.speculative_config is not None:
             if self.kv_cache is None:
                 raise ValueError("Speculative decoding needs a paged KV cache.")
-            self.drafter = make_drafter(config, model)
+            proposer = parts.proposer(config, model)
+            self.drafter = Drafter(config.speculative_config, proposer)
             self.scheduler.num_lookahead_tokens = self.drafter.num_lookahead_tokens
         self.step_trace: list[StepRecord] | None = None  # set it to [] to record each step
         self._requests: dict[str, Request] = {}
@@ -147,6 +121,9 @@ class LLMEngine:
             if not output.scheduled_requests:
                 if not self.has_unfinished_requests():
                     return []
+                if output.deferred_req_ids:
+                    time.sleep(POLL_SECONDS)
+                    return []
                 raise RuntimeError(
                     "No request can run: the blocks of the KV cache are held outside the scheduler."
                 )
@@ -181,6 +158,9 @@ class LLMEngine:
                 if draft := output.scheduled_spec_decode_tokens.get(request.request_id):
                     self.drafter.observe(request, len(draft), num_sampled[request.request_id] - 1)
         self.scheduler.update_from_output(output, list(gained))
+        if invalid := self.runner.transfers.invalid_block_ids:
+            self.scheduler.handle_invalid_blocks(output, invalid)
+        self.kv_events.step_ended()
         for request in gained:
             if request.is_answered:
                 self._requests.pop(request.family[0].request_id, None)

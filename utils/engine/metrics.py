@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class PrefixCacheStats:
-    """Counts since the start, or since the last `make_prefix_cache_stats`."""
+    """Counts since the start."""
 
     requests: int = 0
     queries: int = 0  # tokens looked up

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from utils.engine import LLM
+from utils.engine.config.engine_args import EngineArgs
 from utils.hub import ModelError
 from utils.pipeline.vllm.local_server import HOST, PortInUse, listener
-from utils.routing.events.block_pool import make_eventful_manager, publishing_scheduler
+from utils.routing.events.engine_events import PublishedEvents
 from utils.routing.events.kv_events import KVEventsConfig
 from utils.routing.events.publisher import ZmqEventPublisher
 from utils.serving.api_server import MAX_BODY_BYTES, MAX_QUEUED, build_app
@@ -26,22 +27,12 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         "python -m utils.serving", description="An OpenAI-compatible server on the course's engine."
     )
-    add, switch = options.add_argument, argparse.BooleanOptionalAction
-    add("--model", default="bundled", help="bundled, a folder, or a hub id")
+    add = options.add_argument
+    # Several engines are several servers, behind a router: see `utils.routing`.
+    EngineArgs.add_cli_args(options, without=("data_parallel_size", "enable_expert_parallel"))
     add("--served-model-name", help="what clients call it; default: the model's name")
     add("--host", default=HOST, type=_loopback, help="address to listen on, of this machine only")
     add("--port", default=8000, type=int)
-    add("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
-    add("--kernels", default="torch", help="torch, or cpp for the C++ kernels (CPU)")
-    add("--max-model-len", type=int, help="the most tokens of prompt plus answer")
-    add("--max-num-seqs", default=64, type=int, help="the most requests in a step")
-    add("--max-num-batched-tokens", default=2048, type=int, help="the most tokens in a step")
-    add("--block-size", default=16, type=int, help="tokens in a block of KV cache")
-    add("--num-gpu-blocks-override", type=int, help="blocks of KV cache, whatever the device")
-    add("--enable-prefix-caching", default=True, action=switch)
-    add("--scheduling-policy", default="fcfs", help="fcfs or priority")
-    add("--speculative-config", type=json.loads, help='{"method": "ngram", ...}')
-    add("--seed", default=0, type=int)
     add("--max-num-queued-reqs", default=MAX_QUEUED, type=_count, help="more get status 503")
     add("--max-body-bytes", default=MAX_BODY_BYTES, type=_count, help="larger ones get status 413")
     add("--shutdown-timeout", default=5, type=_count, help="seconds that requests may still have")
@@ -57,16 +48,11 @@ def main() -> None:
     try:
         # Before the model is loaded, so that nobody waits for a server that cannot be.
         socket = listener(options.port, options.host)
-        events = _event_parts(options.kv_events_config)
-        llm = LLM(
-            options.model, options.dtype, options.max_model_len, kernels=options.kernels,
-            seed=options.seed, max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens, block_size=options.block_size,
-            num_gpu_blocks_override=options.num_gpu_blocks_override,
-            enable_prefix_caching=options.enable_prefix_caching,
-            scheduling_policy=options.scheduling_policy,
-            speculative_config=options.speculative_config, **events,
-        )  # fmt: skip
+        args = EngineArgs.from_cli_args(options)
+        if options.kv_events_config.is_on:
+            publisher = ZmqEventPublisher(options.kv_events_config)
+            args = replace(args, kv_events=PublishedEvents(publisher.publish))
+        llm = LLM(**vars(args))
     except (PortInUse, ValueError, TypeError, ModelError) as error:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     name = options.served_model_name or Path(options.model).name
@@ -74,14 +60,6 @@ def main() -> None:
                     options.enable_scale_out)  # fmt: skip
     print(f"Serving {name} on http://{options.host}:{socket.getsockname()[1]}", flush=True)
     serve(app, socket, options.shutdown_timeout, end=app.state.engine.stop)
-
-
-def _event_parts(config: KVEventsConfig) -> dict[str, Any]:
-    """The engine's parts that tell what its prefix cache holds, if somebody wants to know."""
-    if not config.is_on:
-        return {}
-    scheduler = publishing_scheduler(ZmqEventPublisher(config).publish)
-    return {"kv_cache_manager": make_eventful_manager, "scheduler_cls": scheduler}
 
 
 def _kv_events_config(text: str) -> KVEventsConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.engine import LLM, EngineConfig, ModelConfig
+from utils.engine import LLM, EngineArgs, EngineConfig, ModelConfig
 
 
 def test_reads_the_bundled_model(model_path: Path) -> None:
@@ -83,8 +83,15 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
 MODEL = ModelConfig(99, 48, 80, 3, 4, 2, 12, max_position_embeddings=256, dtype=torch.bfloat16)
 
 
+def created(
+    model: ModelConfig, max_model_len: int | None, dtype: str = "auto", device: str = "cpu"
+) -> EngineConfig:
+    args = EngineArgs(max_model_len=max_model_len, dtype=dtype, device=device)
+    return args.create_engine_config(model)
+
+
 def test_engine_config() -> None:
-    config = EngineConfig.create(MODEL, None, "auto", "cpu")
+    config = created(MODEL, None)
     assert (config.max_model_len, config.dtype) == (256, torch.bfloat16)
     assert config.device == torch.device("cpu")
 
@@ -100,13 +107,13 @@ def test_engine_config() -> None:
 )
 def test_engine_config_refuses(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        EngineConfig.create(MODEL, *arguments)
+        created(MODEL, *arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_cuda_without_a_gpu() -> None:
     with pytest.raises(ValueError, match="no CUDA GPU"):
-        EngineConfig.create(MODEL, None, "auto", "cuda")
+        created(MODEL, None, "auto", "cuda")
 
 
 def test_limits(model_path: Path) -> None:
@@ -121,5 +128,5 @@ def test_limits(model_path: Path) -> None:
 def test_sliding_window(tiny_folder: Callable[..., Path]) -> None:
     model = ModelConfig.from_pretrained(tiny_folder(sliding_window=100))
     with pytest.raises(ValueError, match="Pass max_model_len=100 or less"):
-        EngineConfig.create(model, None, "auto", "cpu")
-    assert EngineConfig.create(model, 100, "auto", "cpu").max_model_len == 100
+        created(model, None)
+    assert created(model, 100).max_model_len == 100

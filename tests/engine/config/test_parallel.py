@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.engine import ModelConfig
+from utils.engine import EngineArgs, ModelConfig
 from utils.engine.config.parallel import MoEConfig, ParallelConfig
 
 MODEL = ModelConfig(99, 48, 80, 3, 6, 3, 8)
@@ -13,9 +13,9 @@ CPU = torch.device("cpu")
 
 
 def test_keyword_arguments_are_split():
-    parallel, rest = ParallelConfig.split({"tensor_parallel_size": 3, "sampler": None})
-    assert parallel == ParallelConfig(tensor_parallel_size=3) and rest == {"sampler": None}
-    assert parallel.world_size == 3
+    args = EngineArgs(tensor_parallel_size=3)
+    assert args.create_parallel_config() == ParallelConfig(tensor_parallel_size=3)
+    assert args.create_parallel_config().world_size == 3
     assert ParallelConfig(2, 3).world_size == 6
 
 

@@ -149,7 +149,7 @@ def test_bad_connectors_are_refused(tiny: LLM) -> None:
     with pytest.raises(ValueError, match="another engine already"):
         tiny.new_engine(kv_connector=connector)
     with pytest.raises(ValueError, match="paged KV cache"):
-        tiny.new_engine(ContiguousKVCache, kv_connector=PoolConnector(MemoryStore()))
+        tiny.new_engine(kv_cache_class=ContiguousKVCache, kv_connector=PoolConnector(MemoryStore()))
     with pytest.raises(ValueError, match="layers_per_value"):
         PoolConnector(MemoryStore(), layers_per_value=0)
     with pytest.raises(ValueError, match="Unknown connector 'Nixl'"):

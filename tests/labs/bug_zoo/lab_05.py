@@ -8,9 +8,9 @@ from itertools import takewhile
 
 from tests.labs.bug_zoo.zoo import Zoo
 from utils.checks.lab_05.learners_engine import PluggedKVCacheManager
+from utils.engine.config.parts import make_kv_cache_manager
 from utils.engine.core import kv_cache_utils
 from utils.engine.core.block_pool import BlockPool
-from utils.engine.llm_engine import make_kv_cache_manager
 
 zoo = Zoo()
 wrong, right = zoo.wrong, zoo.right

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.notebook_files import QUIZ, lessons
-from utils.engine import EngineConfig, ModelConfig
+from utils.engine import EngineArgs, ModelConfig
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS
 from utils.pipeline.estimates.lessons import (
     LESSONS,
@@ -51,7 +51,7 @@ def test_a_larger_model_needs_more_in_part_two_only() -> None:
 
 def test_an_engine_takes_one_cache_of_the_default_size(model_path: Path) -> None:
     model = ModelConfig.from_pretrained(model_path)
-    config = EngineConfig.create(model, None, "float32", "cpu")
+    config = EngineArgs(device="cpu").create_engine_config(model)
     tokens = config.num_gpu_blocks * config.block_size
     assert tokens * model.kv_bytes_per_token(config.dtype) == pytest.approx(ONE_CACHE, rel=1e-3)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.engine import LLM, SamplingParams
-from utils.routing.events.block_pool import make_eventful_manager, publishing_scheduler
+from utils.routing.events.engine_events import PublishedEvents
 from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from utils.routing.prefix_index import KVIndex
 from utils.routing.router.block_names import EventNames, block_names
@@ -35,9 +35,8 @@ def test_two_names_are_equal_exactly_if_all_tokens_before_are(
 
 def engine(folder: Path, names: EventNames, **options: Any) -> LLM:
     return LLM(
-        folder, block_size=4, max_model_len=32, kv_cache_manager=make_eventful_manager,
-        scheduler_cls=publishing_scheduler(names.apply), **options,
-    )  # fmt: skip
+        folder, block_size=4, max_model_len=32, kv_events=PublishedEvents(names.apply), **options
+    )
 
 
 @pytest.mark.parametrize("salt", [None, "tenant"])

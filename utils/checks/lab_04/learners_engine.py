@@ -25,7 +25,6 @@ from utils.engine.attention.paged_attention import paged_attention_reference
 from utils.engine.beam_search import BeamSearchParams
 from utils.engine.core.block_pool import BlockPool
 from utils.engine.llm import LLM
-from utils.engine.llm_engine import LLMEngine
 from utils.engine.models.llama import LlamaOps
 from utils.engine.sampling_params import SamplingParams
 
@@ -127,7 +126,7 @@ class _Trial:
         """What is wrong in a scene, in one sentence; nothing if all is right."""
         config = replace(self.llm.config, **settings)
         self.now, manager = parts, PartsManager(parts, config)
-        self.llm.llm_engine = LLMEngine(self.llm.model, self.llm.tokenizer, config, manager)
+        self.llm.llm_engine = self.llm.new_engine(settings, kv_cache_manager=lambda _: manager)
         return scene(self.llm), manager
 
     def _with_right(

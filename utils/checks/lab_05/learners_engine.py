@@ -21,10 +21,10 @@ from utils.checks.lab_05.learners_parts import (
 from utils.checks.lab_05.manager_stories import MANAGER
 from utils.checks.lab_05.predictions import ALT, PREDICT, found_tokens
 from utils.engine.config.engine import EngineConfig
+from utils.engine.config.parts import make_kv_cache_manager
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
 from utils.engine.llm import LLM
-from utils.engine.llm_engine import make_kv_cache_manager
 from utils.engine.models.llama import LlamaOps, silu_and_mul
 from utils.engine.request import SamplingParams
 

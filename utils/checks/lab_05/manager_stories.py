@@ -10,9 +10,9 @@ import torch
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage
 from utils.engine.config.engine import EngineConfig
+from utils.engine.config.parts import make_kv_cache_manager
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
-from utils.engine.llm_engine import make_kv_cache_manager
 from utils.engine.request import Request
 from utils.sim.prompt_cache import bare_request
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,18 +39,6 @@ class MoEConfig:
                 f"num_experts_per_tok={self.num_experts_per_tok} is out of range: expected 1 to "
                 f"num_experts={self.num_experts}."
             )
-
-
-class ParallelOptions(TypedDict, total=False):
-    """What `LLM` takes. See `ParallelConfig`."""
-
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    enable_expert_parallel: bool
-    upcycle: MoEConfig | None
-    parallel_ops: ParallelOps | None
-    rank_timeout: float
 
 
 @dataclass(frozen=True)
@@ -106,15 +93,6 @@ class ParallelConfig:
     def world_size(self) -> int:
         """Ranks of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @classmethod
-    def split(cls, options: Mapping[str, Any]) -> tuple[ParallelConfig, dict[str, Any]]:
-        """A caller's keyword arguments: these fields, and the others."""
-        names = {field.name for field in fields(cls)}
-        return (
-            cls(**{name: value for name, value in options.items() if name in names}),
-            {name: value for name, value in options.items() if name not in names},
-        )
 
     def check(self, model: ModelConfig, device: torch.device) -> None:
         """Raise a ValueError if the model cannot be divided like this, or not on this device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from utils.engine.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
+from utils.engine.core.kv_events import NO_EVENTS, KVEvents
 
 
 class BlockPool:
@@ -23,6 +24,8 @@ class BlockPool:
     Raises:
         ValueError: `num_gpu_blocks` is not a positive integer.
     """
+
+    events: KVEvents = NO_EVENTS  # who is told what can be found; the engine sets it
 
     def __init__(self, num_gpu_blocks: int) -> None:
         if not isinstance(num_gpu_blocks, int) or num_gpu_blocks < 1:
@@ -48,9 +51,8 @@ class BlockPool:
                 f"{self.num_gpu_blocks} are free. Check get_num_free_blocks() first."
             )
         blocks = self.free_block_queue.popleft_n(num_blocks)
+        self.evict_blocks(blocks)
         for block in blocks:
-            if block.block_hash is not None:
-                self._evict(block)
             block.ref_cnt = 1
         return blocks
 
@@ -121,6 +123,13 @@ class BlockPool:
                 raise ValueError(f"{block} is cached already.")
             block.block_hash = block_hash
             self.cached_block_hash_to_block.setdefault(block_hash, {})[block.block_id] = block
+        self.events.blocks_stored(block_hashes, num_cached_blocks, num_full_blocks)
+
+    def evict_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Make these blocks unfindable. Whoever has them keeps them."""
+        for block in blocks:
+            if block.block_hash is not None:
+                self._evict(block)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents, for example after new weights. False if a block is still in use."""
@@ -134,6 +143,7 @@ class BlockPool:
         self.cached_block_hash_to_block.clear()
         for block in self.blocks:
             block.block_hash = None
+        self.events.all_blocks_cleared()
 
     def reset(self) -> None:
         """Begin anew: no block is in use, none is findable. Nobody may hold a block any more."""
@@ -158,3 +168,4 @@ class BlockPool:
         if not same:
             del self.cached_block_hash_to_block[block_hash]
         block.block_hash = None
+        self.events.block_removed(block_hash)

@@ -21,15 +21,13 @@ class KVCacheManager:
     Args:
         num_gpu_blocks: blocks in the pool.
         block_size: tokens in a block.
-        enable_caching: look for computed blocks, and keep them findable after use.
-        block_hasher: hashes a request's full blocks (see `get_request_block_hasher`). Needed when
-            caching is enabled.
+        enable_caching: look for computed blocks, and keep them findable after use. Needs a hasher.
+        block_hasher: hashes a request's full blocks (see `get_request_block_hasher`).
         num_cpu_blocks: blocks of swap space in host memory.
         block_pool: a pool to use in place of `BlockPool(num_gpu_blocks)`.
 
     Raises:
-        ValueError: `block_size` or `num_gpu_blocks` is not a positive integer, or there is no
-            `block_hasher` to look blocks up with.
+        ValueError: a number is out of range, or there is no hasher to look blocks up with.
     """
 
     def __init__(
@@ -45,8 +43,8 @@ class KVCacheManager:
             raise ValueError(f"block_size must be a positive integer, got {block_size!r}.")
         if enable_caching and block_hasher is None:
             raise ValueError("Prefix caching needs a block_hasher: see get_request_block_hasher.")
-        self.block_size, self.enable_caching = block_size, enable_caching
-        self.block_hasher = block_hasher
+        self.block_size, self.block_hasher = block_size, block_hasher
+        self.enable_caching = enable_caching
         self.block_pool = block_pool or BlockPool(num_gpu_blocks)
         self.swap_space = SwapSpace(num_cpu_blocks)
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}  # the block tables
@@ -54,15 +52,12 @@ class KVCacheManager:
         self.prefix_cache_stats = PrefixCacheStats()
         self._pending = BlockCopies()
 
-    # --- what the scheduler asks for -------------------------------------------------------------
-
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
         """Find the longest prefix of the request whose keys and values are in the pool.
 
         Returns:
-            The blocks, and how many tokens they hold. At least one token of the request is always
-            left out: without computing it, there would be no logits to sample from. Nothing is
-            reserved yet: pass the blocks to `allocate_slots`.
+            The blocks, and how many tokens they hold, at least one less than the request has:
+            without computing one, there would be no logits. Nothing is reserved yet.
         """
         if not self.enable_caching:
             return [], 0
@@ -83,13 +78,12 @@ class KVCacheManager:
         new_computed_blocks: Sequence[KVCacheBlock] = (),
         num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
-        """Make room for the next tokens of a request.
+        """Make room for the next tokens of a request, those after `num_computed_tokens`.
 
         Args:
-            request: its `num_computed_tokens` have their place already.
             num_new_tokens: tokens that the next forward pass computes.
             new_computed_blocks: from `get_computed_blocks`, for a request that has no blocks yet.
-            num_lookahead_tokens: slots beyond them, for what a draft model computes ahead.
+            num_lookahead_tokens: slots beyond, for what a draft model computes ahead.
 
         Returns:
             The newly allocated blocks, or None if too few are free. Then nothing has changed.
@@ -99,7 +93,7 @@ class KVCacheManager:
         """
         if num_new_tokens < 1:
             raise ValueError(f"num_new_tokens must be at least 1, got {num_new_tokens}.")
-        table = self.req_to_blocks.get(request.request_id, [])
+        table = self.get_blocks(request.request_id)
         num_computed = request.num_computed_tokens + len(new_computed_blocks) * self.block_size
         num_tokens = num_computed + num_new_tokens
         num_blocks = -(-(num_tokens + num_lookahead_tokens) // self.block_size)
@@ -136,19 +130,31 @@ class KVCacheManager:
         self.block_pool.free_blocks(reversed(table))  # the tail is the first to be reused
         self.swap_space.free(request.request_id)
 
+    def get_blocks(self, request_id: str) -> list[KVCacheBlock]:
+        """The block table of a request; empty if it has no blocks."""
+        return self.req_to_blocks.get(request_id, [])
+
     def get_block_ids(self, request_id: str) -> list[int]:
-        """The block table of a request. Raises a ValueError if it has no blocks."""
+        """The numbers in a request's block table. Raises a ValueError if it has no blocks."""
         return [block.block_id for block in self._table(request_id)]
 
-    # --- forks: parallel sampling and beam search ------------------------------------------------
+    def evict_blocks(self, request_id: str, block_ids: set[int]) -> int | None:
+        """Make a request's blocks unfindable, from the first on that is one of `block_ids`.
+
+        Returns: how many tokens lie before that one. None: the request has none of these blocks.
+        """
+        table = self.get_blocks(request_id)
+        first = next((i for i, block in enumerate(table) if block.block_id in block_ids), None)
+        if first is None:
+            return None
+        self.block_pool.evict_blocks(table[first:])
+        self.num_cached_block[request_id] = min(first, self.num_cached_block[request_id])
+        return first * self.block_size
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` share all blocks of `parent`. Not a single key or value is copied.
 
         Whichever of the two first writes into a shared block gets a copy of it (copy-on-write).
-
-        Raises:
-            ValueError: the parent has no blocks (it is finished), or the child has some already.
         """
         table = self._table(parent.request_id)
         if child.request_id in self.req_to_blocks:
@@ -159,13 +165,14 @@ class KVCacheManager:
         child.num_computed_tokens = parent.num_computed_tokens
         child.block_hashes = parent.block_hashes[: self.num_cached_block[parent.request_id]]
 
-    # --- swapping: preemption without losing what was computed -----------------------------------
+    def is_swapped_out(self, request: Request) -> bool:
+        """Whether a request's keys and values wait in host memory."""
+        return request.request_id in self.swap_space
 
     def swap_out(self, request: Request) -> bool:
         """Move a request's keys and values to host memory, and free its blocks.
 
-        Returns:
-            False if the swap space has too little room. Then nothing has changed.
+        Returns: False if the swap space has too little room. Then nothing has changed.
         """
         table = self._table(request.request_id)
         num_blocks = -(-request.num_computed_tokens // self.block_size)
@@ -183,9 +190,6 @@ class KVCacheManager:
 
         Returns:
             False if the pool lacks room for them and `num_new_tokens` more. Then nothing changed.
-
-        Raises:
-            ValueError: the request is not swapped out.
         """
         host_ids = self.swap_space.block_ids(request.request_id)
         num_tokens = request.num_computed_tokens + num_new_tokens
@@ -205,17 +209,10 @@ class KVCacheManager:
         pending, self._pending = self._pending, BlockCopies()
         return pending
 
-    # --- state -----------------------------------------------------------------------------------
-
     @property
     def usage(self) -> float:
         """The part of the pool's blocks that is in use, from 0 to 1."""
         return self.block_pool.get_usage()
-
-    def make_prefix_cache_stats(self) -> PrefixCacheStats:
-        """The counts since the last call, and start again from zero."""
-        stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
-        return stats
 
     def reset_prefix_cache(self) -> bool:
         """Forget the contents of all blocks. False if a block is in use; then nothing changes."""

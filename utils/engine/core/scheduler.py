@@ -5,45 +5,49 @@ Iteration-level scheduling: Yu et al. 2022, "Orca", section 3. Names as in vLLM'
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
 from collections.abc import Sequence
 
 from utils.engine.config.engine import EngineConfig
-from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.interfaces import KVCacheManagerInterface
 from utils.engine.core.kv_cache_utils import KVCacheBlock
+from utils.engine.core.request_queue import RequestQueue, get_policy
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.draft import NO_DRAFT
+from utils.engine.kv_transfer.base import NO_CONNECTOR, KVConnectorBase
 from utils.engine.request import Request, RequestStatus
 
 
 class Scheduler:
     """Iteration-level scheduling: a request joins whenever there is room, and leaves when done.
 
-    There is no prefill phase and no decode phase. A request has tokens, and some of them are
-    computed; a step lets `num_computed_tokens` catch up with `num_tokens`, as far as the step's
-    token budget goes. Guessed tokens are computed on top, where there is room for them.
+    There is no prefill phase and no decode phase. A step lets a request's `num_computed_tokens`
+    catch up with its `num_tokens`, as far as the step's token budget goes. Guessed tokens are
+    computed on top, where there is room for them.
 
-    Whoever came first is more important; under the policy "priority", whoever has the lower
-    number. When blocks run out, the least important request has to give way.
+    The policy says who is more important (see `core/request_queue.py`). When blocks run out, the
+    least important request has to give way.
 
     Args:
         config: `max_num_seqs` and `max_num_batched_tokens` bound a step.
         kv_cache_manager: gives the blocks.
     """
 
-    def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
+    # The engine sets these, where there is a connector, or a draft model.
+    connector: KVConnectorBase = NO_CONNECTOR
+    num_lookahead_tokens = 0  # slots that a draft model needs beyond a request's tokens
+
+    def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManagerInterface) -> None:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
+        self.policy = get_policy(config.scheduling_policy)
         # Both are kept in order of importance.
-        self.waiting: deque[Request] = deque()
+        self.waiting = RequestQueue(self.policy)
         self.running: list[Request] = []
-        self.num_lookahead_tokens = 0  # slots that a draft model needs beyond a request's tokens
         self._num_added = 0
 
     def add_request(self, request: Request) -> None:
         request.arrival_index, self._num_added = self._num_added, self._num_added + 1
-        self._wait(request)
+        self.waiting.add_request(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.running)
@@ -54,12 +58,13 @@ class Scheduler:
         requests: list[Request] = []
         preempted: list[Request] = []
         resumed: list[str] = []
+        deferred: list[Request] = []  # whose keys and values are on their way to the connector
         budget = self.config.max_num_batched_tokens
 
         index = 0
         while index < len(self.running):
             request = self.running[index]
-            # A token is left for each request after it, so that everybody moves in every step.
+            # A token is left for each request after it, so that all move in every step.
             share = budget - (len(self.running) - index - 1)
             num_new_tokens = min(request.num_tokens_with_spec - request.num_computed_tokens, share)
             num_new_tokens = self._fit_draft(request, num_new_tokens)
@@ -75,37 +80,44 @@ class Scheduler:
         # Whoever was preempted goes first when there is room again, so nobody new is let in now.
         while self.waiting and budget > 0 and not preempted:
             request = self.waiting[0]
-            num_seqs += 1 + len(request.forks)
-            if num_seqs > self.config.max_num_seqs:
+            if num_seqs + 1 + len(request.forks) > self.config.max_num_seqs:
                 break
-            num_new_tokens = self._admit(request, budget)
-            if num_new_tokens == 0:
+            num_admitted = self._admit(request, budget)
+            if num_admitted is None:
+                deferred.append(self.waiting.popleft())  # it does not hold up those behind
+                continue
+            if num_admitted == 0:
                 break
             self.running.append(self.waiting.popleft())
+            num_seqs += 1 + len(request.forks)
             if request.status == RequestStatus.PREEMPTED:
                 resumed.append(request.request_id)
             request.status = RequestStatus.RUNNING
             request.metrics.record_scheduled()
             requests.append(request)
-            scheduled[request.request_id] = num_new_tokens
-            budget -= num_new_tokens
-        self.running.sort(key=self._importance)
+            scheduled[request.request_id] = num_admitted
+            budget -= num_admitted
+        self.waiting.extendleft(reversed(deferred))
+        self.running.sort(key=self.policy)
 
-        return SchedulerOutput(
+        output = SchedulerOutput(
             requests,
             scheduled,
             {r.request_id: self.kv_cache_manager.get_block_ids(r.request_id) for r in requests},
             self.kv_cache_manager.take_block_copies(),
             [request.request_id for request in preempted],
             resumed,
+            [request.request_id for request in deferred],
         )
+        output.kv_connector_metadata = self.connector.build_connector_meta(output)
+        return output
 
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Request]) -> None:
         """Book what a step computed.
 
         Args:
-            output: what was scheduled, and has been computed now.
-            sampled: the requests that got new tokens. Those that are finished are let go.
+            output: what was scheduled, and is computed now.
+            sampled: who got new tokens. Those that are finished are let go.
         """
         for request in output.scheduled_requests:
             end = request.num_computed_tokens + output.num_scheduled_tokens[request.request_id]
@@ -117,42 +129,65 @@ class Scheduler:
             self.running += self._fork(request)
         for request in sampled:
             if request.is_finished:
-                self.kv_cache_manager.free(request)
+                self._free(request)
         self.running = [request for request in self.running if not request.is_finished]
-        self.running.sort(key=self._importance)
+        self.running.sort(key=self.policy)
+
+    def handle_invalid_blocks(self, output: SchedulerOutput, invalid_block_ids: set[int]) -> None:
+        """In the step just booked, blocks did not get their contents: compute them, and all that
+        was built on them. In vLLM: `_handle_invalid_blocks`, with the policy "recompute"."""
+        for request in output.scheduled_requests:
+            name = request.request_id
+            num_valid = self.kv_cache_manager.evict_blocks(name, invalid_block_ids)
+            if num_valid is not None:
+                num_lost = output.num_computed_tokens[name] - num_valid
+                self.connector.stats.recomputed_tokens += num_lost
+                request.num_computed_tokens = num_valid
+                request.num_cached_tokens = min(request.num_cached_tokens or 0, num_valid)
 
     def abort_requests(self, requests: Sequence[Request]) -> None:
         """Drop requests, whatever their state. Those that are finished stay as they are."""
         for request in requests:
             if not request.is_finished:
                 request.status = RequestStatus.FINISHED_ABORTED
-                self.kv_cache_manager.free(request)
+                self._free(request)
         self.running = [request for request in self.running if not request.is_finished]
-        self.waiting = deque(request for request in self.waiting if not request.is_finished)
+        for request in [request for request in self.waiting if request.is_finished]:
+            self.waiting.remove(request)
 
     def forget_requests(self, requests: Sequence[Request]) -> None:
         """Drop all requests, these and whatever the queues hold, without giving blocks back."""
         for request in requests:
             if not request.is_finished:
                 request.status = RequestStatus.FINISHED_ABORTED
-        self.waiting, self.running = deque(), []
+        self.waiting, self.running = RequestQueue(self.policy), []
+        self.connector.forget_requests()
 
-    def _admit(self, request: Request, budget: int) -> int:
-        """Give a waiting request its blocks: how many tokens it may compute, 0 for no room."""
+    def _admit(self, request: Request, budget: int) -> int | None:
+        """Give a waiting request its blocks: how many tokens it may compute; 0: there is no room;
+        None: the connector does not know yet what it will have."""
         manager = self.kv_cache_manager
-        if request.request_id in manager.swap_space:
+        if manager.is_swapped_out(request):
             num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             if not manager.swap_in(request, num_new_tokens):
                 return 0
             manager.allocate_slots(request, num_new_tokens)
             return num_new_tokens
-        computed_blocks, num_computed = manager.get_computed_blocks(request)
+        computed_blocks, num_local = manager.get_computed_blocks(request)
+        num_external = self.connector.num_external_tokens(request, num_local)
+        if num_external is None:
+            return None
+        num_computed = num_local + num_external
         num_new_tokens = min(request.num_tokens - num_computed, budget)
-        if not self._allocate(request, num_new_tokens, computed_blocks):
+        # To the manager, loaded tokens are new ones: both get fresh slots, filled in this step.
+        if not self._allocate(request, num_external + num_new_tokens, computed_blocks):
             return 0
         request.num_computed_tokens = num_computed
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_computed
+            self.connector.stats.record(request.num_tokens - num_local, num_external)
+        table = manager.get_blocks(request.request_id)
+        self.connector.update_state_after_alloc(request, table, num_external)
         return num_new_tokens
 
     def _allocate(
@@ -165,10 +200,8 @@ class Scheduler:
         return allocate(request, num_new_tokens, blocks) is not None
 
     def _fit_draft(self, request: Request, num_new_tokens: int) -> int:
-        """Cut the request's draft to what there is room for: how many tokens it may compute.
-
-        A draft is never worth preempting anybody for.
-        """
+        """Cut the request's draft to what there is room for: how many tokens it may compute. A
+        draft is never worth preempting anybody for."""
         if not request.spec_token_ids:
             return num_new_tokens
         num_confirmed = request.num_tokens - request.num_computed_tokens
@@ -197,19 +230,13 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.metrics.num_preemptions += 1
         request.draft = NO_DRAFT
-        self._wait(request)
+        self.waiting.add_request(request)
 
-    def _importance(self, request: Request) -> tuple[int, int]:
-        """Sorts the most important request first."""
-        by_priority = self.config.scheduling_policy == "priority"
-        return (request.priority if by_priority else 0, request.arrival_index)
-
-    def _wait(self, request: Request) -> None:
-        """Queue a request where its importance puts it: a new one often last, of all."""
-        if not self.waiting or self._importance(self.waiting[-1]) <= self._importance(request):
-            self.waiting.append(request)
-        else:
-            bisect.insort(self.waiting, request, key=self._importance)
+    def _free(self, request: Request) -> None:
+        """Take back a finished request's blocks."""
+        table = self.kv_cache_manager.get_blocks(request.request_id)
+        self.connector.say_goodbye(request, [block.block_id for block in table])
+        self.kv_cache_manager.free(request)
 
     def _fork(self, request: Request) -> list[Request]:
         """The other answers to the request's prompt, once the prompt is computed."""

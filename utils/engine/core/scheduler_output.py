@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from utils.engine.core.kv_cache_utils import BlockCopies
 from utils.engine.request import Request
 
 
-@dataclass(frozen=True)
+@dataclass
 class SchedulerOutput:
     """What the next step computes.
 
@@ -21,6 +20,7 @@ class SchedulerOutput:
         block_copies: to be made before the forward pass.
         preempted_req_ids: requests that lost their blocks in this step.
         resumed_req_ids: requests that had lost them earlier, and are back.
+        deferred_req_ids: requests that wait for keys and values on their way to the connector.
         kv_connector_metadata: what a connector is to load and save (see `kv_transfer`).
         num_computed_tokens: by request id, how far each request was before this step.
         scheduled_spec_decode_tokens: by request id, the guessed tokens to be verified.
@@ -32,15 +32,17 @@ class SchedulerOutput:
     block_copies: BlockCopies = field(default_factory=BlockCopies)
     preempted_req_ids: list[str] = field(default_factory=list)
     resumed_req_ids: list[str] = field(default_factory=list)
+    deferred_req_ids: list[str] = field(default_factory=list)
     kv_connector_metadata: Any = None
     num_computed_tokens: dict[str, int] = field(init=False)
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        requests, put = self.scheduled_requests, partial(object.__setattr__, self)
-        put("num_computed_tokens", {r.request_id: r.num_computed_tokens for r in requests})
-        drafts = {r.request_id: r.spec_token_ids for r in requests if r.spec_token_ids}
-        put("scheduled_spec_decode_tokens", drafts)
+        requests = self.scheduled_requests
+        self.num_computed_tokens = {r.request_id: r.num_computed_tokens for r in requests}
+        self.scheduled_spec_decode_tokens = {
+            r.request_id: r.spec_token_ids for r in requests if r.spec_token_ids
+        }
 
     @property
     def total_num_scheduled_tokens(self) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from utils.engine.config.engine import EngineConfig
+from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.parallel import ParallelConfig
 from utils.engine.distributed.executor import MultiprocExecutor
 from utils.engine.distributed.moe import upcycle
@@ -41,22 +42,19 @@ class EngineReplica:
 
     Args:
         llm_class: `LLM`.
-        arguments: what it is made with.
-        parallel: whether experts are shared.
+        args: what all of them together are made with.
     """
 
-    def __init__(
-        self, llm_class: type, arguments: dict[str, Any], parallel: ParallelConfig
-    ) -> None:
+    def __init__(self, llm_class: type, args: EngineArgs) -> None:
         self.state = initialize_model_parallel()
+        self.shares_experts = args.enable_expert_parallel
         alone = replace(
-            parallel, data_parallel_size=1, enable_expert_parallel=False,
-            upcycle=None if parallel.enable_expert_parallel else parallel.upcycle,
+            args, data_parallel_size=1, enable_expert_parallel=False,
+            upcycle=None if self.shares_experts else args.upcycle,
         )  # fmt: skip
-        self.llm = llm_class(**arguments, **vars(alone))
-        self.shares_experts = parallel.enable_expert_parallel
-        if self.shares_experts and parallel.upcycle is not None:
-            upcycle(self.llm.model, parallel.upcycle, self.state.ep)
+        self.llm = llm_class(**vars(alone))
+        if self.shares_experts and args.upcycle is not None:
+            upcycle(self.llm.model, args.upcycle, self.state.ep)
         self.engine = self.llm.llm_engine
         self.num_dummy_batches = 0
         self._reported: dict[str, int] = {}
@@ -142,17 +140,15 @@ class DataParallelEngine:
 
     Args:
         llm: whose requests these are. They are checked here, before they are sent.
-        arguments: what it was made with. Each replica makes one with the same.
+        args: what it was made with. Each replica makes one with the same.
         parallel: how many replicas.
     """
 
-    def __init__(self, llm: Any, arguments: dict[str, Any], parallel: ParallelConfig) -> None:
+    def __init__(self, llm: Any, args: EngineArgs, parallel: ParallelConfig) -> None:
         parallel.check(llm.model_config, llm.config.device)
         self.inputs = InputProcessor(llm.model_config, llm.config, llm.tokenizer)
-        others = {"self", "parts", *vars(parallel)}
-        settings = {name: value for name, value in arguments.items() if name not in others}
         self.executor = MultiprocExecutor(
-            parallel, parallel.data_parallel_size, EngineReplica, type(llm), settings, parallel
+            parallel, parallel.data_parallel_size, EngineReplica, type(llm), args
         )
         self.kv_cache_manager = ReplicaCaches(self.executor)
         self._unfinished: list[dict[str, Request]] = [

@@ -2,7 +2,8 @@
 
 Names as in vLLM's `distributed/kv_transfer/kv_connector/v1/base.py`. There, a connector exists
 twice, once beside the scheduler and once in each worker, and metadata travel between them. Here one
-object has both sides, and the metadata are handed over all the same.
+object has both sides, and the metadata are handed over all the same. Who calls what: the scheduler
+in `core/scheduler.py`, the model runner through `worker/kv_transfers.py`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class KVConnectorStats:
     failures: Counter[str] = field(default_factory=Counter)
     recomputed_tokens: int = 0  # promised by the connector, and computed after all
 
+    def record(self, num_tokens: int, num_hits: int) -> None:
+        self.queries += num_tokens
+        self.hits += num_hits
+
 
 class KVConnectorBase(ABC):
     """Brings keys and values that somebody else computed, and passes on what is computed here.
@@ -48,9 +53,6 @@ class KVConnectorBase(ABC):
     A connector serves one engine. The engine calls, in each step, first the scheduler's side and
     then the worker's. In vLLM: `KVConnectorBase_V1`.
     """
-
-    # Whether `get_num_new_matched_tokens` may answer None, so that requests have to wait.
-    may_defer = False
 
     def __init__(self) -> None:
         self.stats = KVConnectorStats()
@@ -90,6 +92,26 @@ class KVConnectorBase(ABC):
             steps, which this engine does not support: always False.
         """
 
+    def num_external_tokens(self, request: Request, num_computed_tokens: int) -> int | None:
+        """What `get_num_new_matched_tokens` says, if an engine can do as it says.
+
+        A request whose prompt is scored computes all of it, and does not ask.
+
+        Raises:
+            ValueError: the answer is not one of those that `get_num_new_matched_tokens` may give.
+        """
+        if request.skip_reading_prefix_cache:
+            return 0
+        number, load_async = self.get_num_new_matched_tokens(request, num_computed_tokens)
+        left = request.num_tokens - num_computed_tokens
+        if load_async or not (number is None or number in range(0, left, self.block_size)):
+            raise ValueError(
+                f"The connector says that it has {number} tokens of request {request.request_id} "
+                f"(load_async={load_async}). Expected a multiple of the block size, "
+                f"{self.block_size}, below {left}, and False."
+            )
+        return number
+
     @abstractmethod
     def update_state_after_alloc(
         self, request: Request, blocks: Sequence[KVCacheBlock], num_external_tokens: int
@@ -103,8 +125,8 @@ class KVConnectorBase(ABC):
         """
 
     @abstractmethod
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """What the worker's side has to do in this step. Called once a step."""
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata | None:
+        """What the worker's side has to do in this step; None for nothing. Called once a step."""
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -116,6 +138,12 @@ class KVConnectorBase(ABC):
             always False. And parameters for whoever continues the request.
         """
         return False, None
+
+    def say_goodbye(self, request: Request, block_ids: list[int]) -> None:
+        """Call `request_finished`. Raises a ValueError for an answer that is of no use here."""
+        keeps, _ = self.request_finished(request, block_ids)
+        if keeps:
+            raise ValueError("This engine frees a request's blocks itself: answer (False, None).")
 
     def forget_requests(self) -> None:
         """The engine begins anew after a step that was broken off: no request has blocks."""
@@ -173,3 +201,44 @@ class KVConnectorBase(ABC):
     def shutdown(self) -> None:
         """Close what is open. The engine goes on without the connector's help."""
         self._metadata = None
+
+
+class NoConnector(KVConnectorBase):
+    """What an engine has unless it is given a connector: nothing comes, nothing goes."""
+
+    def bind_engine(self, namespace: bytes, block_size: int) -> None:
+        """Any number of engines may have it."""
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return 0, False
+
+    def num_external_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        return 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: Sequence[KVCacheBlock], num_external_tokens: int
+    ) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> None:
+        pass
+
+    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+        pass
+
+    def start_load_kv(self) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Tensor) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+
+NO_CONNECTOR = NoConnector()

@@ -143,8 +143,6 @@ class P2pConsumer(PoolConnector):
         patience: seconds.
     """
 
-    may_defer = True
-
     def __init__(
         self, port: int = 0, min_tokens: int = 0, patience: float = 10.0,
         layers_per_value: int | None = None, max_bytes: int = 1 << 30,

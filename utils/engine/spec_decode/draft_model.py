@@ -32,6 +32,8 @@ class DraftModelProposer:
         token_ids: [n], what it may guess; its head computes no other rows. None: all tokens.
     """
 
+    uses_slots = True
+
     def __init__(
         self, model: LlamaForCausalLM, kv_cache: PagedKVCache, token_ids: Tensor | None = None
     ) -> None:

@@ -28,7 +28,13 @@ PROBE_EVERY = 16  # tokens; a request that guesses no more tries it again
 
 
 class Proposer(Protocol):
-    """Guesses tokens for all requests of a step."""
+    """Guesses tokens for all requests of a step.
+
+    Attributes:
+        uses_slots: whether its guesses have keys and values, in the slots that follow a request's.
+    """
+
+    uses_slots: bool
 
     def draft(
         self,
@@ -50,6 +56,8 @@ class Proposer(Protocol):
 
 class TextProposer:
     """Lets a `TokenProposer`, which sees one request's tokens only, guess for all requests."""
+
+    uses_slots = False
 
     def __init__(self, proposer: TokenProposer) -> None:
         self.proposer = proposer
@@ -97,8 +105,7 @@ class Drafter:
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots beyond a request's tokens that the proposer writes to."""
-        uses_slots = self.config.method == "draft_model"
-        return self.config.num_speculative_tokens if uses_slots else 0
+        return self.config.num_speculative_tokens if self.proposer.uses_slots else 0
 
     def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Note how many of a request's guesses were accepted."""
@@ -133,15 +140,14 @@ class Drafter:
         return max(0, min(most, room))
 
 
-def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
-    """The drafter that `config.speculative_config` describes.
+def make_proposer(config: EngineConfig, target: LlamaForCausalLM) -> Proposer:
+    """The proposer that `config.speculative_config` describes.
 
     Raises:
         ValueError: draft model or heads cannot be read, or do not go with the target.
     """
     spec = config.speculative_config
     assert spec is not None
-    proposer: Proposer
     if spec.method == "draft_model":
         assert spec.model is not None
         shape = ModelConfig.from_pretrained(spec.model)
@@ -160,8 +166,8 @@ def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
             model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
             config.num_cpu_blocks,
         )  # fmt: skip
-        proposer = DraftModelProposer(model, memory, token_ids)
-    elif spec.method == "medusa":
+        return DraftModelProposer(model, memory, token_ids)
+    if spec.method == "medusa":
         assert spec.model is not None
         heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)
         in_a_row = len(spec.tree_widths or ()) or spec.num_speculative_tokens
@@ -170,8 +176,6 @@ def make_drafter(config: EngineConfig, target: LlamaForCausalLM) -> Drafter:
                 f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
                 f"{len(heads.blocks)}. Ask for fewer."
             )
-        proposer = MedusaProposer(heads, target.lm_head, spec.tree_widths)
-    else:
-        ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
-        proposer = TextProposer(spec.proposer or ngram)
-    return Drafter(spec, proposer)
+        return MedusaProposer(heads, target.lm_head, spec.tree_widths)
+    ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
+    return TextProposer(spec.proposer or ngram)

@@ -67,6 +67,8 @@ class MedusaProposer:
         tree_widths: how many tokens of each head to guess, for a tree; None for a chain.
     """
 
+    uses_slots = False
+
     def __init__(
         self, heads: MedusaHeads, lm_head: nn.Linear, tree_widths: tuple[int, ...] | None = None
     ) -> None:

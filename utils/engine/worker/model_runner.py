@@ -12,6 +12,7 @@ from utils.engine.attention.batch import Batch, ContiguousBatch, Span, int_tenso
 from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.kv_transfer.base import NO_CONNECTOR
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.outputs import Logprob
 from utils.engine.request import Request
@@ -21,6 +22,7 @@ from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.tree import follow_tree
 from utils.engine.structured_output.utils import apply_grammar_bitmask
+from utils.engine.worker.kv_transfers import KVTransfers
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -39,6 +41,7 @@ class ModelRunner:
     Args:
         kv_cache: the memory behind the block tables. None: each request brings its own cache.
         rejection_sampler: decides which guessed tokens stay.
+        transfers: of a connector, around the forward pass.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class ModelRunner:
         sampler: Sampler,
         kv_cache: PagedKVCache | None,
         rejection_sampler: RejectionSampler | None = None,
+        transfers: KVTransfers | None = None,
     ) -> None:
         self.model, self.sampler, self.kv_cache = model, sampler, kv_cache
         self.rejection_sampler = rejection_sampler or RejectionSampler()
+        self.transfers = transfers or KVTransfers(NO_CONNECTOR, {})
         self.device = model.lm_head.weight.device
         # Of each request that got tokens in the last step: the hidden state [hidden] that its last
         # token was sampled from. Medusa heads guess from it.
@@ -108,9 +113,12 @@ class ModelRunner:
             positions += range(start, last)
             positions += [last + depth for depth in draft.depths()]  # siblings share a position
         ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
-        hidden = self.model(ids, places, self._batch(output))  # [T, hidden]
+        metadata = output.kv_connector_metadata
+        with self.transfers.of_step(metadata):
+            batch = self.transfers.load(self._batch(output), metadata)
+            hidden = self.model(ids, places, batch)  # [T, hidden]
         score_prompts(output, hidden, self.model.compute_logits)
-        return complete, hidden[wanted]
+        return self.transfers.valid_rows(output, complete, hidden[wanted])
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests

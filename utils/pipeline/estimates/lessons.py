@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from utils.engine.config.engine import DEFAULT_KV_CACHE_MEMORY
+from utils.engine.config.engine_args import DEFAULT_KV_CACHE_MEMORY
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, Card
 from utils.pipeline.estimates.estimates import CUDA_CONTEXT, FLOAT, estimate_stages
 from utils.pipeline.estimates.training_memory import HALF

@@ -206,7 +206,7 @@ def scheduler_with(swapping: Any, recovery: Recovery) -> type[Scheduler]:
             self.swapping.give_way(request)
             request.metrics.num_preemptions += 1
             request.draft = NO_DRAFT
-            self._wait(request)
+            self.waiting.add_request(request)
 
         def _admit(self, request: Request, budget: int) -> int:
             num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)

@@ -1,4 +1,4 @@
-"""`EventfulBlockPool`: the same story told to vLLM's pool must yield the same bytes."""
+"""What the engine's pool tells: the same story told to vLLM's pool must yield the same bytes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool as TheirPool
 from vllm.v1.core.kv_cache_utils import BlockHash as TheirHash
 
-from utils.engine import LLM, SamplingParams
+from utils.engine import LLM, BlockPool, EngineConfig, KVCacheManager, SamplingParams
+from utils.engine.config.parts import make_kv_cache_manager
 from utils.engine.core.kv_cache_utils import (
     BlockHash,
     KVCacheBlock,
     get_hash_fn_by_name,
     hash_block_tokens,
 )
-from utils.routing.events.block_pool import (
-    EventfulBlockPool,
-    make_eventful_manager,
-    publishing_scheduler,
-)
+from utils.routing.events.engine_events import PublishedEvents
 from utils.routing.events.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 
 SIZE = 4
@@ -49,11 +46,18 @@ def their_request(tokens: list[int], hashes: list[BlockHash], salt: str | None) 
     )  # fmt: skip
 
 
+def told_pool(num_blocks: int) -> tuple[BlockPool, PublishedEvents]:
+    """A pool, and who is told what becomes of it."""
+    pool, told = BlockPool(num_blocks), PublishedEvents(lambda batch: None)
+    pool.events = told
+    return pool, told
+
+
 class BothPools:
     """Our pool and vLLM's, told the same. (vLLM keeps a block for itself.)"""
 
     def __init__(self, num_blocks: int) -> None:
-        self.ours = EventfulBlockPool(num_blocks, SIZE)
+        self.ours, self.told = told_pool(num_blocks)
         self.theirs = TheirPool(num_blocks + 1, True, SIZE, enable_kv_cache_events=True)
 
     def cache(
@@ -77,7 +81,7 @@ class BothPools:
 
     def check(self) -> list[Any]:
         """The events so far, which must be the same bytes."""
-        mine, other = self.ours.take_events(), self.theirs.take_events()
+        mine, other = self.told.take_events(), self.theirs.take_events()
         for event in other:
             if hasattr(event, "kv_cache_spec_kind"):
                 event.kv_cache_spec_kind = "full_attention"  # vLLM's manager writes it in
@@ -108,24 +112,23 @@ def tell(rng: random.Random) -> list[Any]:
 
 
 def test_events_are_handed_out_once_and_nothing_is_told_of_nothing() -> None:
-    pool = EventfulBlockPool(2, SIZE)
+    pool, told = told_pool(2)
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(blocks, [], 0, 0)
-    assert pool.take_events() == []
+    assert told.take_events() == []
     pool.cache_full_blocks(blocks, chain([1, 2, 3, 4]), 0, 1)
-    [event] = pool.take_events()
+    [event] = told.take_events()
     assert isinstance(event, BlockStored) and event.token_ids == [1, 2, 3, 4]
-    assert pool.take_events() == []
+    assert told.take_events() == []
     pool.forget_contents()
-    assert pool.take_events() == [AllBlocksCleared()]
+    assert told.take_events() == [AllBlocksCleared()]
 
 
 def test_an_engine_publishes_after_each_step(tiny_folder: Path) -> None:
     batches: list[KVEventBatch] = []
     llm = LLM(
         tiny_folder, block_size=SIZE, num_gpu_blocks_override=6, max_model_len=24,
-        kv_cache_manager=make_eventful_manager,
-        scheduler_cls=publishing_scheduler(batches.append),
+        kv_events=PublishedEvents(batches.append),
     )  # fmt: skip
     plain = LLM(tiny_folder, block_size=SIZE, num_gpu_blocks_override=6, max_model_len=24)
     prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [4] * 14, [3, 4, 5, 6, 7, 8, 9, 10, 12]]
@@ -151,6 +154,18 @@ def test_an_engine_publishes_after_each_step(tiny_folder: Path) -> None:
     assert len(batches) > 3 and all(batch.events for batch in batches)
 
 
-def test_without_prefix_caching_there_is_nothing_to_tell(tiny_folder: Path) -> None:
+def test_where_there_is_nothing_to_tell(tiny_folder: Path) -> None:
+    events = PublishedEvents(lambda batch: None)
     with pytest.raises(ValueError, match="enable prefix caching"):
-        LLM(tiny_folder, enable_prefix_caching=False, kv_cache_manager=make_eventful_manager)
+        LLM(tiny_folder, enable_prefix_caching=False, kv_events=events)
+
+    class OwnPool(BlockPool):
+        """Somebody's who has not thought of events."""
+
+    def manager(config: EngineConfig) -> KVCacheManager:
+        made = make_kv_cache_manager(config)
+        made.block_pool = OwnPool(config.num_gpu_blocks)
+        return made
+
+    with pytest.raises(ValueError, match=r"own block pool.*has a OwnPool"):
+        LLM(tiny_folder, kv_cache_manager=manager, kv_events=events)

@@ -1,0 +1,99 @@
+"""The parts of an engine that can be others: a learner's class, a connector, a listener.
+
+This is the one place where an engine is extended. Each part has a type that says what is asked of
+it, and a default that does the usual thing, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from utils.engine.attention.kv_cache import KVCache
+from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.config.engine import EngineConfig
+from utils.engine.core.block_pool import BlockPool
+from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
+from utils.engine.core.interfaces import KVCacheManagerInterface
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.core.kv_events import NO_EVENTS, KVEvents
+from utils.engine.core.scheduler import Scheduler
+from utils.engine.kv_transfer.base import KVConnectorBase
+from utils.engine.models.llama import LlamaForCausalLM
+from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.sampler import Sampler
+from utils.engine.spec_decode.drafter import Proposer, make_proposer
+
+
+def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
+    """The manager that an engine has unless it is given another one."""
+    hash_fn = get_hash_fn_by_name(config.prefix_caching_hash_algo)
+    hasher = get_request_block_hasher(config.block_size, hash_fn)
+    return KVCacheManager(
+        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher,
+        config.num_cpu_blocks,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What an engine is put together from.
+
+    Policy and attention are parts as well, of scheduler and model: see `scheduling_policy` and
+    `ops` of `EngineArgs`.
+
+    Args:
+        kv_cache_manager: makes who gives the blocks, from an `EngineConfig`.
+        kv_cache_class: gives each request a cache of its own, of this class, in place of paging. It
+            is called with `(config, max_num_tokens, dtype, device)`, and needs `append`.
+        scheduler_cls: makes who chooses each step's tokens, from a config and a manager.
+        sampler: turns logits into tokens.
+        rejection_sampler: decides which guessed tokens stay.
+        proposer: makes who guesses tokens, from a config with `speculative_config` and the model.
+        kv_connector: brings keys and values from elsewhere, and passes on those computed here.
+            None: nothing comes, nothing goes.
+        kv_events: is told what the prefix cache gains and loses.
+    """
+
+    kv_cache_manager: Callable[[EngineConfig], KVCacheManagerInterface] = make_kv_cache_manager
+    kv_cache_class: Callable[..., KVCache] | None = None
+    scheduler_cls: Callable[[EngineConfig, KVCacheManagerInterface], Scheduler] = Scheduler
+    sampler: Sampler = field(default_factory=Sampler)
+    rejection_sampler: RejectionSampler = field(default_factory=RejectionSampler)
+    proposer: Callable[[EngineConfig, LlamaForCausalLM], Proposer] = make_proposer
+    kv_connector: KVConnectorBase | None = None
+    kv_events: KVEvents = NO_EVENTS
+
+    def make_kv_cache(
+        self, model: LlamaForCausalLM, config: EngineConfig
+    ) -> tuple[KVCacheManagerInterface, PagedKVCache | None]:
+        """Who gives places in the KV cache, and the memory behind it; None where each request has
+        memory of its own.
+
+        Raises:
+            ValueError: KV events are wanted, and there are none.
+        """
+        listens = type(self.kv_events) is not KVEvents
+        if listens and not config.enable_prefix_caching:
+            raise ValueError("KV events tell what the prefix cache holds: enable prefix caching.")
+        if self.kv_cache_class is not None:
+            new_cache = partial(self.kv_cache_class, model.config)
+            return ContiguousKVCacheManager(
+                lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
+            ), None
+        manager = self.kv_cache_manager(config)
+        if listens:
+            pool = getattr(manager, "block_pool", None)
+            if type(pool) is not BlockPool:
+                raise ValueError(
+                    f"KV events come from the engine's own block pool, and this KV cache manager "
+                    f"has a {type(pool).__name__}. Leave out kv_events or kv_cache_manager."
+                )
+            pool.events = self.kv_events
+        new_kv_cache = getattr(model, "new_kv_cache", PagedKVCache)
+        return manager, new_kv_cache(
+            model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
+            config.num_cpu_blocks,
+        )  # fmt: skip
