@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.engine import LLM, SamplingParams  # noqa: E402
-from utils.engine.worker.model_runner import SampledToken  # noqa: E402
+from utils.engine.core.scheduler_output import ModelRunnerOutput  # noqa: E402
 
 
 def scheduler_cost(
@@ -27,9 +27,9 @@ def scheduler_cost(
             "max_num_seqs": batch, "max_num_batched_tokens": 300 * batch,
             "num_gpu_blocks": 8 * batch + 32,  # the prefix is shared
         })  # fmt: skip
-        engine.runner.execute_model = lambda output: [  # type: ignore[method-assign]
-            SampledToken(request, word, None) for request in output.scheduled_requests
-        ]
+        engine.runner.execute_model = lambda output: ModelRunnerOutput(  # type: ignore[method-assign]
+            {request.request_id: [word] for request in output.scheduled_requests}
+        )
         engine.step_trace = []
         for i, prompt in enumerate(prompts[:batch]):
             engine.add_request(str(i), prompt, params)

@@ -152,8 +152,9 @@ def engine_in_decode(llm: LLM, batch: int, context: int, paged: bool) -> LLMEngi
         blocks = pool.get_new_blocks(pool.num_gpu_blocks)
         random.Random(SEED).shuffle(blocks)
         pool.free_blocks(blocks)
-    for request in engine.inputs.from_prompts(prompts, params):
-        engine.add(request)
+    for state in engine.inputs.from_prompts(prompts, params):
+        engine.add(state)
+        request = state.request
         engine.scheduler.waiting.clear()
         engine.kv_cache_manager.allocate_slots(request, context)
         request.num_computed_tokens = context

@@ -145,9 +145,9 @@ def test_the_stories_reach_every_corner():
             output = super().schedule()
             seen["full"] += self.is_full() and bool(self.waiting)
             for request in output.scheduled_requests:
-                count = output.num_scheduled_tokens[request.request_id]
-                seen["in chunks"] += request.num_computed_tokens + count < request.num_tokens
-                seen["computed again"] += bool(request.output_token_ids) and count > 1
+                seen["in chunks"] += not request.is_complete
+                has_output = request.num_tokens > request.num_prompt_tokens
+                seen["computed again"] += has_output and request.num_scheduled_tokens > 1
             return output
 
         def abort_requests(self, requests):

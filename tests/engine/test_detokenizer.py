@@ -84,7 +84,10 @@ def steps(
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(text=st.text(min_size=1, max_size=40))
+# A text that ends in a replacement character looks like one that ends in half a character.
+@given(
+    text=st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=40)
+)
 def test_any_text_comes_back_whole(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     ids = tokenizer(text).input_ids
     assume(tokenizer.decode(ids) == text)  # a few bytes are missing in the vocabulary

@@ -1,6 +1,7 @@
-"""An interrupt may come between any two lines. Afterwards nothing is missing, and answers right.
+"""An interrupt may come at any line. It waits for the end of the step; a second one cuts through.
 
-The oracle is an engine that was never interrupted.
+Afterwards nothing is missing, and answers are right. The oracle is an engine that was never
+interrupted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +23,14 @@ import pytest
 
 from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
 from tests.scale import sized
-from utils.engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from utils.engine import (
+    LLM,
+    BeamSearchParams,
+    SamplingParams,
+    Scheduler,
+    SchedulerOutput,
+    StructuredOutputsParams,
+)
 from utils.engine.beam_search import BeamSearchOutput, beam_search_steps
 from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.store import MemoryStore
@@ -34,7 +41,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 1], [7, 8], [3, 4, 5, 6, 1]]
 SMALL = {"block_size": 2, "num_gpu_blocks_override": 24, "max_model_len": 48, "max_num_seqs": 4,
          "max_num_batched_tokens": 8, "device": "cpu"}  # fmt: skip
-SAMPLES = 40  # interrupted lines a case
+SAMPLES = 20  # interrupted lines a case, once and twice
 SIGNALS = sized(20, 100)  # a case, of those that are interrupted by real ones
 BEAMS = BeamSearchParams(3, 7, ignore_eos=True)
 
@@ -88,17 +95,20 @@ def engine(folder: Path, case: str) -> LLM:
 
 
 class Interrupt:
-    """Counts the executed lines of the engine; raises KeyboardInterrupt at one of them."""
+    """Counts the executed lines of the engine; interrupts it at one of them, so many times."""
 
-    def __init__(self, at: int = -1) -> None:
-        self.at, self.count, self.where = at, 0, ""
+    def __init__(self, at: int = -1, times: int = 1) -> None:
+        self.at, self.times, self.count, self.where = at, times, 0, ""
 
     def __enter__(self) -> Interrupt:
+        self.usual = signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, self.where
+        signal.signal(signal.SIGINT, self.usual)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         return self._line if ENGINE in frame.f_code.co_filename else None
@@ -109,7 +119,8 @@ class Interrupt:
             if self.count == self.at:
                 sys.settrace(None)
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt
+                for _ in range(self.times):
+                    signal.raise_signal(signal.SIGINT)
         return self._line
 
 
@@ -125,11 +136,13 @@ def assert_whole(llm: LLM, where: str) -> None:
     assert manager.swap_space.num_free_blocks == manager.swap_space.num_cpu_blocks, where
     assert not manager.req_to_blocks and not manager.num_cached_block, where
     assert not any(vars(manager._pending).values()), where
-    assert not scheduler.waiting and not scheduler.running and not core._requests, where
+    assert not scheduler.waiting and not scheduler.running and not core.requests, where
+    assert not any(vars(core.output_processor).values()), where
 
 
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize("case", CASES)
-def test_interrupted_at_any_line(folder: Path, case: str) -> None:
+def test_interrupted_at_any_line(folder: Path, case: str, times: int) -> None:
     run = CASES[case][1]
     llm = engine(folder, case)
     right = run(engine(folder, case))
@@ -142,10 +155,9 @@ def test_interrupted_at_any_line(folder: Path, case: str) -> None:
     assert width > 10
     for number in range(SAMPLES):
         at = number * width + rng.randrange(width) + 1
-        with pytest.raises(KeyboardInterrupt), Interrupt(at) as interrupt:
+        with pytest.raises(KeyboardInterrupt), Interrupt(at, times) as interrupt:
             run(llm)
             raise KeyboardInterrupt  # more was cached this time, and there were fewer lines
-        llm.llm_engine.abort_requests([])  # as whatever comes next; the interrupt may come last
         assert_whole(llm, interrupt.where)
         if number % 2:
             llm.reset_prefix_cache()  # else what was computed before is used
@@ -153,26 +165,60 @@ def test_interrupted_at_any_line(folder: Path, case: str) -> None:
         assert_whole(llm, interrupt.where)
 
 
-@pytest.mark.parametrize("case", ["swapped", "beams"])
-def test_interrupted_twice(folder: Path, case: str) -> None:
-    """Also while it cleans up after the first interrupt."""
-    run = CASES[case][1]
-    llm = engine(folder, case)
-    right = run(llm)
-    forget = llm.llm_engine.forget_everything
-    for at in range(1, 25):
-        llm.llm_engine.whole_steps._forget_everything = partial(_interrupted, forget, at)
-        with pytest.raises(KeyboardInterrupt), Interrupt(2000):
-            run(llm)
-        llm.llm_engine.whole_steps._forget_everything = forget
-        llm.llm_engine.abort_requests([])
-        assert_whole(llm, str(at))
-        assert run(llm) == right
+class Endless(Scheduler):
+    """A learner's scheduler that never returns, until it is mended."""
+
+    mended = False
+
+    def schedule(self) -> SchedulerOutput:
+        if self.waiting and not self.mended:
+            self.waiting.popleft()  # its books are in disorder, too
+        while not self.mended:
+            time.sleep(0.001)
+        return super().schedule()
 
 
-def _interrupted(forget: Callable[[], None], at: int) -> None:
-    with Interrupt(at):
-        forget()
+def test_a_second_interrupt_ends_what_never_ends(folder: Path, interrupts) -> None:
+    llm = LLM(folder, **SMALL)
+    right = generate(llm)
+    llm.llm_engine = llm.new_engine(scheduler_cls=Endless)
+    interrupts(0.1)
+    interrupts(0.4)
+    begin = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        generate(llm)
+    assert time.perf_counter() - begin > 0.3  # not at the first one
+    assert_whole(llm, "")
+    llm.llm_engine.scheduler.mended = True
+    assert generate(llm) == right
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step(folder: Path) -> None:
+    """The tokens of that step are there, and those who are not interrupted go on with them."""
+    llm = LLM(folder, **SMALL)
+    right = generate(llm)
+    llm.llm_engine = engine = llm.new_engine()
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, GREEDY)
+    states = list(engine.output_processor.request_states.values())
+    for _ in range(6):
+        engine.step()
+    before = sum(len(state.output_token_ids) for state in states)
+    execute = engine.runner.execute_model
+    with Interrupt(), pytest.MonkeyPatch.context() as patch:
+
+        def interrupted(output: SchedulerOutput) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return execute(output)
+
+        patch.setattr(engine.runner, "execute_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert sum(len(state.output_token_ids) for state in states) > before
+    assert engine.has_unfinished_requests()
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert [state.output_token_ids for state in states] == right
 
 
 @pytest.fixture
@@ -210,7 +256,6 @@ def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
             time.sleep(2 * seconds)
         except KeyboardInterrupt:
             pass
-        llm.llm_engine.abort_requests([])
         assert_whole(llm, "")
         assert run(llm) == right
 
@@ -271,8 +316,12 @@ def test_who_was_forgotten_is_told(folder: Path) -> None:
     stream = llm.stream([7, 8, 9], GREEDY)
     next(stream)
     runner = llm.llm_engine.runner
+
+    def breaks(output: SchedulerOutput) -> None:
+        raise KeyboardInterrupt  # as a second interrupt would
+
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(runner, "execute_model", lambda _: signal.raise_signal(signal.SIGINT))
+        patch.setattr(runner, "execute_model", breaks)
         generate(llm)
     with pytest.raises(RuntimeError, match="step was broken off"):
         list(stream)

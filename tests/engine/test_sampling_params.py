@@ -105,7 +105,7 @@ def test_other_names_are_vllms() -> None:
 def test_names_of_the_paged_engine_are_vllms() -> None:
     from vllm.v1.core import block_pool, kv_cache_manager, kv_cache_utils
     from vllm.v1.core.sched import output, scheduler
-    from vllm.v1.engine import llm_engine
+    from vllm.v1.engine import llm_engine, output_processor
     from vllm.v1.metrics import stats
 
     def methods(cls: type) -> set[str]:
@@ -122,8 +122,15 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
             "forget_everything",
         },
         engine.BlockPool: {"forget_contents", "reset"},
+        engine.OutputProcessor: {"forget_everything"},
         engine.Scheduler: {"abort_requests", "forget_requests", "handle_invalid_blocks"},
-        engine.LLMEngine: {"add", "advance", "abort_requests", "forget_everything"},
+        engine.LLMEngine: {
+            "add",
+            "advance",
+            "abort_requests",
+            "abort_in_core",
+            "forget_everything",
+        },
     }
     for ours, theirs in (
         (engine.FreeKVCacheBlockQueue, kv_cache_utils.FreeKVCacheBlockQueue),
@@ -131,6 +138,7 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
         (engine.KVCacheManager, kv_cache_manager.KVCacheManager),
         (engine.Scheduler, scheduler.Scheduler),
         (engine.LLMEngine, llm_engine.LLMEngine),
+        (engine.OutputProcessor, output_processor.OutputProcessor),
     ):
         assert methods(ours) - set(dir(theirs)) == ours_alone.get(ours, set()), ours
     for name in ("get_hash_fn_by_name", "get_request_block_hasher", "hash_block_tokens"):
@@ -141,7 +149,7 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
     assert {field.name for field in fields(engine.KVCacheBlock)} <= attributes
     scheduled = {f.name for f in fields(output.SchedulerOutput)}
     for name in ("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids"):
-        assert name in scheduled and hasattr(engine.SchedulerOutput([], {}), name)
+        assert name in scheduled and hasattr(engine.SchedulerOutput([]), name)
     assert {"requests", "queries", "hits"} <= {f.name for f in fields(stats.PrefixCacheStats)}
 
 

@@ -124,7 +124,9 @@ def nothing_is_held(llm: LLM) -> bool:
     return (
         manager.usage == 0
         and not manager.req_to_blocks
-        and not engine._requests
+        and not engine.requests
+        and not engine.output_processor.request_states
+        and not engine.output_processor.parent_requests
         and not engine.scheduler.running
         and not engine.scheduler.waiting
         and swap.num_free_blocks == swap.num_cpu_blocks

@@ -28,7 +28,6 @@ from utils.engine.core.kv_cache_utils import (
 from utils.engine.core.scheduler import Scheduler
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.core.step_record import ScheduledTokens, StepRecord
-from utils.engine.draft import Draft
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.metrics import PrefixCacheStats, SpecDecodingStats
@@ -41,11 +40,19 @@ from utils.engine.models.llama import (
     silu_and_mul,
 )
 from utils.engine.models.weights import load_model
-from utils.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from utils.engine.output_processor import OutputProcessor, RequestState
+from utils.engine.outputs import (
+    CompletionOutput,
+    EngineCoreOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from utils.engine.request import Request, RequestStatus
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
 from utils.engine.sampling_params import SamplingParams, StructuredOutputsParams
+from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.drafter import choose_num_speculative_tokens, expected_tokens
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
@@ -67,6 +74,7 @@ __all__ = [
     "Draft",
     "EngineArgs",
     "EngineConfig",
+    "EngineCoreOutput",
     "FreeKVCacheBlockQueue",
     "KVCache",
     "KVCacheBlock",
@@ -79,6 +87,7 @@ __all__ = [
     "ModelConfig",
     "ModelRunner",
     "NgramProposer",
+    "OutputProcessor",
     "PagedBatch",
     "PagedKVCache",
     "PrefixCacheStats",
@@ -86,6 +95,7 @@ __all__ = [
     "Request",
     "RequestMetrics",
     "RequestOutput",
+    "RequestState",
     "RequestStatus",
     "Sampler",
     "SamplingParams",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.output_processor import RequestState
 from utils.engine.request import Request
 
 if TYPE_CHECKING:
@@ -66,27 +67,30 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence] = field(default_factory=list)
 
 
-def beam_search(engine: LLMEngine, request: Request, params: BeamSearchParams) -> BeamSearchOutput:
+def beam_search(
+    engine: LLMEngine, state: RequestState, params: BeamSearchParams
+) -> BeamSearchOutput:
     """Search to the end. See `LLM.beam_search`."""
     output = BeamSearchOutput()
-    for _ in beam_search_steps(engine, request, params, output):
+    for _ in beam_search_steps(engine, state, params, output):
         pass
     return output
 
 
 def beam_search_steps(
-    engine: LLMEngine, request: Request, params: BeamSearchParams, output: BeamSearchOutput
+    engine: LLMEngine, state: RequestState, params: BeamSearchParams, output: BeamSearchOutput
 ) -> Iterator[list[Request]]:
     """Search, and yield the living beams after each step. Their block tables can be looked at then.
 
     Args:
         engine: with a paged KV cache.
-        request: from `engine.inputs`; it must not be queued.
+        state: from `engine.inputs`; it must not be queued.
         output: gets the answers in the end.
 
     Raises:
         ValueError: the KV cache has no room for the beams, or `beam_width` is too large.
     """
+    request = state.request
     _check(engine, request, params)
     vocab_size = engine.runner.model.config.vocab_size
     width, penalty = params.beam_width, params.length_penalty
@@ -179,13 +183,8 @@ def _prefill(engine: LLMEngine, request: Request) -> torch.Tensor:
 
 def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> torch.Tensor:
     """Run a forward pass over the beams' next tokens: log probabilities [B, vocab_size]."""
-    manager = engine.kv_cache_manager
-    output = SchedulerOutput(
-        beams,
-        {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)},
-        {beam.request_id: manager.get_block_ids(beam.request_id) for beam in beams},
-        manager.take_block_copies(),
-    )
+    scheduled = {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)}
+    output = SchedulerOutput.of(beams, scheduled, engine.kv_cache_manager)
     _, logits = engine.runner.compute_logits(output)
     for beam, size in zip(beams, sizes, strict=True):
         beam.num_computed_tokens += size

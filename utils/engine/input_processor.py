@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-import torch
-
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
-from utils.engine.detokenizer import IncrementalDetokenizer
+from utils.engine.output_processor import RequestState
 from utils.engine.request import Request, SamplingParams
 from utils.engine.structured_output.grammar import StructuredOutputGrammar, StructuredOutputManager
 
@@ -34,7 +32,10 @@ Params = SamplingParams | Sequence[SamplingParams] | None  # for all, one each, 
 
 
 class InputProcessor:
-    """Turns prompts or conversations, with their sampling parameters, into requests."""
+    """Turns prompts or conversations, with their sampling parameters, into requests.
+
+    What it returns is the users' side of them; each has its `request`, which is the core's.
+    """
 
     def __init__(
         self, model_config: ModelConfig, config: EngineConfig, tokenizer: PreTrainedTokenizerBase
@@ -44,9 +45,8 @@ class InputProcessor:
             tokenizer, model_config.vocab_size, model_config.eos_token_ids
         )
         self._request_ids = itertools.count()
-        self._shared_generator = torch.Generator(config.device).manual_seed(config.seed)
 
-    def from_prompts(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
+    def from_prompts(self, prompts: Prompts, sampling_params: Params) -> list[RequestState]:
         """Make requests of texts or of token ids. Raises a ValueError when one of them is bad."""
         single = isinstance(prompts, str | dict) or (
             bool(prompts) and isinstance(cast(Any, prompts)[0], int)
@@ -56,7 +56,9 @@ class InputProcessor:
         texts, ids, salts = zip(*split, strict=True) if split else ((), (), ())
         return self._requests(texts, ids, salts, sampling_params)
 
-    def from_conversations(self, messages: Conversations, sampling_params: Params) -> list[Request]:
+    def from_conversations(
+        self, messages: Conversations, sampling_params: Params
+    ) -> list[RequestState]:
         """Make requests of conversations. Raises a ValueError when one of them is bad."""
         single = bool(messages) and isinstance(messages[0], dict)
         many = cast(list[Conversation], [messages] if single else list(messages))
@@ -114,7 +116,7 @@ class InputProcessor:
         prompts: Sequence[list[int]],
         salts: Sequence[str | None],
         sampling_params: Params,
-    ) -> list[Request]:
+    ) -> list[RequestState]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if len(sampling_params) != len(prompts):
@@ -175,32 +177,31 @@ class InputProcessor:
 
     def _family(
         self, text: str | None, prompt: list[int], salt: str | None, params: SamplingParams
-    ) -> Request:
-        """The request for a prompt's first answer, with its forks for the `n - 1` others."""
-        first, *forks = family = [self._request(text, prompt, params, i) for i in range(params.n)]
-        for request in family:
-            request.family, request.cache_salt = family, salt
-        first.forks = forks
-        first.name_family(self.next_request_id())
-        return first
+    ) -> RequestState:
+        """The state of a prompt's first answer, with its forks for the `n - 1` others."""
+        requests = [self._request(prompt, salt, params, i) for i in range(params.n)]
+        requests[0].forks = requests[1:]
+        states = [RequestState(r, text, self.tokenizer, i) for i, r in enumerate(requests)]
+        for state in states:
+            state.family = states
+        states[0].name_family(self.next_request_id())
+        return states[0]
 
     def _request(
-        self, text: str | None, prompt: list[int], params: SamplingParams, i: int
+        self, prompt: list[int], salt: str | None, params: SamplingParams, index: int
     ) -> Request:
         max_num_tokens = self.config.max_model_len
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(prompt) + params.max_tokens)
         return Request(
             request_id="",  # `name_family` sets it
-            prompt=text,
             prompt_token_ids=prompt,
             sampling_params=params,
             max_num_tokens=max_num_tokens,
             eos_token_ids=self.model_config.eos_token_ids,
-            generator=self._shared_generator,
-            detokenizer=IncrementalDetokenizer(self.tokenizer, prompt),
+            seed=None if params.seed is None else params.seed + index,
             grammar=self._grammar(params),
-            index=i,
+            cache_salt=salt,
         )
 
 

@@ -16,8 +16,9 @@ from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.metrics import PrefixCacheStats
 from utils.engine.model_loader import load_engine_model
-from utils.engine.request import RequestOutput, SamplingParams
+from utils.engine.outputs import RequestOutput
 from utils.engine.run_requests import answer, run_to_end
+from utils.engine.sampling_params import SamplingParams
 from utils.hub import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:

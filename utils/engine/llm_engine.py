@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.parts import EngineParts
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.core.step_record import StepRecord, record_step
 from utils.engine.core.whole_steps import WholeSteps
 from utils.engine.input_processor import InputProcessor, Prompt
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import LlamaForCausalLM
-from utils.engine.outputs import RequestOutput
+from utils.engine.output_processor import OutputProcessor, RequestState
+from utils.engine.outputs import EngineCoreOutput, RequestOutput
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.drafter import Drafter
 from utils.engine.worker.kv_transfers import KVTransfers
-from utils.engine.worker.model_runner import ModelRunner, SampledToken
+from utils.engine.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,13 +56,14 @@ class LLMEngine:
         self.config, self.kv_events = config, parts.kv_events
         self.inputs = InputProcessor(model.config, config, tokenizer)
         self.kv_cache_manager: Any  # a `KVCacheManagerInterface`; most have a `block_pool` as well
-        self.kv_cache_manager, self.kv_cache = parts.make_kv_cache(model, config)
+        self.kv_cache_manager, memory = parts.make_kv_cache(model, config)
+        self.kv_cache = None if isinstance(memory, Mapping) else memory
         self.scheduler = parts.scheduler_cls(config, self.kv_cache_manager)
         transfers = KVTransfers.between(
             parts.kv_connector, self.scheduler, model, config, self.kv_cache
         )
         self.runner = ModelRunner(
-            model, parts.sampler, self.kv_cache, parts.rejection_sampler, transfers
+            model, parts.sampler, memory, parts.rejection_sampler, transfers, config.seed
         )
         self.drafter: Drafter | None = None
         if config.speculative_config is not None:
@@ -72,7 +73,8 @@ class LLMEngine:
             self.drafter = Drafter(config.speculative_config, proposer)
             self.scheduler.num_lookahead_tokens = self.drafter.num_lookahead_tokens
         self.step_trace: list[StepRecord] | None = None  # set it to [] to record each step
-        self._requests: dict[str, Request] = {}
+        self.output_processor = OutputProcessor()
+        self.requests: dict[str, Request] = {}  # by id: what is not finished, as the core knows it
         self.whole_steps = WholeSteps(self.forget_everything)
 
     def add_request(
@@ -88,29 +90,30 @@ class LLMEngine:
             ValueError: the id is in use, or the prompt or its parameters are bad (see
                 `LLM.generate`). Nothing has been queued then.
         """
-        if request_id in self._requests:
+        if request_id in self.output_processor.parent_requests:
             raise ValueError(f"Request id {request_id!r} is in use. Ids must be unique.")
-        [request] = self.inputs.from_prompts([prompt], params)
-        request.name_family(request_id)
-        request.set_priority(priority)
-        self.add(request)
+        [state] = self.inputs.from_prompts([prompt], params)
+        state.name_family(request_id)
+        state.set_priority(priority)
+        self.add(state)
 
-    def add(self, request: Request) -> None:
+    def add(self, state: RequestState) -> None:
         """Queue a request that `inputs` made."""
         with self.whole_steps:
-            self._requests[request.request_id] = request
-            self.scheduler.add_request(request)
+            self.output_processor.add_request(state)
+            self.requests |= {member.request_id: member.request for member in state.family}
+            self.scheduler.add_request(state.request)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns the answers so far of all requests that got a new token."""
-        first = {request.family[0].request_id: request for request in self.advance()}
-        return [request.output() for request in first.values()]
+        first = {state.family[0].request_id: state for state in self.advance()}
+        return [state.output() for state in first.values()]
 
-    def advance(self) -> list[Request]:
-        """Run one step, and return the requests that got a new token.
+    def advance(self) -> list[RequestState]:
+        """Run one step, and return the answers that got a new token.
 
         Raises:
             RuntimeError: no request can run, because something else holds the blocks.
@@ -129,42 +132,52 @@ class LLMEngine:
                 )
             usage = self.kv_cache_manager.usage
             scheduled = perf_counter()
-            sampled = self.runner.execute_model(output)
+            result = self.runner.execute_model(output)
             executed = perf_counter()
-            gained = self._process(output, sampled)
+            core_outputs = self._process(output, result)
+            updated, to_abort = self.output_processor.process_outputs(core_outputs)
+            self.abort_in_core(to_abort)
             processed = perf_counter()
             if self.drafter:
-                self.drafter.propose(output, self.runner.last_hidden)
+                names = [name for name in output.num_scheduled_tokens if name in self.requests]
+                going_on = [self.requests[name] for name in names]
+                self.drafter.propose(going_on, output, self.runner.last_hidden)
         if self.step_trace is not None:
             times = (begin, scheduled, executed, processed, perf_counter())
             self.step_trace.append(
-                record_step(times, output, gained, len(self.scheduler.waiting), usage)
+                record_step(times, output, updated, len(self.scheduler.waiting), usage)
             )
-        return list(gained)
+        return updated
 
     def _process(
-        self, output: SchedulerOutput, sampled: Sequence[SampledToken]
-    ) -> dict[Request, int]:
-        """Book a step's new tokens: which requests got how many."""
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
+        """Book a step's new tokens: what it gave each request that got some."""
+        for request_id, scores in result.prompt_logprobs.items():
+            if (known := self.requests[request_id].prompt_logprobs) is not None:
+                known += scores
         gained: dict[Request, int] = {}
-        for request, token_id, logprobs in sampled:
-            gained.setdefault(request, 0)
-            if not request.is_finished:  # else an accepted guess beyond the answer's end
-                request.append_token(token_id, logprobs)
-                gained[request] += 1
+        for request_id, token_ids in result.sampled_token_ids.items():
+            request = self.requests[request_id]
+            gained[request] = 0
+            for token_id in token_ids:
+                if not request.is_finished:  # else an accepted guess beyond the answer's end
+                    request.append_token(token_id)
+                    gained[request] += 1
         if self.drafter:
-            num_sampled = Counter(token.request.request_id for token in sampled)
-            for request in output.scheduled_requests:
-                if draft := output.scheduled_spec_decode_tokens.get(request.request_id):
-                    self.drafter.observe(request, len(draft), num_sampled[request.request_id] - 1)
+            self.drafter.observe(output, result)
         self.scheduler.update_from_output(output, list(gained))
-        if invalid := self.runner.transfers.invalid_block_ids:
-            self.scheduler.handle_invalid_blocks(output, invalid)
+        if result.invalid_block_ids:
+            self.scheduler.handle_invalid_blocks(output, result.invalid_block_ids)
         self.kv_events.step_ended()
-        for request in gained:
-            if request.is_answered:
-                self._requests.pop(request.family[0].request_id, None)
-        return gained
+        core_outputs = []
+        for request, count in gained.items():
+            logprobs = result.logprobs.get(request.request_id, [])
+            new_token_ids = request.output_token_ids[len(request.output_token_ids) - count :]
+            core_outputs.append(request.core_output(new_token_ids, logprobs[:count]))
+            if request.is_finished:
+                del self.requests[request.request_id]
+        return core_outputs
 
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
@@ -180,14 +193,18 @@ class LLMEngine:
 
         In the midst of a step (see `WholeSteps.soon`), they are dropped at its end.
         """
-        self.whole_steps.soon(lambda: self._drop(request_ids))
+        self.whole_steps.soon(
+            lambda: self.abort_in_core(self.output_processor.abort_requests(request_ids))
+        )
 
-    def _drop(self, request_ids: Sequence[str]) -> None:
-        dropped = [self._requests.pop(i) for i in request_ids if i in self._requests]
-        self.scheduler.abort_requests([member for r in dropped for member in r.family])
+    def abort_in_core(self, request_ids: Sequence[str]) -> None:
+        """Stop computing these answers. Unknown and finished ones are ignored."""
+        requests = [self.requests.pop(i) for i in request_ids if i in self.requests]
+        self.scheduler.abort_requests(requests)
 
     def forget_everything(self) -> None:
         """Drop all requests and all cached contents, whatever state an interrupt left them in."""
-        self.scheduler.forget_requests([m for r in self._requests.values() for m in r.family])
-        self._requests.clear()
+        self.output_processor.forget_everything()
+        self.scheduler.forget_requests(list(self.requests.values()))
+        self.requests.clear()
         self.kv_cache_manager.forget_everything()

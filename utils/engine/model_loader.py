@@ -14,7 +14,8 @@ from utils.engine.distributed.executor import ParallelModel
 from utils.engine.distributed.moe import upcycle
 from utils.engine.kernels.choice import choose_ops
 from utils.engine.kernels.packed_linear import pack_linears
-from utils.engine.models.llama import LlamaOps
+from utils.engine.models.llama import LlamaForCausalLM, LlamaOps
+from utils.engine.models.registry import MODELS
 from utils.engine.models.weights import load_model
 
 
@@ -37,6 +38,12 @@ def load_engine_model(
         raise ValueError(
             f"kernels={kernels!r} compute whole layers of a dense model at once. Use "
             f"kernels='torch' for several ranks and for a mixture of experts."
+        )
+    is_llama = MODELS[model.architecture] is LlamaForCausalLM
+    if not is_llama and (kernels == "cpp" or parallel.world_size > 1 or parallel.upcycle):
+        raise ValueError(
+            f"{model.architecture} runs in one process, without kernels='cpp' and without upcycle: "
+            f"those are written for Llama's layers."
         )
     if kernels == "cpp" and (model.head_dim > 128 or config.dtype == torch.float16):
         raise ValueError(

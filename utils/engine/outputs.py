@@ -20,6 +20,29 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 @dataclass
+class EngineCoreOutput:
+    """What a step of the engine's core gave one request. It can leave the process.
+
+    Args:
+        finish_reason: see `CompletionOutput`; None while the request goes on.
+        stop_reason: the stop token that ended it; None for end-of-sequence.
+        new_logprobs: of each new token; empty unless asked for.
+        prompt_logprobs: see `RequestOutput`.
+        scheduled_ts: when the request was first let run, in seconds of `time.perf_counter`.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    new_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    scheduled_ts: float | None = None
+
+
+@dataclass
 class RequestMetrics:
     """When things happened to a request, in seconds of a monotonic clock."""
 
@@ -27,10 +50,6 @@ class RequestMetrics:
     scheduled_ts: float | None = None  # when it was first let run
     token_ts: list[float] = field(default_factory=list)  # when each token of the answer came
     num_preemptions: int = 0
-
-    def record_scheduled(self) -> None:
-        if self.scheduled_ts is None:
-            self.scheduled_ts = time.perf_counter()
 
     def record_token(self) -> None:
         self.token_ts.append(time.perf_counter())

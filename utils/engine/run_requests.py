@@ -7,10 +7,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from utils.engine.request import Request, RequestOutput, RequestStatus
+from utils.engine.output_processor import RequestState
+from utils.engine.outputs import RequestOutput
 
 
-def answer(engine: Any, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+def answer(engine: Any, requests: list[RequestState], use_tqdm: bool) -> list[RequestOutput]:
     """Answer them all. The bar counts prompts, and tells the tokens of all answers a second."""
     with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar:
         for updated in run_to_end(engine, requests):
@@ -21,7 +22,7 @@ def answer(engine: Any, requests: list[Request], use_tqdm: bool) -> list[Request
     return [request.output() for request in requests]
 
 
-def run_to_end(engine: Any, requests: list[Request]) -> Iterator[list[Request]]:
+def run_to_end(engine: Any, requests: list[RequestState]) -> Iterator[list[RequestState]]:
     """Run requests to their end; after each step, yield those that got a new token.
 
     Other requests in the engine, such as those of a stream that is not read to its end yet, move
@@ -45,7 +46,7 @@ def run_to_end(engine: Any, requests: list[Request]) -> Iterator[list[Request]]:
             if updated := [member for member, count, before in news if count > before]:
                 reported = counts
                 yield updated
-            elif any(m.status is RequestStatus.FINISHED_ABORTED for m in members):
+            elif any(m.finish_reason == "abort" for m in members):
                 raise RuntimeError("Dropped: aborted, or others' step was broken off. Ask again.")
             elif all(request.is_answered for request in requests):
                 return

@@ -19,8 +19,8 @@ from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from utils.engine import LLMEngine
-from utils.engine import Request as EngineRequest
 from utils.engine.input_processor import check_salt
+from utils.engine.output_processor import RequestState
 from utils.serving.answers import Formatter
 from utils.serving.async_engine import AsyncLLM
 from utils.serving.http.guard import guard
@@ -134,7 +134,7 @@ def build_app(
 
     async def prepare(
         body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], list[Any]]
-    ) -> list[EngineRequest]:
+    ) -> list[RequestState]:
         """Checked requests for the engine, which have not been queued."""
         if body.model not in (None, model_name):
             raise HTTPException(404, f"The model {body.model!r} does not exist. "
@@ -154,7 +154,7 @@ def build_app(
         body: GenerationRequest, http: Request, make: Any, prompts: Callable[[], list[Any]]
     ) -> Any:
         requests = await prepare(body, http, make, prompts)
-        for member in (member for request in requests for member in request.family):
+        for member in (member.request for state in requests for member in state.family):
             member.priority, member.cache_salt = body.priority, body.cache_salt
         with bad_request():
             answers = engine.generate(requests)
@@ -169,7 +169,7 @@ def build_app(
     return app
 
 
-def rendered(body: GenerationRequest, requests: list[EngineRequest]) -> list[dict[str, Any]]:
+def rendered(body: GenerationRequest, requests: list[RequestState]) -> list[dict[str, Any]]:
     """What a request is for the engine, in the words of vLLM's `GenerateRequest`."""
     params = body.model_dump(include=set(RENDERED_PARAMS), exclude_none=True)
     return [
@@ -180,7 +180,7 @@ def rendered(body: GenerationRequest, requests: list[EngineRequest]) -> list[dic
     ]  # fmt: skip
 
 
-def check_room(requests: list[EngineRequest], body: GenerationRequest, max_model_len: int) -> None:
+def check_room(requests: list[RequestState], body: GenerationRequest, max_model_len: int) -> None:
     """Refuse an answer that is longer than what is left. (The engine alone would cut it short.)"""
     longest = max(len(request.prompt_token_ids) for request in requests)
     if body.max_tokens is not None and longest + body.max_tokens > max_model_len:

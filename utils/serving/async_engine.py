@@ -18,7 +18,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
-from utils.engine import LLMEngine, Request, RequestOutput
+from utils.engine import LLMEngine, RequestOutput
+from utils.engine.output_processor import RequestState
 from utils.serving.mailbox import (
     Answers,
     EngineDeadError,
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Running:
     """A request in the engine, and who waits for it."""
 
-    request: Request
+    request: RequestState
     mailbox: Mailbox
     index: int  # of the prompt, among those that its caller sent together
     num_seen: list[int] = field(default_factory=list)  # tokens of each answer that were counted
@@ -116,7 +117,7 @@ class AsyncLLM:
         finally:
             self.num_requests -= num_requests
 
-    def generate(self, requests: Sequence[Request]) -> Answers:
+    def generate(self, requests: Sequence[RequestState]) -> Answers:
         """Queue requests, and return their answers as they grow. Close it when you go.
 
         Raises:
@@ -204,7 +205,7 @@ class AsyncLLM:
         self._tell(partial(_deliver, outputs))
         self.metrics.count("course:engine_seconds", perf_counter() - begin, part="deliver")
 
-    def _book(self, member: Request) -> Running:
+    def _book(self, member: RequestState) -> Running:
         """Count an answer's new tokens. Returns the request that it belongs to."""
         running = self._running[member.family[0].request_id]
         self.metrics.observe_tokens(member, running.num_seen[member.index])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from utils.engine import Request, RequestOutput
+from utils.engine import RequestOutput
+from utils.engine.output_processor import RequestState
 
 
 class QueueOverflowError(RuntimeError):
@@ -67,7 +68,7 @@ class Answers:
     """
 
     def __init__(
-        self, requests: Sequence[Request], let_go: Callable[[Answers, list[str]], None]
+        self, requests: Sequence[RequestState], let_go: Callable[[Answers, list[str]], None]
     ) -> None:
         self.mailbox, self.num_requests = Mailbox(), len(requests)
         self._unfinished = {i: request.request_id for i, request in enumerate(requests)}

@@ -18,7 +18,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from utils.engine import LLMEngine, Request, StepRecord
+from utils.engine import LLMEngine, StepRecord
+from utils.engine.output_processor import RequestState
 from utils.engine.outputs import RequestMetrics
 
 disable_created_metrics()  # halves the text; nobody here asks when a counter began
@@ -123,7 +124,7 @@ class ServerMetrics:
         ):
             self.count("course:engine_seconds", end - begin, part=part)
 
-    def observe_tokens(self, request: Request, num_seen: int) -> None:
+    def observe_tokens(self, request: RequestState, num_seen: int) -> None:
         """The tokens that one answer got in a step.
 
         Args:
@@ -140,7 +141,7 @@ class ServerMetrics:
         if request.is_finished:
             self.observe("vllm:request_time_per_output_token_seconds", metrics.tpot)
 
-    def observe_end(self, request: Request) -> None:
+    def observe_end(self, request: RequestState) -> None:
         """A prompt with all its answers is done, or was aborted."""
         first = request.family[0].metrics
         ends = [t for t in (member.metrics.last_token_ts for member in request.family) if t]

@@ -155,11 +155,11 @@ def engine_schedule(
         output = engine.scheduler.schedule()
         schedule.append(output.num_scheduled_tokens)
         sampled = []
-        for request in output.scheduled_requests:
-            num_new_tokens = output.num_scheduled_tokens[request.request_id]
-            if request.num_computed_tokens + num_new_tokens == request.num_tokens:
-                request.append_token(0)
-                sampled.append(request)
+        for scheduled in output.scheduled_requests:
+            if scheduled.is_complete:
+                sampled.append(engine.requests[scheduled.request_id])
+        for request in sampled:
+            request.append_token(0)
         engine.scheduler.update_from_output(output, sampled)
     if arriving or engine.scheduler.has_unfinished_requests():
         raise ValueError(f"after all {len(steps)} steps, the engine is not finished with everybody")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-import torch
 
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
@@ -20,10 +17,9 @@ class PromptTooLong(ValueError):
 def bare_request(number: int, token_ids: list[int], salt: str | None = None) -> Request:
     """A request for one token, with all that a block manager asks of it, and no text."""
     return Request(
-        request_id=str(number), prompt=None, prompt_token_ids=token_ids,
+        request_id=str(number), prompt_token_ids=token_ids,
         sampling_params=SamplingParams(max_tokens=1), max_num_tokens=len(token_ids) + 1,
-        eos_token_ids=(), generator=torch.Generator(), detokenizer=cast(Any, None),
-        cache_salt=salt,
+        eos_token_ids=(), cache_salt=salt,
     )  # fmt: skip
 
 

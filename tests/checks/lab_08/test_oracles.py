@@ -64,7 +64,7 @@ def test_the_state_after_a_step_is_the_engines():
         for start in story.starts:
             for token_id in {token for *_, token in story.steps if token is not None}:
                 mine, engines = start.request(), start.request()
-                early = engines.too_early_to_stop()
+                early = len(engines.output_token_ids) < engines.sampling_params.min_tokens
                 if early and token_id in engines.stopping_token_ids:
                     continue  # the engine's sampler does not let such tokens come
                 bookkeeping.with_rules()(mine, 0, token_id)
@@ -77,7 +77,6 @@ def test_the_state_after_a_step_is_the_engines():
 def test_a_request_is_as_in_the_middle_of_its_work():
     request = running_request("A", [1, 2], [3], 2, max_tokens=5)
     assert (request.num_tokens, request.all_token_ids) == (3, [1, 2, 3])
-    assert request.detokenizer.append(4) == ""
 
 
 def test_the_first_stop_string_is_vllms():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
 from tests.scale import sized
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
-from utils.engine.request import Request, RequestStatus
+from utils.engine.output_processor import RequestState
 
 MAX_LEN = 48
 
@@ -67,7 +67,7 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
     )
     trace = engine.step_trace = []
     stems = [[rng.randrange(3, 13) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
-    alive: dict[str, Request] = {}
+    alive: dict[str, RequestState] = {}
     arrived = 0
     while arrived < num_requests or engine.has_unfinished_requests():
         while arrived < num_requests and rng.random() < 0.4:
@@ -80,7 +80,7 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
             )  # fmt: skip
             name = f"r{arrived}"
             engine.add_request(name, prompt, params, priority=rng.randrange(3))
-            alive[name] = engine._requests[name]
+            alive[name] = engine.output_processor.parent_requests[name]
             arrived += 1
         if alive and rng.random() < 0.05:
             engine.abort_request(rng.choice(list(alive)))
@@ -90,14 +90,14 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
         if len(trace) > steps:
             check_step(trace[-1], config, before)
     assert nothing_is_held(llm)
-    for request in (member for first in alive.values() for member in first.family):
-        assert request.is_finished
-        params, answer = request.sampling_params, request.output_token_ids
+    for state in (member for first in alive.values() for member in first.family):
+        assert state.is_finished and state.request.is_finished
+        params, answer = state.sampling_params, state.output_token_ids
         limit = params.max_tokens
-        if request.status is RequestStatus.FINISHED_ABORTED:
+        if state.finish_reason == "abort":
             limit = len(answer)
-        own_seed = None if params.seed is None else params.seed + request.index
-        assert oracle.explains(request.prompt_token_ids, answer, limit, own_seed), (
+        own_seed = None if params.seed is None else params.seed + state.index
+        assert oracle.explains(state.prompt_token_ids, answer, limit, own_seed), (
             method, config, seed, params,
         )  # fmt: skip
     return len(trace)

@@ -45,7 +45,12 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 def nothing_is_held(llm: LLM) -> bool:
     manager = llm.llm_engine.kv_cache_manager
-    return manager.usage == 0 and not manager.req_to_blocks and not llm.llm_engine._requests
+    return (
+        manager.usage == 0
+        and not manager.req_to_blocks
+        and not llm.llm_engine.requests
+        and not llm.llm_engine.output_processor.request_states
+    )
 
 
 # Attention over blocks
@@ -175,8 +180,8 @@ def test_a_pool_that_overflows(
         pass
     got = [request.output_token_ids for request in requests]
     assert_same_but_for_ties(hf_model, some, got, expected)
-    assert sum(request.num_preemptions for request in requests) > 0
-    once = sum(request.num_tokens - 1 for request in requests)
+    assert sum(state.request.num_preemptions for state in requests) > 0
+    once = sum(state.request.num_tokens - 1 for state in requests)
     if num_cpu_blocks == 100:
         assert sum(computed) == once  # nothing was computed twice
     elif not enable_prefix_caching and num_cpu_blocks == 0:
@@ -284,7 +289,7 @@ def test_several_answers_under_pressure(engine_of, some) -> None:
     requests = llm.llm_engine.inputs.from_prompts(pieces, params)
     for _ in run_to_end(llm.llm_engine, requests):
         pass
-    members = [member for request in requests for member in request.family]
+    members = [member.request for state in requests for member in state.family]
     assert sum(member.num_preemptions for member in members) > 0
     for request, answers in zip(requests, free, strict=True):
         assert [a.token_ids for a in request.output().outputs] == [a.token_ids for a in answers]

@@ -93,7 +93,8 @@ def test_who_may_share_does_and_who_must_not_does_not(tiny: LLM, folder: Path, t
 def test_an_adapter_has_keys_of_its_own(tiny: LLM) -> None:
     from utils.engine.core.kv_cache_utils import generate_block_hash_extra_keys
 
-    [request] = tiny.llm_engine.inputs.from_prompts([PROMPT], GREEDY)
+    [state] = tiny.llm_engine.inputs.from_prompts([PROMPT], GREEDY)
+    request = state.request
     found = set()
     for request.lora_name in (None, "one", "two"):
         extra = generate_block_hash_extra_keys(request)

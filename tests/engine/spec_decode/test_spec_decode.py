@@ -30,9 +30,9 @@ from utils.engine import (
     tree_depths,
 )
 from utils.engine.attention.tree_attention import tree_attention
-from utils.engine.draft import Draft
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.sample.draw import draw
+from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, rows_of
 from utils.engine.spec_decode.medusa import tree_of
 from utils.pipeline.drafts.draft_model import write_draft_vocabulary
@@ -264,9 +264,7 @@ def test_a_draft_of_few_words_guesses_as_the_whole_one_would_among_them(
     """Logits of a token without a row are missing; the others, and their order, are the same."""
     params, seeded = SamplingParams(temperature=temperature), torch.Generator().manual_seed(0)
     logits = torch.randn(4, 13, generator=seeded)
-    requests = [
-        SimpleNamespace(sampling_params=params, randomness=lambda ahead: seeded) for _ in logits
-    ]
+    requests = [SimpleNamespace(sampling_params=params, seed=None, num_tokens=5) for _ in logits]
     few = world.engine(world.configs["few words"]).drafter.proposer
     assert torch.equal(few.token_ids, FEW_WORDS)
     whole = world.engine(world.configs["draft"]).drafter.proposer
@@ -548,7 +546,7 @@ def test_drafts_that_do_not_fit(world: World, options: dict, message: str) -> No
 def test_guesses_need_paging(world: World) -> None:
     with pytest.raises(ValueError, match="needs a paged KV cache"):
         world.llm.new_engine(
-            ContiguousKVCache, changes={"speculative_config": world.configs["ngram"]}
+            kv_cache_class=ContiguousKVCache, changes={"speculative_config": world.configs["ngram"]}
         )
 
 

@@ -373,7 +373,7 @@ wrong_ones(
 
 
 def arrival(request):
-    return request.metrics.arrival_time
+    return request.arrival_time
 
 
 @right("by_importance")
@@ -664,7 +664,7 @@ class Base:
         request.status = RequestStatus.RUNNING
 
     def update_from_output(self, output, sampled):
-        for request in output.scheduled_requests:
+        for request in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
             request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
         for request in sampled:
             if request.is_finished:
@@ -735,7 +735,7 @@ class WithDeques:
         return scheduler_output(served, self.running, victims, self.manager)
 
     def update_from_output(self, output, sampled):
-        for request in output.scheduled_requests:
+        for request in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
             request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
             if request.is_finished:
                 self.running.remove(request)
@@ -886,7 +886,7 @@ class StaysInWaitingToo(Base):
 class CountsInSchedule(Base):
     def output(self):
         output = super().output()
-        for request in output.scheduled_requests:
+        for request in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
             request.num_computed_tokens += self.scheduled[request.request_id]
         return output
 
@@ -906,12 +906,12 @@ def afterwards(change):
 
 
 def set_the_count(self, output, sampled, _):
-    for request in output.scheduled_requests:
+    for request in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
         request.num_computed_tokens = output.num_scheduled_tokens[request.request_id]
 
 
 def jump_to_the_end(self, output, sampled, _):
-    for request in output.scheduled_requests:
+    for request in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
         request.num_computed_tokens = max(
             request.num_computed_tokens, len(request.prompt_token_ids)
         )

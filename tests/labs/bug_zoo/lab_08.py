@@ -712,16 +712,19 @@ class Loop(EngineBase):
     def step(self):
         try:
             plan = self.scheduler.schedule()
-            if not plan.scheduled_requests:
+            if not plan.num_scheduled_tokens:
                 return []
             return self.process(plan, self.execute_model(plan))
         except BaseException:
             self.after_failure()
             raise
 
+    def planned(self, plan):
+        return [self.requests[name] for name in plan.num_scheduled_tokens if name in self.requests]
+
     def process(self, plan, sampled):
         updated = []
-        for request in plan.scheduled_requests:
+        for request in self.planned(plan):
             token_id = sampled.get(request.request_id)
             self.update(request, plan.num_scheduled_tokens[request.request_id], token_id)
             if token_id is not None:
@@ -773,7 +776,7 @@ def loops(**methods):
 
 
 def process_before_update(self, plan, sampled):
-    outputs = [self.output(r) for r in plan.scheduled_requests if r.request_id in sampled]
+    outputs = [self.output(r) for r in self.planned(plan) if r.request_id in sampled]
     Loop.process(self, plan, sampled)
     return outputs
 
@@ -786,20 +789,20 @@ def leak(self, request):
 
 
 def everybody(self, plan, sampled):
-    quiet = [r for r in plan.scheduled_requests if r.request_id not in sampled]
+    quiet = [r for r in self.planned(plan) if r.request_id not in sampled]
     outputs = Loop.process(self, plan, sampled)
     return outputs + [self.output(request) for request in quiet]
 
 
 def each_has_a_token(self, plan, sampled):
-    for request in plan.scheduled_requests:
+    for request in self.planned(plan):
         sampled[request.request_id]
     return Loop.process(self, plan, sampled)
 
 
 def only_with_tokens(self, plan, sampled):
     outputs = []
-    for request in list(plan.scheduled_requests):
+    for request in self.planned(plan):
         if (token_id := sampled.get(request.request_id)) is not None:
             self.update(request, plan.num_scheduled_tokens[request.request_id], token_id)
             outputs.append(self.output(request))
@@ -840,7 +843,7 @@ def abort_of(free):
 
 def free_as_well(self, plan, sampled):
     outputs = Loop.process(self, plan, sampled)
-    for request in plan.scheduled_requests:
+    for request in self.planned(plan):
         if request.is_finished:
             self.free(request)
     return outputs
@@ -849,7 +852,7 @@ def free_as_well(self, plan, sampled):
 def only_exceptions(self):
     try:
         plan = self.scheduler.schedule()
-        return self.process(plan, self.execute_model(plan)) if plan.scheduled_requests else []
+        return self.process(plan, self.execute_model(plan)) if plan.num_scheduled_tokens else []
     except Exception:
         self.after_failure()
         raise
@@ -858,7 +861,7 @@ def only_exceptions(self):
 def schedule_outside(self):
     plan = self.scheduler.schedule()
     try:
-        return self.process(plan, self.execute_model(plan)) if plan.scheduled_requests else []
+        return self.process(plan, self.execute_model(plan)) if plan.num_scheduled_tokens else []
     except BaseException:
         self.after_failure()
         raise

@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, cast
-
-import torch
+from typing import Any
 
 from utils.checks.kit.contracts import Choices, Raised, Stage
 from utils.checks.kit.contracts.faults import attempt
@@ -16,14 +14,6 @@ from utils.engine.request import Request, RequestStatus, SamplingParams
 
 EOS = 2
 _TOKENS = list(range(1000, 1000 + (1 << 17)))
-_GENERATOR = torch.Generator()
-
-
-class _NoText:
-    """Stands in for a detokenizer: the tokens here mean nothing."""
-
-    def append(self, token_id: int) -> str:
-        return ""
 
 
 @functools.cache
@@ -37,14 +27,13 @@ def bare_request(
 ) -> Request:  # fmt: skip
     """A request of the engine's own class, whose tokens are made up."""
     request = Request(
-        request_id=name, prompt=None, prompt_token_ids=_TOKENS[:num_prompt],
+        request_id=name, prompt_token_ids=_TOKENS[:num_prompt],
         sampling_params=_params(max_tokens), max_num_tokens=num_prompt + max_tokens,
-        eos_token_ids=(EOS,), generator=_GENERATOR, detokenizer=cast(Any, _NoText()),
-        priority=priority, status=status, num_computed_tokens=computed,
+        eos_token_ids=(EOS,),
+        priority=priority, arrival_time=arrival, status=status, num_computed_tokens=computed,
         output_token_ids=_TOKENS[:num_answer],
     )  # fmt: skip
     request.all_token_ids += request.output_token_ids
-    request.metrics.arrival_time = arrival
     return request
 
 
@@ -99,8 +88,7 @@ def names(requests: Any) -> list[str]:
 
 def state(request: Request) -> dict[str, Any]:
     """All that a request holds; lists are copied."""
-    held = {k: list(v) if isinstance(v, list) else v for k, v in vars(request).items()}
-    return held | {"arrival_time": request.metrics.arrival_time}
+    return {k: list(v) if isinstance(v, list) else v for k, v in vars(request).items()}
 
 
 @dataclass(frozen=True)

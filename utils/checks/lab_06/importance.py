@@ -73,7 +73,7 @@ def _judge(stage: Stage, given: list[Request], got: Any) -> Any:
 
 
 def _rank(request: Request) -> tuple[int, float]:
-    return request.priority, request.metrics.arrival_time
+    return request.priority, request.arrival_time
 
 
 def _by(key: Callable[[int, float], Any]) -> Callable[[list[Request]], list[Request]]:

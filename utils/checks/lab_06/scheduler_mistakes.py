@@ -156,8 +156,9 @@ class RightScheduler:
         self.budget -= count
 
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Request]) -> None:
-        for request in output.scheduled_requests:
-            request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
+        for request in self.running:
+            name = request.request_id
+            request.num_computed_tokens += output.num_scheduled_tokens.get(name, 0)
         for request in sampled:
             if request.is_finished:
                 self.running.remove(request)

@@ -7,6 +7,7 @@ that can be seen from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,15 +32,13 @@ def scheduler_output(
     """A step in the form that the engine wants it in: with block tables, and counted."""
     requests = [r for r in running if r.request_id in num_scheduled_tokens]
     for request in requests:
-        request.metrics.record_scheduled()
+        request.scheduled_ts = request.scheduled_ts or perf_counter()
     for request in preempted:
-        request.metrics.num_preemptions += 1
-    return SchedulerOutput(
-        requests, dict(num_scheduled_tokens),
-        {r.request_id: kv_cache_manager.get_block_ids(r.request_id) for r in requests},
-        kv_cache_manager.take_block_copies(),
-        [request.request_id for request in preempted],
-    )  # fmt: skip
+        request.num_preemptions += 1
+    preempted_req_ids = [request.request_id for request in preempted]
+    return SchedulerOutput.of(
+        requests, num_scheduled_tokens, kv_cache_manager, preempted_req_ids=preempted_req_ids
+    )
 
 
 def play_beside(right: Any) -> Callable[[Stage, Any, Story], None]:
@@ -177,10 +176,9 @@ class Teller:
     def _compute(self, output: SchedulerOutput) -> list[Request]:
         """New tokens for those that are up to date; who gained one."""
         sampled = []
-        for request in output.scheduled_requests:
-            arrival = self.arrivals[request.request_id]
-            end = request.num_computed_tokens + output.num_scheduled_tokens[request.request_id]
-            if end == request.num_tokens:
+        for name, num_scheduled in output.num_scheduled_tokens.items():
+            request, arrival = self.requests[name], self.arrivals[name]
+            if request.num_computed_tokens + num_scheduled == request.num_tokens:
                 last = len(request.output_token_ids) + 1 == arrival.num_answer
                 request.append_token(EOS if arrival.stops and last else 100)
                 sampled.append(request)

@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from utils.checks.kit.runner import Mismatch
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.scheduler_output import (
+    ModelRunnerOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from utils.engine.input_processor import Prompt
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
-from utils.engine.outputs import RequestOutput
-from utils.engine.request import Request, RequestStatus
+from utils.engine.output_processor import RequestState
+from utils.engine.outputs import EngineCoreOutput, RequestOutput
+from utils.engine.request import FINISH_REASONS, Request, RequestStatus
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.worker.model_runner import ModelRunner
 
@@ -38,14 +43,12 @@ class _Runner(ModelRunner):
         super().__init__(runner.model, runner.sampler, runner.kv_cache)
         self.prepare_inputs = prepare_inputs
 
-    def _forward(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+    def _forward(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> tuple[list[ScheduledRequest], Tensor]:
         requests, scheduled = output.scheduled_requests, output.num_scheduled_tokens
         input_ids, positions, logits_indices = self.prepare_inputs(requests, scheduled)
-        caught_up = [
-            request
-            for request in requests
-            if request.num_computed_tokens + scheduled[request.request_id] == request.num_tokens
-        ]
+        caught_up = [request for request in requests if request.is_complete]
         counts = (len(input_ids), len(positions), len(logits_indices))
         if counts != (sum(scheduled.values()), sum(scheduled.values()), len(caught_up)):
             raise ValueError("prepare_inputs gave lists of other lengths. See its own check.")
@@ -70,6 +73,7 @@ class EngineBase(LLMEngine):
         super().__init__(llm.model, llm.tokenizer, replace(llm.config, **changes))
         self.parts = parts
         self.runner = _Runner(self.runner, parts.prepare_inputs)
+        self._states: WeakKeyDictionary[Request, RequestState] = WeakKeyDictionary()
         self._num_shown: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
     # --- what the learner writes -----------------------------------------------------------------
@@ -82,15 +86,10 @@ class EngineBase(LLMEngine):
 
     # --- what the learner uses -------------------------------------------------------------------
 
-    @property
-    def requests(self) -> dict[str, Request]:
-        """The requests that are not finished, by their id."""
-        return self._requests
-
     def execute_model(self, scheduler_output: SchedulerOutput) -> dict[str, int]:
         """Compute what was scheduled. Returns the new token of each request that got one."""
-        sampled = self.runner.execute_model(scheduler_output)
-        return {token.request.request_id: token.token_id for token in sampled}
+        sampled = self.runner.execute_model(scheduler_output).sampled_token_ids
+        return {request_id: token_ids[0] for request_id, token_ids in sampled.items()}
 
     def update(self, request: Request, num_scheduled_tokens: int, token_id: int | None) -> None:
         """Book what a step computed for a request, and let its text grow.
@@ -100,27 +99,33 @@ class EngineBase(LLMEngine):
             num_scheduled_tokens: how many of its tokens were computed.
             token_id: its new token. None: it got none.
         """
-        early = request.too_early_to_stop()
+        early = len(request.output_token_ids) < request.sampling_params.min_tokens
         self.parts.update_request(request, num_scheduled_tokens, token_id)
         if token_id is None:
             return
-        request.metrics.record_token()
+        state = self._states[request]
+        state.metrics.scheduled_ts = request.scheduled_ts
+        state.metrics.record_token()
+        state.output_token_ids = list(request.output_token_ids)
+        state.num_cached_tokens, state.stop_reason = request.num_cached_tokens, request.stop_reason
         if request.status != RequestStatus.FINISHED_STOPPED:  # EOS and stop tokens are no text
-            gained = request.detokenizer.append(token_id)
-            request.text += gained
+            gained = state.detokenizer.append(token_id)
+            state.text += gained
             num_searched = 0 if early else len(gained)
-            count, stop = self.parts.text_to_show(request.text, num_searched, request.stop_strings)
+            count, stop = self.parts.text_to_show(state.text, num_searched, state.stop_strings)
             self._num_shown[request] = count
-            if stop is not None:
-                request.text = request.text[:count]
-                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, stop
+            if stop is not None:  # as in the engine, the core is told to drop the request
+                state.text, state.stop_reason = state.text[:count], stop
+                request.status = RequestStatus.FINISHED_ABORTED
         if request.is_finished:
-            self._num_shown[request] = len(request.text)
+            self._num_shown[request] = len(state.text)
+            cut = request.status == RequestStatus.FINISHED_ABORTED
+            state.finish_reason = "stop" if cut else FINISH_REASONS.get(request.status)
 
     def output(self, request: Request) -> RequestOutput:
         """The request's answer so far, as the user may see it."""
-        output = request.output()
-        output.outputs[0].text = request.text[: self._num_shown.get(request, 0)]
+        output = self._states[request].output()
+        output.outputs[0].text = self._states[request].text[: self._num_shown.get(request, 0)]
         return output
 
     def free(self, request: Request) -> None:
@@ -130,6 +135,8 @@ class EngineBase(LLMEngine):
         if request in self.scheduler.waiting:
             self.scheduler.waiting.remove(request)
         self.kv_cache_manager.free(request)
+        state = self._states[request]
+        state.finish_reason = state.finish_reason or FINISH_REASONS.get(request.status)
 
     def forget_contents(self) -> None:
         """Make nothing findable in the prefix cache any more."""
@@ -143,10 +150,12 @@ class EngineBase(LLMEngine):
     ) -> None:  # fmt: skip
         """Queue a prompt, after the learner's function has checked the parameters."""
         self.parts.check_sampling_params(params or SamplingParams())
+        if request_id in self.requests:
+            raise ValueError(f"Request id {request_id!r} is in use. Ids must be unique.")
         super().add_request(request_id, prompt, params, priority)
 
-    def add(self, request: Request) -> None:
-        if len(request.family) > 1:
+    def add(self, state: RequestState) -> None:
+        if len(state.family) > 1:
             raise ValueError("The engine of this lab gives one answer per prompt: n must be 1.")
 
         def decode(token_ids: Sequence[int]) -> str:
@@ -156,15 +165,17 @@ class EngineBase(LLMEngine):
                 )
             )
 
-        prompt = list(request.prompt_token_ids)
-        request.detokenizer = self.parts.detokenizer_class(decode, prompt)
-        super().add(request)
+        prompt = list(state.prompt_token_ids)
+        state.detokenizer = self.parts.detokenizer_class(decode, prompt)
+        self._states[state.request] = state
+        self.requests[state.request_id] = state.request
+        self.scheduler.add_request(state.request)
 
-    def advance(self) -> list[Request]:
-        """One step, for `LLM.generate`, which looks at the requests themselves."""
-        before = dict(self._requests)
+    def advance(self) -> list[RequestState]:
+        """One step, for `LLM.generate`, which looks at the answers themselves."""
+        before = dict(self.requests)
         names = {output.request_id for output in self.step()}
-        return [request for name, request in before.items() if name in names]
+        return [self._states[request] for name, request in before.items() if name in names]
 
-    def _process(self, *_: Any) -> dict[Request, int]:
+    def _process(self, *_: Any) -> list[EngineCoreOutput]:
         raise Mismatch("The engine's own loop would do the work. Call `self.update` in yours.")

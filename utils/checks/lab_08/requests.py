@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-import torch
+from typing import Any
 
 from utils.engine.request import Request, RequestStatus
 from utils.engine.sampling_params import SamplingParams
-
-GENERATOR = torch.Generator()
-
-
-class _Silent:
-    """In place of a detokenizer."""
-
-    def append(self, token_id: int) -> str:
-        return ""
 
 
 def running_request(
@@ -31,8 +20,8 @@ def running_request(
         params: of its `SamplingParams`
     """
     request = Request(
-        request_id, None, list(prompt), SamplingParams(**params), max_num_tokens,
-        tuple(eos_token_ids), GENERATOR, cast(Any, _Silent()),
+        request_id, list(prompt), SamplingParams(**params), max_num_tokens,
+        tuple(eos_token_ids),
     )  # fmt: skip
     request.output_token_ids += output
     request.all_token_ids += output

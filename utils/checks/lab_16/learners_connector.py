@@ -79,11 +79,9 @@ class LearnersConnector(KVConnectorBase):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """See `KVConnectorBase`."""
-        out = scheduler_output
         return Steps(self.side.build_connector_meta([
-            Scheduled(r, list(out.block_ids[r.request_id]), out.num_computed_tokens[r.request_id],
-                      out.num_scheduled_tokens[r.request_id])
-            for r in out.scheduled_requests
+            Scheduled(r, list(r.block_ids), r.num_computed_tokens, r.num_scheduled_tokens)
+            for r in scheduler_output.scheduled_requests
         ]))  # fmt: skip
 
     def request_finished(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 # What the entries of config.json are, where they are there: (in words, what holds for it, which).
 KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("a whole number above 0", lambda v: type(v) is int and v > 0,
@@ -44,6 +44,12 @@ def rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
     return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
 
+def sliding_window(raw: dict[str, Any]) -> int | None:
+    """How many tokens attention looks back; None: to the beginning."""
+    # Qwen2's files may name a window, and say that it is not used.
+    return raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
+
+
 def eos_token_ids(path: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that end an answer.
 
@@ -73,7 +79,7 @@ def refuse_unsupported(raw: dict[str, Any]) -> None:
     if architectures[0] not in SUPPORTED_ARCHITECTURES:
         raise ValueError(
             f"Unsupported architecture {architectures[0]}. "
-            f"This engine runs {' and '.join(SUPPORTED_ARCHITECTURES)}."
+            f"This engine runs {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
     rope = rope_parameters(raw)
     found_and_supported = {

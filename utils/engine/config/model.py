@@ -13,6 +13,7 @@ from utils.engine.config.hf_config import (
     read_json,
     refuse_unsupported,
     rope_parameters,
+    sliding_window,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -20,7 +21,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a Llama-like model. Fields bear the names of Hugging Face's `config.json`."""
+    """The shape of a Llama-like model. Fields bear the names of Hugging Face's `config.json`.
+
+    `architecture` says which class runs it: see `models/registry.py`.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -36,6 +40,7 @@ class ModelConfig:
     sliding_window: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32  # that of the weights on disk
+    architecture: str = "LlamaForCausalLM"
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -75,9 +80,10 @@ class ModelConfig:
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
             tie_word_embeddings=raw.get("tie_word_embeddings", False)
             and not has_own_head(Path(path)),
-            sliding_window=raw.get("sliding_window"),
+            sliding_window=sliding_window(raw),
             eos_token_ids=eos_token_ids(Path(path), raw),
             dtype=_torch_dtype(dtype),
+            architecture=raw["architectures"][0],
         )
 
 

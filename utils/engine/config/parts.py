@@ -6,7 +6,7 @@ it, and a default that does the usual thing, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -68,9 +68,9 @@ class EngineParts:
 
     def make_kv_cache(
         self, model: LlamaForCausalLM, config: EngineConfig
-    ) -> tuple[KVCacheManagerInterface, PagedKVCache | None]:
-        """Who gives places in the KV cache, and the memory behind it; None where each request has
-        memory of its own.
+    ) -> tuple[KVCacheManagerInterface, PagedKVCache | Mapping[str, KVCache]]:
+        """Who gives places in the KV cache, and the memory behind it; or, by request id, the cache
+        that each request has for itself.
 
         Raises:
             ValueError: KV events are wanted, and there are none.
@@ -80,9 +80,10 @@ class EngineParts:
             raise ValueError("KV events tell what the prefix cache holds: enable prefix caching.")
         if self.kv_cache_class is not None:
             new_cache = partial(self.kv_cache_class, model.config)
-            return ContiguousKVCacheManager(
+            alone = ContiguousKVCacheManager(
                 lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
-            ), None
+            )
+            return alone, alone.kv_caches
         manager = self.kv_cache_manager(config)
         if listens:
             pool = getattr(manager, "block_pool", None)

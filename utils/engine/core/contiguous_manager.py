@@ -23,6 +23,7 @@ class ContiguousKVCacheManager:
 
     def __init__(self, kv_cache_class: Callable[[int], KVCache]) -> None:
         self.kv_cache_class = kv_cache_class
+        self.kv_caches: dict[str, KVCache] = {}  # by request id
         self.prefix_cache_stats = PrefixCacheStats()
 
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
@@ -35,12 +36,12 @@ class ContiguousKVCacheManager:
         new_computed_blocks: Sequence[KVCacheBlock] = (),
         num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock]:
-        if request.kv_cache is None:
-            request.kv_cache = self.kv_cache_class(request.max_num_tokens)
+        if request.request_id not in self.kv_caches:
+            self.kv_caches[request.request_id] = self.kv_cache_class(request.max_num_tokens)
         return []
 
     def free(self, request: Request) -> None:
-        request.kv_cache = None
+        self.kv_caches.pop(request.request_id, None)
 
     def get_blocks(self, request_id: str) -> list[KVCacheBlock]:
         return []
@@ -70,4 +71,4 @@ class ContiguousKVCacheManager:
         return True
 
     def forget_everything(self) -> None:
-        """The requests hold all that there is."""
+        self.kv_caches.clear()

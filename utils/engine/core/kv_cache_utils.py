@@ -115,19 +115,14 @@ def hash_block_tokens(
     )
 
 
-class HashedRequest(Protocol):
-    """What of a request its block hashes depend on. `Request` has it all."""
+class HasExtraKeys(Protocol):
+    """What block hashes depend on besides tokens."""
 
     lora_name: str | None
     cache_salt: str | None
-    all_token_ids: list[int]
-    block_hashes: list[BlockHash]
-
-    @property
-    def num_tokens(self) -> int: ...
 
 
-def generate_block_hash_extra_keys(request: HashedRequest) -> ExtraKeys:
+def generate_block_hash_extra_keys(request: HasExtraKeys) -> ExtraKeys:
     """What must agree besides the tokens: adapter and tenant's salt. None when there is neither.
 
     It enters the first block's hash, and through the chain all others.
@@ -135,6 +130,13 @@ def generate_block_hash_extra_keys(request: HashedRequest) -> ExtraKeys:
     if request.lora_name is None and request.cache_salt is None:
         return None
     return (request.lora_name, request.cache_salt)
+
+
+class HashedRequest(HasExtraKeys, Protocol):
+    """What of a request its block hashes depend on. `Request` has it all."""
+
+    all_token_ids: list[int]
+    block_hashes: list[BlockHash]
 
 
 BlockHasher = Callable[[HashedRequest], list[BlockHash]]
@@ -151,7 +153,7 @@ def get_request_block_hasher(
         new: list[BlockHash] = []
         start = len(request.block_hashes) * block_size
         parent = request.block_hashes[-1] if request.block_hashes else None
-        for begin in range(start, request.num_tokens - block_size + 1, block_size):
+        for begin in range(start, len(request.all_token_ids) - block_size + 1, block_size):
             tokens = request.all_token_ids[begin : begin + block_size]
             extra_keys = generate_block_hash_extra_keys(request) if begin == 0 else None
             parent = hash_block_tokens(caching_hash_fn, parent, tokens, extra_keys)

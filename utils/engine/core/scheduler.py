@@ -6,15 +6,16 @@ Iteration-level scheduling: Yu et al. 2022, "Orca", section 3. Names as in vLLM'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.interfaces import KVCacheManagerInterface
 from utils.engine.core.kv_cache_utils import KVCacheBlock
 from utils.engine.core.request_queue import RequestQueue, get_policy
 from utils.engine.core.scheduler_output import SchedulerOutput
-from utils.engine.draft import NO_DRAFT
 from utils.engine.kv_transfer.base import NO_CONNECTOR, KVConnectorBase
 from utils.engine.request import Request, RequestStatus
+from utils.engine.spec_decode.draft import NO_DRAFT
 
 
 class Scheduler:
@@ -77,7 +78,7 @@ class Scheduler:
 
         # Requests that run, and those that will be forked from them.
         num_seqs = sum(1 + len(request.forks) for request in self.running)
-        # Whoever was preempted goes first when there is room again, so nobody new is let in now.
+        # Whoever was preempted goes first when there is room again: nobody new is let in now.
         while self.waiting and budget > 0 and not preempted:
             request = self.waiting[0]
             if num_seqs + 1 + len(request.forks) > self.config.max_num_seqs:
@@ -93,21 +94,20 @@ class Scheduler:
             if request.status == RequestStatus.PREEMPTED:
                 resumed.append(request.request_id)
             request.status = RequestStatus.RUNNING
-            request.metrics.record_scheduled()
+            request.scheduled_ts = request.scheduled_ts or perf_counter()
             requests.append(request)
             scheduled[request.request_id] = num_admitted
             budget -= num_admitted
         self.waiting.extendleft(reversed(deferred))
         self.running.sort(key=self.policy)
 
-        output = SchedulerOutput(
+        output = SchedulerOutput.of(
             requests,
             scheduled,
-            {r.request_id: self.kv_cache_manager.get_block_ids(r.request_id) for r in requests},
-            self.kv_cache_manager.take_block_copies(),
-            [request.request_id for request in preempted],
-            resumed,
-            [request.request_id for request in deferred],
+            self.kv_cache_manager,
+            preempted_req_ids=[request.request_id for request in preempted],
+            resumed_req_ids=resumed,
+            deferred_req_ids=[request.request_id for request in deferred],
         )
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         return output
@@ -119,8 +119,9 @@ class Scheduler:
             output: what was scheduled, and is computed now.
             sampled: who got new tokens. Those that are finished are let go.
         """
-        for request in output.scheduled_requests:
-            end = request.num_computed_tokens + output.num_scheduled_tokens[request.request_id]
+        scheduled = output.num_scheduled_tokens
+        for request in [r for r in self.running if r.request_id in scheduled]:
+            end = request.num_computed_tokens + scheduled[request.request_id]
             # The newest token is never computed yet. Of a draft, what was rejected is not a token
             # of the request: its keys and values will be written over.
             request.num_computed_tokens = min(end, request.num_tokens - 1)
@@ -136,12 +137,12 @@ class Scheduler:
     def handle_invalid_blocks(self, output: SchedulerOutput, invalid_block_ids: set[int]) -> None:
         """In the step just booked, blocks did not get their contents: compute them, and all that
         was built on them. In vLLM: `_handle_invalid_blocks`, with the policy "recompute"."""
-        for request in output.scheduled_requests:
+        promised = {r.request_id: r.num_computed_tokens for r in output.scheduled_requests}
+        for request in [request for request in self.running if request.request_id in promised]:
             name = request.request_id
             num_valid = self.kv_cache_manager.evict_blocks(name, invalid_block_ids)
             if num_valid is not None:
-                num_lost = output.num_computed_tokens[name] - num_valid
-                self.connector.stats.recomputed_tokens += num_lost
+                self.connector.stats.recomputed_tokens += promised[name] - num_valid
                 request.num_computed_tokens = num_valid
                 request.num_cached_tokens = min(request.num_cached_tokens or 0, num_valid)
 
@@ -157,15 +158,14 @@ class Scheduler:
 
     def forget_requests(self, requests: Sequence[Request]) -> None:
         """Drop all requests, these and whatever the queues hold, without giving blocks back."""
-        for request in requests:
-            if not request.is_finished:
-                request.status = RequestStatus.FINISHED_ABORTED
+        for request in [request for request in requests if not request.is_finished]:
+            request.status = RequestStatus.FINISHED_ABORTED
         self.waiting, self.running = RequestQueue(self.policy), []
         self.connector.forget_requests()
 
     def _admit(self, request: Request, budget: int) -> int | None:
-        """Give a waiting request its blocks: how many tokens it may compute; 0: there is no room;
-        None: the connector does not know yet what it will have."""
+        """How many tokens a waiting request may compute, which has its blocks then; 0: there is no
+        room; None: the connector does not know yet what it will have."""
         manager = self.kv_cache_manager
         if manager.is_swapped_out(request):
             num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
@@ -228,7 +228,7 @@ class Scheduler:
             self.kv_cache_manager.free(request)
             request.num_computed_tokens = 0
         request.status = RequestStatus.PREEMPTED
-        request.metrics.num_preemptions += 1
+        request.num_preemptions += 1
         request.draft = NO_DRAFT
         self.waiting.add_request(request)
 
@@ -246,5 +246,5 @@ class Scheduler:
             fork.status = RequestStatus.RUNNING if not fork.is_finished else fork.status
             fork.num_cached_tokens = request.num_cached_tokens
             fork.arrival_index = request.arrival_index
-            fork.metrics.scheduled_ts = request.metrics.scheduled_ts
+            fork.scheduled_ts = request.scheduled_ts
         return forks

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.engine.core.scheduler_output import SchedulerOutput
-from utils.engine.request import Request
+from utils.engine.output_processor import RequestState
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepRecord:
 def record_step(
     times: tuple[float, float, float, float, float],
     output: SchedulerOutput,
-    gained: Mapping[Request, int],
+    updated: Sequence[RequestState],
     num_waiting: int,
     kv_cache_usage: float,
 ) -> StepRecord:
@@ -59,19 +59,20 @@ def record_step(
     Args:
         times: `start` to `end`.
         output: what was scheduled.
-        gained: the requests that got new tokens, and how many.
+        updated: the answers that got new tokens.
         num_waiting, kv_cache_usage: see `StepRecord`.
     """
+    gained = {state.request_id: state.num_new_tokens for state in updated}
     tokens = {
         request.request_id: ScheduledTokens(
-            output.num_computed_tokens[request.request_id],
-            output.num_scheduled_tokens[request.request_id],
-            len(output.scheduled_spec_decode_tokens.get(request.request_id, ())),
-            gained.get(request, 0),
+            request.num_computed_tokens,
+            request.num_scheduled_tokens,
+            len(request.spec_token_ids),
+            gained.get(request.request_id, 0),
         )
         for request in output.scheduled_requests
     }
-    finished = [request.request_id for request in gained if request.is_finished]
+    finished = [state.request_id for state in updated if state.is_finished]
     return StepRecord(
         *times, tokens, output.preempted_req_ids, output.resumed_req_ids, finished, num_waiting,
         kv_cache_usage,

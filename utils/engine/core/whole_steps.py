@@ -1,23 +1,23 @@
-"""One place owns "this was broken off"."""
+"""A step happens as a whole: an interrupt waits for its end."""
 
 from __future__ import annotations
 
-import sys
+import signal
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 
 class WholeSteps:
     """What changes the engine's books happens as a whole, or everything is forgotten.
 
-    The interrupt of a cell can come between any two lines. Then a block has been taken and stands
-    in no table yet, a request is in no queue, or a block was promised contents that are never
-    computed. There are too many such states to mend them one by one. So the books are begun anew:
-    no requests, all blocks free, nothing findable. If even that is interrupted, whoever comes next
-    does it first.
+    The interrupt of a cell could come between any two lines: when a block has been taken and stands
+    in no table yet, or was promised contents that are never computed. So it waits for the end of
+    the step, which is near. A second one cuts through, for a learner's class may never return.
+    Then, and when a step fails, the books are begun anew: no requests, all blocks free, nothing
+    findable.
 
     It is used as a context manager, one `with` at a time. What may come in the midst of another one
     says `soon`.
@@ -30,8 +30,10 @@ class WholeSteps:
 
     def __init__(self, forget_everything: Callable[[], None]) -> None:
         self._method = weakref.WeakMethod(forget_everything)
-        self._begun: FrameType | None = None  # whose `with` has not come to its end
         self._later: list[Callable[[], None]] = []
+        self._is_within = False
+        self._num_interrupts = 0  # in this step
+        self._usual: Any = None  # who else handles interrupts: Jupyter's kernel, for example
 
     def soon(self, change: Callable[[], None]) -> None:
         """Make a change now; or, if somebody is in the midst of a step, at the step's end.
@@ -42,34 +44,38 @@ class WholeSteps:
         Args:
             change: not needed any more when everything was forgotten.
         """
-        self._later.append(change)  # if this is interrupted, whoever comes next makes the change
-        if self._begun is None or not self._is_within(sys._getframe(1)):
+        self._later.append(change)
+        if not self._is_within:
             with self:
                 pass
 
-    def _is_within(self, caller: FrameType) -> bool:
-        """Whether a step still runs that was begun, below the caller or in another thread.
-
-        Else it was broken off, even if its frame is the caller: that cleans up after itself.
-        """
-        tops = sys._current_frames() | {threading.get_ident(): caller.f_back}
-        stacks = (traceback.walk_stack(top) for top in tops.values() if top is not None)
-        return any(frame is self._begun for stack in stacks for frame, _ in stack)
-
-    def _forget_everything(self) -> None:
-        forget_everything = self._method()
-        assert forget_everything is not None  # who is within a step holds the engine
-        self._later.clear()
-        forget_everything()
-
     def __enter__(self) -> None:
-        if self._begun is not None:
-            self._forget_everything()
-        self._begun = sys._getframe(1)
+        usual = signal.getsignal(signal.SIGINT)
+        self._num_interrupts, self._usual = 0, None
+        if callable(usual) and threading.current_thread() is threading.main_thread():
+            self._usual = usual  # interrupts come to the main thread only
+            signal.signal(signal.SIGINT, self._interrupted)
+        self._is_within = True
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is not None:
-            self._forget_everything()
+            self._later.clear()
+            if (forget_everything := self._method()) is not None:
+                forget_everything()
         while self._later:
             self._later.pop()()
-        self._begun = None
+        self._is_within = False
+        if self._usual is not None:
+            signal.signal(signal.SIGINT, self._usual)
+            if self._num_interrupts and error_type is None:
+                signal.raise_signal(signal.SIGINT)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        self._num_interrupts += 1
+        begins_or_ends = (WholeSteps.__enter__.__code__, WholeSteps.__exit__.__code__)
+        while frame is not None:
+            if frame.f_code in begins_or_ends:
+                return  # it will not be long
+            frame = frame.f_back
+        if self._num_interrupts > 1:
+            self._usual(number, frame)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,20 @@ from utils.engine.distributed.moe import upcycle
 from utils.engine.distributed.parallel_state import initialize_model_parallel
 from utils.engine.input_processor import InputProcessor
 from utils.engine.metrics import PrefixCacheStats
-from utils.engine.outputs import Logprob, PromptLogprobs
-from utils.engine.request import Request
+from utils.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
+from utils.engine.outputs import EngineCoreOutput
 from utils.engine.sampling_params import SamplingParams
 
 
-class News(NamedTuple):
-    """What a step gave one answer."""
+class Passing(OutputProcessor):
+    """The output processor of a replica: what users see is made where they are."""
 
-    request_id: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]]
-    num_cached_tokens: int | None
-    prompt_logprobs: PromptLogprobs | None  # with the first token
+    def add_request(self, state: RequestState) -> None:
+        """Nobody here wants to see its answers."""
+
+    def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> OutputProcessorOutput:
+        self.outputs = list(outputs)
+        return OutputProcessorOutput([], [])
 
 
 class EngineReplica:
@@ -56,41 +57,31 @@ class EngineReplica:
         if self.shares_experts and args.upcycle is not None:
             upcycle(self.llm.model, args.upcycle, self.state.ep)
         self.engine = self.llm.llm_engine
+        self.engine.output_processor = self.passing = Passing()
         self.num_dummy_batches = 0
-        self._reported: dict[str, int] = {}
 
     def add_request(
         self, request_id: str, prompt: dict[str, Any], params: SamplingParams, priority: int
     ) -> None:
         self.engine.add_request(request_id, prompt, params, priority)
 
-    def abort_requests(self, request_ids: list[str]) -> None:
-        self.engine.abort_requests(request_ids)
+    def abort_in_core(self, request_ids: list[str]) -> None:
+        self.engine.abort_in_core(request_ids)
 
-    def advance(self) -> list[News]:
+    def advance(self) -> list[EngineCoreOutput]:
         """Take a step, and say what is new."""
         if not self.engine.has_unfinished_requests():
             if self.shares_experts:
                 self._run_dummy_batch()
             return []
-        return [self._news(request) for request in self.engine.advance()]
+        self.engine.advance()
+        return self.passing.outputs
 
     @torch.inference_mode()
     def _run_dummy_batch(self) -> None:
         """Let the others have our experts: one token, whose result nobody looks at."""
         self.num_dummy_batches += 1
         self.llm.model(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-
-    def _news(self, request: Request) -> News:
-        name = request.request_id
-        begin = self._reported.get(name, 0)
-        self._reported[name] = len(request.output_token_ids)
-        if request.is_finished:
-            del self._reported[name]
-        return News(
-            name, request.output_token_ids[begin:], request.logprobs[begin:],
-            request.num_cached_tokens, request.prompt_logprobs if begin == 0 else None,
-        )  # fmt: skip
 
     @torch.inference_mode()
     def logits(self, token_ids: list[int]) -> Tensor:
@@ -151,9 +142,8 @@ class DataParallelEngine:
             parallel, parallel.data_parallel_size, EngineReplica, type(llm), args
         )
         self.kv_cache_manager = ReplicaCaches(self.executor)
-        self._unfinished: list[dict[str, Request]] = [
-            {} for _ in range(parallel.data_parallel_size)
-        ]
+        self.output_processor = OutputProcessor()
+        self._replica_of: dict[str, int] = {}  # of each unfinished prompt
         self.num_requests = [0] * parallel.data_parallel_size  # that each replica got so far
 
     @property
@@ -165,48 +155,49 @@ class DataParallelEngine:
         """Raises a ValueError: each replica has its own. Beam search asks for it."""
         raise ValueError("Beam search runs in one engine: use data_parallel_size=1.")
 
-    def add(self, request: Request) -> None:
+    def add(self, state: RequestState) -> None:
         """Send a request to the replica with the fewest unfinished ones."""
-        replica = min(range(len(self._unfinished)), key=lambda i: len(self._unfinished[i]))
+        load = Counter(self._replica_of.values())
+        replica = min(range(len(self.num_requests)), key=lambda i: load[i])
+        request, name = state.request, state.request_id
         prompt: dict[str, Any] = {"prompt_token_ids": request.prompt_token_ids}
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
-        self._ask(replica, "add_request", request.request_id, prompt, request.sampling_params,
-                  request.priority)  # fmt: skip
-        self._unfinished[replica][request.request_id] = request
+        self._ask(replica, "add_request", name, prompt, request.sampling_params, request.priority)
+        self.output_processor.add_request(state)
+        self._replica_of[name] = replica
         self.num_requests[replica] += 1
 
     def has_unfinished_requests(self) -> bool:
-        return any(self._unfinished)
+        return bool(self._replica_of)
 
-    def advance(self) -> list[Request]:
-        """Let every replica take a step; the requests that got new tokens."""
+    def advance(self) -> list[RequestState]:
+        """Let every replica take a step; the answers that got new tokens."""
         try:
-            answers: list[list[News]] = self.executor.collective_rpc("advance")
+            answers: list[list[EngineCoreOutput]] = self.executor.collective_rpc("advance")
         except BaseException:
-            self.abort_requests([name for part in self._unfinished for name in part])
+            self.abort_requests(list(self._replica_of))
             raise
-        gained = []
-        for requests, news in zip(self._unfinished, answers, strict=True):
-            members = {m.request_id: m for first in requests.values() for m in first.family}
-            for name, token_ids, logprobs, num_cached_tokens, prompt_logprobs in news:
-                if (member := members.get(name)) is None:
-                    continue  # aborted meanwhile
-                member.num_cached_tokens = num_cached_tokens
-                member.prompt_logprobs = prompt_logprobs or member.prompt_logprobs
-                for i, token_id in enumerate(token_ids):
-                    member.append_token(token_id, logprobs[i] if logprobs else None)
-                gained.append(member)
-            for name in [name for name, request in requests.items() if request.is_answered]:
-                del requests[name]
-        return gained
+        updated: list[RequestState] = []
+        for replica, outputs in enumerate(answers):
+            new, to_abort = self.output_processor.process_outputs(outputs)
+            if to_abort:
+                self._ask(replica, "abort_in_core", to_abort)
+            updated += new
+        self._forget_finished()
+        return updated
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Drop requests. Unknown and finished ones are ignored."""
-        for replica, requests in enumerate(self._unfinished):
-            dropped = [name for name in request_ids if requests.pop(name, None)]
+        for name in request_ids:
+            dropped = self.output_processor.abort_requests([name])
             if dropped and self.executor.ranks.alive:
-                self._ask(replica, "abort_requests", dropped)
+                self._ask(self._replica_of[name], "abort_in_core", dropped)
+        self._forget_finished()
+
+    def _forget_finished(self) -> None:
+        alive = self.output_processor.parent_requests.keys()
+        self._replica_of = {n: replica for n, replica in self._replica_of.items() if n in alive}
 
     def _ask(self, replica: int, method: str, *args: Any) -> None:
         self.executor.collective_rpc(method, *args, only_on=replica)

@@ -18,8 +18,7 @@ OUTPUTS_TOGETHER = 64  # a whole number of strips in csrc/products.h, on every p
 # 1024 of them. These are enough for the five products of a model, with 1 to 64 tokens. The
 # variables are read when the first product is computed.
 NUM_KEPT_PRODUCTS = 5 * 64
-for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_variable, str(NUM_KEPT_PRODUCTS))
+VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 class PackedLinear(nn.Module):
@@ -31,10 +30,14 @@ class PackedLinear(nn.Module):
     It is this engine's own product (csrc/products.h) where that is faster than oneDNN's. Where
     neither has one for bfloat16, the packed weight and the product are float32, which is several
     times faster than PyTorch's; what comes in and goes out stays bfloat16.
+
+    The first one sets two environment variables that bound what oneDNN keeps, unless they are set.
     """
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
+        for variable in VARIABLES:
+            os.environ.setdefault(variable, str(NUM_KEPT_PRODUCTS))
         weight = weight.detach()
         self.own = has_own_product(weight)
         if self.own:

@@ -15,6 +15,7 @@ from torch import nn
 
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.kv_cache_utils import ExtraKeys, generate_block_hash_extra_keys
+from utils.engine.core.scheduler_output import ScheduledRequest
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
@@ -85,7 +86,7 @@ class KeyChain:
         self.num_saved = num_saved  # blocks from the beginning that were passed on, or came in
         self.keys: list[bytes] = []
 
-    def of(self, request: Request) -> list[bytes]:
+    def of(self, request: Request | ScheduledRequest) -> list[bytes]:
         """The keys of the request's full blocks by now."""
         self.keys = block_keys(
             self.namespace, request.all_token_ids, self.block_size,

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
 from utils.engine.kv_transfer.base import KVConnectorBase, KVConnectorMetadata
 from utils.engine.kv_transfer.courier import Courier
 from utils.engine.kv_transfer.keys import KeyChain
@@ -98,14 +98,12 @@ class PoolConnector(KVConnectorBase):
         loads, self._loads = self._loads, []
         saves: dict[bytes, int] = {}
         for request in scheduler_output.scheduled_requests:
-            request_id = request.request_id
-            num_computed = scheduler_output.num_computed_tokens[request_id]
+            num_computed, ids = request.num_computed_tokens, request.block_ids
             chain = self._chain(request, num_computed // self.block_size)
-            after = num_computed + scheduler_output.num_scheduled_tokens[request_id]
+            after = num_computed + request.num_scheduled_tokens
             end = min(after, request.num_tokens) // self.block_size  # guesses are no tokens yet
             # What could not be loaded is computed, and saved again.
             begin = min(chain.num_saved, num_computed // self.block_size)
-            ids = scheduler_output.block_ids[request_id]
             saves.update(zip(chain.of(request)[begin:end], ids[begin:end], strict=True))
             chain.num_saved = end
         return PoolConnectorMetadata(loads, list(saves.items()))
@@ -120,7 +118,7 @@ class PoolConnector(KVConnectorBase):
         super().forget_requests()
         self._chains, self._loads = {}, []
 
-    def _chain(self, request: Request, num_saved: int = 0) -> KeyChain:
+    def _chain(self, request: Request | ScheduledRequest, num_saved: int = 0) -> KeyChain:
         new = KeyChain(self.namespace, self.block_size, num_saved)
         return self._chains.setdefault(request.request_id, new)
 

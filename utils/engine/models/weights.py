@@ -12,6 +12,7 @@ from torch import Tensor
 
 from utils.engine.config.model import ModelConfig
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM, LlamaOps
+from utils.engine.models.registry import MODELS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -29,7 +30,7 @@ def load_model(
         ValueError: weights are missing, left over, of the wrong shape or type, or unreadable.
     """
     with torch.device("meta"):  # no memory yet, and no random initialisation
-        model = LlamaForCausalLM(config, ops)
+        model = MODELS[config.architecture](config, ops)
     model = model.to(dtype).to_empty(device=device)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight  # to_empty() untied them

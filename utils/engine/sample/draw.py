@@ -44,6 +44,13 @@ class Noise(NamedTuple):
         return uniform.log_().neg_()
 
 
+def source_of(
+    seed: int | None, position: int, generator: torch.Generator
+) -> torch.Generator | Noise:
+    """What a request's token at a position is drawn with: its seed's noise, or else a generator."""
+    return generator if seed is None else Noise(seed, position)
+
+
 def draw(probs: Tensor, sources: Sequence[torch.Generator | Noise]) -> Tensor:
     """Draw one token per row of `probs` [B, vocab]: -> [B].
 

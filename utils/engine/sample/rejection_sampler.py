@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.engine.request import Request
+from utils.engine.core.scheduler_output import ScheduledRequest
 from utils.engine.sample.draw import draw
 
 
-def is_for_rejection_sampling(request: Request) -> bool:
+def is_for_rejection_sampling(request: ScheduledRequest) -> bool:
     """Whether its guesses are kept with a probability: a chain, sampled, without a seed."""
     draft, params = request.draft, request.sampling_params
     is_chain = bool(draft.token_ids) and draft.parents is None

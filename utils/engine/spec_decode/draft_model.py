@@ -10,12 +10,14 @@ from torch import Tensor
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.core.scheduler_output import SchedulerOutput
-from utils.engine.draft import Draft
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
-from utils.engine.sample.draw import draw
+from utils.engine.sample.draw import draw, source_of
 from utils.engine.sample.sampler import Sampler
+from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.draft_vocabulary import rows_of
+
+OTHER_NUMBERS = 0x5DEECE66D  # turns a seed into another one
 
 
 class DraftModelProposer:
@@ -30,12 +32,17 @@ class DraftModelProposer:
         model: with the vocabulary of the target.
         kv_cache: as many blocks, of the same size, as the target's.
         token_ids: [n], what it may guess; its head computes no other rows. None: all tokens.
+        seed: of the random numbers for requests without a seed of their own.
     """
 
     uses_slots = True
 
     def __init__(
-        self, model: LlamaForCausalLM, kv_cache: PagedKVCache, token_ids: Tensor | None = None
+        self,
+        model: LlamaForCausalLM,
+        kv_cache: PagedKVCache,
+        token_ids: Tensor | None = None,
+        seed: int = 0,
     ) -> None:
         self.model, self.kv_cache = model, kv_cache
         self.device = model.lm_head.weight.device
@@ -45,6 +52,8 @@ class DraftModelProposer:
             self.token_ids = token_ids.to(self.device)
             self.head = rows_of(model.lm_head, self.token_ids)
         self._sampler = Sampler()
+        # Not the numbers that guesses are verified with: those must not depend on the guesses.
+        self._generator = torch.Generator(self.device).manual_seed(seed ^ OTHER_NUMBERS)
 
     @torch.inference_mode()
     def draft(
@@ -62,9 +71,11 @@ class DraftModelProposer:
         ends: list[int] = []  # how many of each request's tokens, guesses too, the draft has read
         spans: list[tuple[int, int]] = []
         rooms: list[int] = []
+        scheduled = {request.request_id: request for request in output.scheduled_requests}
+        tables = {name: request.block_ids for name, request in scheduled.items()}
         for request, num_tokens in wanted:
-            room = len(output.block_ids[request.request_id]) * self.kv_cache.block_size
-            start = output.num_computed_tokens[request.request_id]
+            room = len(tables[request.request_id]) * self.kv_cache.block_size
+            start = scheduled[request.request_id].num_computed_tokens
             # The newest token is read as well if it has a slot and a guess is to follow it.
             last = request.num_tokens if num_tokens and request.num_tokens <= room else None
             ends.append(last or request.num_computed_tokens)
@@ -72,7 +83,7 @@ class DraftModelProposer:
             spans.append((start, ends[-1]))
         logits = self._forward(
             [(r, r.all_token_ids[a:b], a) for (r, _), (a, b) in zip(wanted, spans, strict=True)],
-            output,
+            tables,
         )  # [requests, n]
         active = [i for i, (_, n) in enumerate(wanted) if n and rooms[i]]
         logits = logits[active]
@@ -87,7 +98,7 @@ class DraftModelProposer:
             active = [i for i in active if len(token_ids[i]) < wanted[i][1] and ends[i] < rooms[i]]
             if active:
                 logits = self._forward(
-                    [(wanted[i][0], token_ids[i][-1:], ends[i]) for i in active], output
+                    [(wanted[i][0], token_ids[i][-1:], ends[i]) for i in active], tables
                 )
                 for i in active:
                     ends[i] += 1
@@ -97,14 +108,13 @@ class DraftModelProposer:
         ]
 
     def _forward(
-        self, parts: Sequence[tuple[Request, list[int], int]], output: SchedulerOutput
+        self, parts: Sequence[tuple[Request, list[int], int]], tables: dict[str, list[int]]
     ) -> Tensor:
         """Read tokens from a position on: logits [B, n] after each request's last."""
         ids = [token for _, tokens, _ in parts for token in tokens]
         positions = [start + i for _, tokens, start in parts for i in range(len(tokens))]
         spans = [
-            Span(output.block_ids[request.request_id], start, len(tokens))
-            for request, tokens, start in parts
+            Span(tables[request.request_id], start, len(tokens)) for request, tokens, start in parts
         ]
         hidden = self.model(
             torch.tensor(ids, device=self.device),
@@ -132,7 +142,11 @@ class DraftModelProposer:
         if rows:
             params = [requests[i].sampling_params for i in rows]
             probs = self._of_all_tokens(self._sampler.probabilities(logits[rows], params))
-            drawn = draw(probs, [requests[i].randomness(num_ahead[i]) for i in rows]).tolist()
+            sources = [
+                source_of(requests[i].seed, requests[i].num_tokens + num_ahead[i], self._generator)
+                for i in rows
+            ]
+            drawn = draw(probs, sources).tolist()
             for i, token, distribution in zip(rows, drawn, probs, strict=True):
                 token_ids[i] = token
                 if requests[i].sampling_params.seed is None:

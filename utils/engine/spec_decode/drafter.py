@@ -11,18 +11,19 @@ from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
-from utils.engine.core.scheduler_output import SchedulerOutput
-from utils.engine.draft import NO_DRAFT, Draft
+from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
 from utils.engine.models.weights import load_model
 from utils.engine.request import Request
+from utils.engine.spec_decode.draft import NO_DRAFT, Draft
 from utils.engine.spec_decode.draft_model import DraftModelProposer
 from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary
 from utils.engine.spec_decode.medusa import MedusaHeads, MedusaProposer
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
 
+TRUST = (2.0, 1.4)  # tested and accepted guesses of a request that has not guessed yet
 MEMORY = 0.9  # what older guesses count for, after each verification
 PROBE_EVERY = 16  # tokens; a request that guesses no more tries it again
 
@@ -101,23 +102,41 @@ class Drafter:
     def __init__(self, config: SpeculativeConfig, proposer: Proposer) -> None:
         self.config, self.proposer = config, proposer
         self.stats = SpecDecodingStats()
+        # Of each request's guesses of late: how many were put to the test, and how many accepted.
+        self._of_late: dict[str, tuple[float, float]] = {}
 
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots beyond a request's tokens that the proposer writes to."""
         return self.config.num_speculative_tokens if self.proposer.uses_slots else 0
 
-    def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Note how many of a request's guesses were accepted."""
-        self.stats.observe_draft(num_draft_tokens, num_accepted_tokens)
-        # Those after the first rejected one have not been put to the test.
-        num_tested = min(num_draft_tokens, num_accepted_tokens + 1)
-        request.num_tested_guesses = MEMORY * request.num_tested_guesses + num_tested
-        request.num_accepted_guesses = MEMORY * request.num_accepted_guesses + num_accepted_tokens
+    def observe(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Note how many of the guesses that a step verified were accepted."""
+        for request in output.scheduled_requests:
+            name = request.request_id
+            if num_draft := len(request.spec_token_ids):
+                # Besides the accepted ones, verification brings one token more.
+                num_accepted = len(result.sampled_token_ids.get(name, ())) - 1
+                self.stats.observe_draft(num_draft, num_accepted)
+                # Those after the first rejected one have not been put to the test.
+                tested, accepted = self._of_late.get(name, TRUST)
+                self._of_late[name] = (
+                    MEMORY * tested + min(num_draft, num_accepted + 1),
+                    MEMORY * accepted + num_accepted,
+                )
 
-    def propose(self, output: SchedulerOutput, last_hidden: dict[str, Tensor]) -> None:
-        """Give each request that was scheduled, and goes on, its guesses for the next step."""
-        requests = [request for request in output.scheduled_requests if not request.is_finished]
+    def propose(
+        self,
+        requests: Sequence[Request],
+        output: SchedulerOutput,
+        last_hidden: dict[str, Tensor],
+    ) -> None:
+        """Give the requests their guesses for the next step.
+
+        Args:
+            requests: that were scheduled in this step, and go on.
+            output, last_hidden: see `Proposer`.
+        """
         wanted = [(request, self._num_tokens(request)) for request in requests]
         drafts = self.proposer.draft(wanted, output, last_hidden)
         for (request, _), draft in zip(wanted, drafts, strict=True):
@@ -131,9 +150,9 @@ class Drafter:
         room = request.max_num_tokens - request.num_tokens - 1
         most = self.config.num_speculative_tokens
         if self.config.adaptive:
-            acceptance_rate = request.num_accepted_guesses / request.num_tested_guesses
+            tested, accepted = self._of_late.get(request.request_id, TRUST)
             most = choose_num_speculative_tokens(
-                acceptance_rate, most, self.config.draft_token_cost
+                accepted / tested, most, self.config.draft_token_cost
             )
             if most == 0 and len(request.output_token_ids) % PROBE_EVERY == 0:
                 most = 1
@@ -166,7 +185,7 @@ def make_proposer(config: EngineConfig, target: LlamaForCausalLM) -> Proposer:
             model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
             config.num_cpu_blocks,
         )  # fmt: skip
-        return DraftModelProposer(model, memory, token_ids)
+        return DraftModelProposer(model, memory, token_ids, config.seed)
     if spec.method == "medusa":
         assert spec.model is not None
         heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from utils.engine.core.scheduler_output import SchedulerOutput
-from utils.engine.draft import Draft
 from utils.engine.request import Request
+from utils.engine.spec_decode.draft import Draft
 
 
 class MedusaHeads(nn.Module):

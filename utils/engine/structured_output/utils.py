@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from utils.engine.request import Request
+from utils.engine.core.scheduler_output import ScheduledRequest
 from utils.engine.structured_output.grammar import unpack_bitmask
 
 
-def apply_grammar_bitmask(logits: Tensor, requests: Sequence[Request]) -> None:
+def apply_grammar_bitmask(logits: Tensor, requests: Sequence[ScheduledRequest]) -> None:
     """Rule out, in place, what the requests' grammars do not allow. Others' rows stay as they are.
 
     `min_tokens` rules out the end as well, but only where a grammar leaves something else.
@@ -20,18 +20,18 @@ def apply_grammar_bitmask(logits: Tensor, requests: Sequence[Request]) -> None:
         logits: [N, vocab_size]: of each request a row after its last token, and one after each of
             its guesses.
     """
-    if all(request.grammar is None for request in requests):
+    if all(request.grammar_bitmasks is None for request in requests):
         return
     rows, bitmasks, ends = [], [], []
     first_row = 0
     for request in requests:
-        if grammar := request.grammar:
-            for row, path in enumerate(request.draft.paths(), first_row):
-                if (bitmask := grammar.bitmask(request.output_token_ids, path)) is not None:
-                    rows.append(row)
-                    bitmasks.append(bitmask)
-                    early = request.too_early_to_stop(len(path))
-                    ends.append(sorted({*request.stopping_token_ids}) if early else [])
+        depths = request.draft.depths()
+        for i, bitmask in enumerate(request.grammar_bitmasks or ()):
+            if bitmask is not None:
+                rows.append(first_row + i)
+                bitmasks.append(bitmask)
+                early = request.too_early_to_stop(depths[i])
+                ends.append(sorted({*request.stopping_token_ids}) if early else [])
         first_row += 1 + len(request.spec_token_ids)
     allowed = unpack_bitmask(torch.stack(bitmasks).to(logits.device), logits.shape[1])
     for one, stopping in zip(allowed, ends, strict=True):

@@ -17,11 +17,10 @@ from utils.engine.attention.ops import AttentionOps
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.scheduler import Scheduler
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.scheduler_output import ScheduledRequest
 from utils.engine.kv_transfer.base import NO_CONNECTOR, KVConnectorBase, KVConnectorMetadata
 from utils.engine.kv_transfer.keys import kv_namespace
 from utils.engine.models.llama import LlamaForCausalLM
-from utils.engine.request import Request
 
 
 class KVTransfers:
@@ -104,8 +103,8 @@ class KVTransfers:
         return batch
 
     def valid_rows(
-        self, output: SchedulerOutput, requests: list[Request], hidden: Tensor
-    ) -> tuple[list[Request], Tensor]:
+        self, requests: list[ScheduledRequest], hidden: Tensor
+    ) -> tuple[list[ScheduledRequest], Tensor]:
         """Leave out the requests that looked at a block without its contents: no token of theirs
         may be sampled, lest a random generator move on.
 
@@ -115,7 +114,7 @@ class KVTransfers:
         if not (invalid := self.invalid_block_ids):
             return requests, hidden
         sizes = [1 + len(request.spec_token_ids) for request in requests]
-        valid = [invalid.isdisjoint(output.block_ids[r.request_id]) for r in requests]
+        valid = [invalid.isdisjoint(r.block_ids) for r in requests]
         rows = torch.tensor([v for v, n in zip(valid, sizes, strict=True) for _ in range(n)])
         return [r for r, v in zip(requests, valid, strict=True) if v], hidden[rows.bool()]
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from utils.engine.attention.batch import Batch, ContiguousBatch, Span, int_tensors, paged_batch
+from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.attention.tree_attention import tree_attention_mask
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.scheduler_output import (
+    ModelRunnerOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from utils.engine.kv_transfer.base import NO_CONNECTOR
 from utils.engine.models.llama import LlamaForCausalLM
-from utils.engine.outputs import Logprob
-from utils.engine.request import Request
+from utils.engine.sample.draw import source_of
 from utils.engine.sample.prompt_logprobs import score_prompts
 from utils.engine.sample.rejection_sampler import RejectionSampler, is_for_rejection_sampling
 from utils.engine.sample.sampler import Sampler, top_logprobs
@@ -27,81 +30,80 @@ from utils.engine.worker.kv_transfers import KVTransfers
 GREEDY = SamplingParams(temperature=0)
 
 
-class SampledToken(NamedTuple):
-    """One new token of one request."""
-
-    request: Request
-    token_id: int
-    logprobs: dict[int, Logprob] | None
-
-
 class ModelRunner:
     """Runs one step: the scheduled tokens of many requests, in a single forward pass.
 
     Args:
-        kv_cache: the memory behind the block tables. None: each request brings its own cache.
+        kv_cache: the memory behind the block tables; or, in an engine without paging, a cache for
+            each request, by its id.
         rejection_sampler: decides which guessed tokens stay.
         transfers: of a connector, around the forward pass.
+        seed: of the random numbers for requests without a seed of their own.
     """
 
     def __init__(
         self,
         model: LlamaForCausalLM,
         sampler: Sampler,
-        kv_cache: PagedKVCache | None,
+        kv_cache: PagedKVCache | Mapping[str, KVCache],
         rejection_sampler: RejectionSampler | None = None,
         transfers: KVTransfers | None = None,
+        seed: int = 0,
     ) -> None:
         self.model, self.sampler, self.kv_cache = model, sampler, kv_cache
         self.rejection_sampler = rejection_sampler or RejectionSampler()
         self.transfers = transfers or KVTransfers(NO_CONNECTOR, {})
         self.device = model.lm_head.weight.device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         # Of each request that got tokens in the last step: the hidden state [hidden] that its last
         # token was sampled from. Medusa heads guess from it.
         self.last_hidden: dict[str, Tensor] = {}
 
     @torch.inference_mode()
-    def execute_model(self, output: SchedulerOutput) -> list[SampledToken]:
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute what was scheduled, and sample for each request that is up to date.
 
         A request of whose tokens only a part is computed gets no new token yet. One with forks
         waiting for its prompt gets a token for each of them, too. One with guesses gets those that
         are accepted, and one more.
         """
-        requests, hidden = self._forward(output)
+        result = ModelRunnerOutput()
+        requests, hidden = self._forward(output, result)
         self.last_hidden = {}
-        members: list[Request] = []
+        members: list[ScheduledRequest] = []
         first_rows: list[int] = []
         row = 0
         for request in requests:
-            for member in (request, *request.forks):  # forks are sampled from the same row
+            for member in request.members():  # forks are sampled from the same row
                 members.append(member)
                 first_rows.append(row)
             row += 1 + len(request.spec_token_ids)
-        return self._sample(output, members, first_rows, hidden)
+        self._sample(members, first_rows, hidden, result)
+        return result
 
     @torch.inference_mode()
-    def compute_logits(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+    def compute_logits(self, output: SchedulerOutput) -> tuple[list[ScheduledRequest], Tensor]:
         """Run the forward pass, and score the vocabulary for each request that is up to date.
 
         Returns:
             The requests whose tokens are all computed now, and their logits: a row [vocab_size]
             for each one's last token, and after it one for each of its guesses.
         """
-        requests, hidden = self._forward(output)
+        requests, hidden = self._forward(output, ModelRunnerOutput())
         return requests, self.model.compute_logits(hidden)
 
-    def _forward(self, output: SchedulerOutput) -> tuple[list[Request], Tensor]:
+    def _forward(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> tuple[list[ScheduledRequest], Tensor]:
         """As `compute_logits`, with the hidden states [rows, hidden] in place of logits."""
         input_ids: list[int] = []
         positions: list[int] = []
-        complete: list[Request] = []
+        complete: list[ScheduledRequest] = []
         rows: list[int] = []  # of the flat batch, that say what comes next
         for request in output.scheduled_requests:
-            start = request.num_computed_tokens
-            end = start + output.num_scheduled_tokens[request.request_id]
-            draft = request.draft
-            if end < request.num_tokens:
+            start, draft = request.num_computed_tokens, request.draft
+            if not request.is_complete:
+                end = start + request.num_scheduled_tokens
                 input_ids += request.all_token_ids[start:end]
                 positions += range(start, end)
                 continue
@@ -117,19 +119,17 @@ class ModelRunner:
         with self.transfers.of_step(metadata):
             batch = self.transfers.load(self._batch(output), metadata)
             hidden = self.model(ids, places, batch)  # [T, hidden]
-        score_prompts(output, hidden, self.model.compute_logits)
-        return self.transfers.valid_rows(output, complete, hidden[wanted])
+        result.prompt_logprobs = score_prompts(output, hidden, self.model.compute_logits)
+        result.invalid_block_ids = self.transfers.invalid_block_ids
+        return self.transfers.valid_rows(complete, hidden[wanted])
 
     def _batch(self, output: SchedulerOutput) -> Batch:
         requests = output.scheduled_requests
-        query_lens = [output.num_scheduled_tokens[r.request_id] for r in requests]
-        if self.kv_cache is None:
-            return ContiguousBatch(query_lens, [request.kv_cache for request in requests])
+        if isinstance(self.kv_cache, Mapping):
+            caches = [self.kv_cache[request.request_id] for request in requests]
+            return ContiguousBatch([request.num_scheduled_tokens for request in requests], caches)
         self.kv_cache.copy_blocks(output.block_copies)
-        spans = [
-            Span(output.block_ids[request.request_id], request.num_computed_tokens, query_len)
-            for request, query_len in zip(requests, query_lens, strict=True)
-        ]
+        spans = [Span(r.block_ids, r.num_computed_tokens, r.num_scheduled_tokens) for r in requests]
         tree_masks = {
             i: tree_attention_mask(request.draft.parents)
             for i, request in enumerate(requests)
@@ -139,14 +139,14 @@ class ModelRunner:
 
     def _sample(
         self,
-        output: SchedulerOutput,
-        requests: Sequence[Request],
+        requests: Sequence[ScheduledRequest],
         first_rows: Sequence[int],
         hidden: Tensor,
-    ) -> list[SampledToken]:
+        result: ModelRunnerOutput,
+    ) -> None:
         """Choose the next tokens of each request. Its rows of `hidden` begin at `first_rows[i]`."""
         if not requests:
-            return []
+            return
         logits = self.model.compute_logits(hidden)
         sizes = [1 + len(request.spec_token_ids) for request in requests]
         rows = [b + i for b, size in zip(first_rows, sizes, strict=True) for i in range(size)]
@@ -157,34 +157,34 @@ class ModelRunner:
         apply_grammar_bitmask(logits, requests)  # of min_tokens, what their grammars leave
         allowed = logits
         for row, (request, ahead) in enumerate(owners):
-            min_tokens = request.sampling_params.min_tokens if request.grammar is None else 0
-            if min_tokens and request.too_early_to_stop(ahead):
+            has_grammar = request.grammar_bitmasks is not None
+            if not has_grammar and request.too_early_to_stop(ahead):
                 allowed = logits.clone() if allowed is logits else allowed
                 allowed[row, request.stopping_token_ids] = -torch.inf
         # The rejection sampler draws for chains itself.
         params = [GREEDY if is_for_rejection_sampling(r) else r.sampling_params for r, _ in owners]
-        sources = [request.randomness(ahead) for request, ahead in owners]
+        sources = [source_of(r.seed, r.num_tokens + ahead, self.generator) for r, ahead in owners]
         token_ids = self.sampler(allowed, params, sources).tolist()
         if min(token_ids) < 0:
             raise ValueError("The logits hold NaN: the forward pass went wrong before sampling.")
 
-        sampled, begin = [], 0
+        begin = 0
         for request, first_row, size in zip(requests, first_rows, sizes, strict=True):
-            end = begin + size
+            end, name = begin + size, request.request_id
             accepted, kept = self._verify(
-                request, output, allowed[begin:end] if size > 1 else allowed, token_ids[begin:end]
+                request, allowed[begin:end] if size > 1 else allowed, token_ids[begin:end]
             )
-            self.last_hidden[request.request_id] = hidden[first_row + kept[-1]]
-            count = request.sampling_params.logprobs
-            for token_id, i in zip(accepted, kept, strict=True):
-                row = begin + i
-                top = None if count is None else top_logprobs(logits[row], token_id, count)
-                sampled.append(SampledToken(request, token_id, top))
+            self.last_hidden[name] = hidden[first_row + kept[-1]]
+            result.sampled_token_ids[name] = accepted
+            if (count := request.sampling_params.logprobs) is not None:
+                result.logprobs[name] = [
+                    top_logprobs(logits[begin + i], token_id, count)
+                    for token_id, i in zip(accepted, kept, strict=True)
+                ]
             begin = end
-        return sampled
 
     def _verify(
-        self, request: Request, output: SchedulerOutput, logits: Tensor, token_ids: list[int]
+        self, request: ScheduledRequest, logits: Tensor, token_ids: list[int]
     ) -> tuple[list[int], Sequence[int]]:
         """Decide which guesses of a request stay.
 
@@ -200,7 +200,7 @@ class ModelRunner:
             return token_ids, [0]
         if draft.parents is not None:
             path = follow_tree(draft.token_ids, draft.parents, token_ids)
-            self._straighten(request, output.block_ids[request.request_id], path)
+            self._straighten(request, path)
             kept = [0, *(node + 1 for node in path)]
             return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
         if not is_for_rejection_sampling(request):  # the model's choice is known, and compared
@@ -208,7 +208,7 @@ class ModelRunner:
         else:
             probs = Sampler().probabilities(logits, [params] * len(logits))
             accepted = self.rejection_sampler.sample(
-                draft.token_ids, draft.probs, probs, request.generator
+                draft.token_ids, draft.probs, probs, self.generator
             )
         count = len(accepted) - 1
         if not 0 <= count <= len(draft.token_ids) or accepted[:-1] != draft.token_ids[:count]:
@@ -218,10 +218,10 @@ class ModelRunner:
             )
         return accepted, range(len(accepted))
 
-    def _straighten(self, request: Request, block_ids: list[int], path: list[int]) -> None:
+    def _straighten(self, request: ScheduledRequest, path: list[int]) -> None:
         """Move the keys and values of a tree's accepted nodes to where a chain would have them."""
-        assert self.kv_cache is not None
+        assert not isinstance(self.kv_cache, Mapping)
         size, first = self.kv_cache.block_size, request.num_tokens
-        slots = slot_mapping(block_ids, size, first, first + len(request.spec_token_ids))
+        slots = slot_mapping(request.block_ids, size, first, first + len(request.spec_token_ids))
         if path != list(range(len(path))):
             self.kv_cache.move([slots[node] for node in path], slots[: len(path)])

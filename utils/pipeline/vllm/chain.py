@@ -126,7 +126,7 @@ STATIONS = (
     Station(
         "tokens become text again",
         Place(ENGINE, "LLMEngine.step", "self.output_processor.process_outputs"),
-        Place("run_requests.py", "answer", "request.output"),
+        Place("llm_engine.py", "LLMEngine.advance", "self.output_processor.process_outputs"),
     ),
 )  # fmt: skip
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import ipywidgets
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
@@ -211,8 +209,7 @@ class BlockStory:
         """Admit a prompt, if there is room for it. False: it has to wait."""
         words = prompt.split()
         request = Request(
-            name, None, list(range(len(words))), SamplingParams(max_tokens=None), 10**6, (),
-            torch.Generator(), cast(Any, None),
+            name, list(range(len(words))), SamplingParams(max_tokens=None), 10**6, (),
         )  # fmt: skip
         blocks = self.manager.allocate_slots(request, len(words))
         if blocks is None:
@@ -249,8 +246,7 @@ class BlockStory:
         """Let a second answer begin where the parent stands."""
         request = self.requests[parent]
         twin = Request(
-            child, None, list(request.all_token_ids), request.sampling_params, 10**6, (),
-            request.generator, cast(Any, None),
+            child, list(request.all_token_ids), request.sampling_params, 10**6, (),
         )  # fmt: skip
         self.manager.fork(request, twin)
         self.requests[child], self.words[child] = twin, list(self.words[parent])

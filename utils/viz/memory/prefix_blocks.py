@@ -229,7 +229,8 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         Raises:
             ValueError: there is no room for it.
         """
-        [request] = self.inputs.from_prompts([self.prompt.value], SamplingParams(max_tokens=1))
+        [state] = self.inputs.from_prompts([self.prompt.value], SamplingParams(max_tokens=1))
+        request = state.request
         num_tokens = request.num_tokens
         if num_tokens > self.num_blocks * self.block_size:
             raise ValueError(

@@ -10,8 +10,8 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Ra
 from utils.checks.lab_06.bare_requests import Bare, draw_bare, name_of
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.scheduler import Scheduler
-from utils.engine.draft import NO_DRAFT
 from utils.engine.request import Request, RequestStatus
+from utils.engine.spec_decode.draft import NO_DRAFT
 
 Recovery = Callable[[int], tuple[float, float]]
 
@@ -204,7 +204,7 @@ def scheduler_with(swapping: Any, recovery: Recovery) -> type[Scheduler]:
 
         def _preempt(self, request: Request) -> None:
             self.swapping.give_way(request)
-            request.metrics.num_preemptions += 1
+            request.num_preemptions += 1
             request.draft = NO_DRAFT
             self.waiting.add_request(request)
 

@@ -63,10 +63,10 @@ def play(stage: Stage, make_engine: Callable[..., LLMEngine], story: Story) -> N
             stage.see("abort", got if isinstance(got, Raised) else "done")
         elif event.breaks:
             stage.see("fails", stage.do(_broken_step(engine, event)))
-            stage.see("left", sorted(engine._requests), _names)
+            stage.see("left", sorted(engine.requests), _names)
         else:
             _step(stage, engine)
-        for name, request in engine._requests.items():
+        for name, request in engine.requests.items():
             seen[id(request)] = name, request
         _state(stage, engine, seen)
     stage.see("ends", engine.has_unfinished_requests())
@@ -79,7 +79,7 @@ def _step(stage: Stage, engine: LLMEngine) -> None:
         calls[0] += 1
         return execute(*args)
 
-    live = dict(engine._requests)
+    live = dict(engine.requests)
     engine.runner.execute_model = counted  # type: ignore[assignment, method-assign]
     outputs = stage.call(engine, "step")
     engine.runner.execute_model = execute  # type: ignore[method-assign]
@@ -96,7 +96,7 @@ def _step(stage: Stage, engine: LLMEngine) -> None:
         stage.see("tokens", list(answer.token_ids))
         stage.see("end", (answer.finish_reason, answer.stop_reason), str)
         # How much is held back while a stop string may come is not the loop's.
-        if output.finished or not request.stop_strings:
+        if output.finished or not request.sampling_params.stop:
             stage.see("text", answer.text, repr)
 
 
@@ -128,7 +128,7 @@ def _broken_step(engine: LLMEngine, event: Step) -> Callable[[], str]:
 
 
 def _state(stage: Stage, engine: LLMEngine, seen: dict[int, tuple[str, Request]]) -> None:
-    stage.see("requests", sorted(engine._requests), _names)
+    stage.see("requests", sorted(engine.requests), _names)
     scheduler, blocks = engine.scheduler, engine.kv_cache_manager.usage
     for name in ("running", "waiting"):
         stage.see(name, [r.request_id for r in getattr(scheduler, name)], _names)

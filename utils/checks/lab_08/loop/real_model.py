@@ -169,7 +169,9 @@ def _chart(steps: Sequence[tuple[SchedulerOutput, set[str]]], prompts: dict[str,
         cells = []
         for output, waiting in steps:
             if name in output.num_scheduled_tokens:
-                computed = output.num_computed_tokens[name]
+                [computed] = [
+                    r.num_computed_tokens for r in output.scheduled_requests if r.request_id == name
+                ]
                 kind = "prompt" if computed < lengths[name] else "answer"
                 cells.append(Cell(str(output.num_scheduled_tokens[name]), kind))
             else:
