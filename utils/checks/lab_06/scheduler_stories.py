@@ -36,9 +36,11 @@ def scheduler_output(
     for request in preempted:
         request.num_preemptions += 1
     preempted_req_ids = [request.request_id for request in preempted]
-    return SchedulerOutput.of(
+    output = SchedulerOutput.of(
         requests, num_scheduled_tokens, kv_cache_manager, preempted_req_ids=preempted_req_ids
     )
+    output.num_scheduled_tokens = dict(num_scheduled_tokens)  # also of who is in no list
+    return output
 
 
 def play_beside(right: Any) -> Callable[[Stage, Any, Story], None]:

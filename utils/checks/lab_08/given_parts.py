@@ -107,7 +107,7 @@ class EngineBase(LLMEngine):
         state.metrics.scheduled_ts = request.scheduled_ts
         state.metrics.record_token()
         state.output_token_ids = list(request.output_token_ids)
-        state.num_cached_tokens, state.stop_reason = request.num_cached_tokens, request.stop_reason
+        state.stop_reason = request.stop_reason
         if request.status != RequestStatus.FINISHED_STOPPED:  # EOS and stop tokens are no text
             gained = state.detokenizer.append(token_id)
             state.text += gained
@@ -124,8 +124,10 @@ class EngineBase(LLMEngine):
 
     def output(self, request: Request) -> RequestOutput:
         """The request's answer so far, as the user may see it."""
-        output = self._states[request].output()
-        output.outputs[0].text = self._states[request].text[: self._num_shown.get(request, 0)]
+        state = self._states[request]
+        state.num_cached_tokens = request.num_cached_tokens  # known before its first token
+        output = state.output()
+        output.outputs[0].text = state.text[: self._num_shown.get(request, 0)]
         return output
 
     def free(self, request: Request) -> None:
