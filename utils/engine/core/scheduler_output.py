@@ -37,10 +37,10 @@ class ScheduledRequest:
         draft: guesses to be verified in this step.
         seed: of its random numbers; None: those of the engine.
         stopping_token_ids: that may end the answer.
-        max_num_tokens: prompt plus answer, at most.
         num_prompt_logprobs: tokens of the prompt that are scored already.
         grammar_bitmasks: after its last token, and after each guess: which tokens its grammar
-            allows (see `StructuredOutputGrammar.bitmask`). None: it has no grammar.
+            allows (see `StructuredOutputGrammar.bitmask`). None: it has no grammar, or gets no
+            token in this step.
         forks: requests for the prompt's other answers, that are sampled from the same scores when
             the prompt is computed: their ids and seeds.
         cache_salt: see `Request`.
@@ -57,7 +57,6 @@ class ScheduledRequest:
     sampling_params: SamplingParams
     seed: int | None
     stopping_token_ids: list[int]
-    max_num_tokens: int
     num_prompt_logprobs: int | None
     grammar_bitmasks: list[Tensor | None] | None
     forks: list[tuple[str, int | None]]
@@ -68,13 +67,17 @@ class ScheduledRequest:
     def of(cls, request: Request, num_new_tokens: int, block_ids: list[int]) -> ScheduledRequest:
         """What the next step is to do for a request."""
         known, grammar, draft = request.prompt_logprobs, request.grammar, request.draft
-        output, paths = request.output_token_ids, draft.paths()
+        gets_a_token = request.num_computed_tokens + num_new_tokens >= request.num_tokens
+        bitmasks: list[Tensor | None] | None = None
+        if grammar is not None and gets_a_token:  # in the middle of a prompt nobody asks it
+            paths = draft.paths()
+            bitmasks = [grammar.bitmask(request.output_token_ids, path) for path in paths]
         return cls(
             request.request_id, request.all_token_ids, len(request.prompt_token_ids),
             request.num_computed_tokens, num_new_tokens, block_ids, draft,
             request.sampling_params, request.seed, request.stopping_token_ids,
-            request.max_num_tokens, None if known is None else len(known),
-            None if grammar is None else [grammar.bitmask(output, path) for path in paths],
+            None if known is None else len(known),
+            bitmasks,
             [(fork.request_id, fork.seed) for fork in request.forks],
             request.cache_salt, request.lora_name,
         )  # fmt: skip
