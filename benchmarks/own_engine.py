@@ -27,7 +27,7 @@ def scheduler_cost(
             "max_num_seqs": batch, "max_num_batched_tokens": 300 * batch,
             "num_gpu_blocks": 8 * batch + 32,  # the prefix is shared
         })  # fmt: skip
-        engine.runner.execute_model = lambda output: ModelRunnerOutput(  # type: ignore[method-assign]
+        engine.executor.execute_model = lambda output: ModelRunnerOutput(  # type: ignore[method-assign]
             {request.request_id: [word] for request in output.scheduled_requests}
         )
         engine.step_trace = []

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from utils.distributed.engine_costs import engine_memory, engine_sent_bytes, expert_sent_bytes
 from utils.engine import LLM
 from utils.engine.config.parallel import MoEConfig
-from utils.engine.distributed.executor import ParallelModel
 from utils.engine.sampling_params import SamplingParams
 
 PROMPTS = [[1, 5, 7, 3, 8], [2, 2, 9], [4, 11, 12, 6, 1, 3, 9]]
@@ -39,36 +38,25 @@ def run(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(("tied", "tp", "pp"), [(False, 3, 1), (False, 1, 3), (True, 2, 2)])
-def test_memory_and_traffic(tied: bool, tp: int, pp: int, monkeypatch, tmp_path: Path) -> None:
-    tokens: list[int] = []
-    sampled: list[int] = []
-    forward, logits = ParallelModel.__call__, ParallelModel.compute_logits
-
-    def counted_forward(self, input_ids, *rest):
-        tokens.append(len(input_ids))
-        return forward(self, input_ids, *rest)
-
-    def counted_logits(self, hidden):
-        sampled.append(len(hidden))
-        return logits(self, hidden)
-
-    monkeypatch.setattr(ParallelModel, "__call__", counted_forward)
-    monkeypatch.setattr(ParallelModel, "compute_logits", counted_logits)
+def test_memory_and_traffic(tied: bool, tp: int, pp: int, tmp_path: Path) -> None:
     folder = make_model(tmp_path, tied)
     llm = LLM(
         folder, dtype="float32", tensor_parallel_size=tp, pipeline_parallel_size=pp,
         num_gpu_blocks_override=8, block_size=16, max_model_len=32, max_num_batched_tokens=8,
         max_num_seqs=4,
     )  # fmt: skip
+    llm.llm_engine.step_trace = trace = []
     run(llm)
-    assert sum(tokens) >= sum(map(len, PROMPTS)) and len(tokens) == len(sampled)
-    memory = [(use.weights, use.kv_cache) for use in llm.model.memory()]
+    steps = [step.tokens.values() for step in trace]
+    passes = [(sum(t.num_new for t in step), sum(t.num_sampled for t in step)) for step in steps]
+    assert sum(tokens for tokens, _ in passes) >= sum(map(len, PROMPTS))
+    assert sum(sampled for _, sampled in passes) == 4 * len(PROMPTS)
+    memory = [(use.weights, use.kv_cache) for use in llm.collective_rpc("memory")]
     assert engine_memory(llm.model_config, 8, 16, 4, tp, pp) == memory
     counted = [
         {(group, name): n for group, names in rank.items() for name, n in names.items() if n}
-        for rank in llm.model.sent_bytes()
+        for rank in llm.collective_rpc("sent_bytes")
     ]
-    passes = list(zip(tokens, sampled, strict=True))
     assert engine_sent_bytes(llm.model_config, passes, 4, tp, pp) == counted
     llm.shutdown()
 
@@ -81,8 +69,7 @@ def test_experts_on_two_ranks(tmp_path: Path) -> None:
         max_model_len=32,
     )  # fmt: skip
     run(llm)
-    ask = llm.llm_engine.executor.collective_rpc
-    routed, sent = ask("num_routed"), ask("sent_bytes")
+    routed, sent = llm.collective_rpc("num_routed"), llm.collective_rpc("sent_bytes")
     passes = [told["counts"] for told in sent]
     assert passes[0] == passes[1]  # they keep step
     each = 1 * 2 * 8 * 4  # to one other rank, its 2 experts, int64, 4 layers

@@ -204,14 +204,14 @@ def test_an_interrupt_waits_for_the_end_of_the_step(folder: Path) -> None:
     for _ in range(6):
         engine.step()
     before = sum(len(state.output_token_ids) for state in states)
-    execute = engine.runner.execute_model
+    execute = engine.executor.execute_model
     with Interrupt(), pytest.MonkeyPatch.context() as patch:
 
         def interrupted(output: SchedulerOutput) -> Any:
             signal.raise_signal(signal.SIGINT)
             return execute(output)
 
-        patch.setattr(engine.runner, "execute_model", interrupted)
+        patch.setattr(engine.executor, "execute_model", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert sum(len(state.output_token_ids) for state in states) > before
@@ -282,8 +282,7 @@ def test_what_is_half_read_may_be_collected_at_any_time(
     run = CASES[case][1]
     llm = engine(folder, case)
     core = llm.llm_engine
-    name = "execute_model" if run is generate else "compute_logits"
-    compute, right = getattr(core.runner, name), run(llm)
+    compute, right = core.executor.execute_model, run(llm)
     gc.collect()
     gc.freeze()  # there is little to look at then
     gc.disable()
@@ -300,7 +299,7 @@ def test_what_is_half_read_may_be_collected_at_any_time(
                         thread.join()
                 return compute(output)
 
-            setattr(core.runner, name, collecting)
+            core.executor.execute_model = collecting
             assert run(llm) == right
             assert next(steps) > at
             assert_whole(llm, "")
@@ -315,7 +314,7 @@ def test_who_was_forgotten_is_told(folder: Path) -> None:
     right = generate(llm)
     stream = llm.stream([7, 8, 9], GREEDY)
     next(stream)
-    runner = llm.llm_engine.runner
+    runner = llm.llm_engine.executor
 
     def breaks(output: SchedulerOutput) -> None:
         raise KeyboardInterrupt  # as a second interrupt would

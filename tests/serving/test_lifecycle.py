@@ -162,7 +162,7 @@ def test_more_than_the_limit_are_told_to_come_back(held: Served, steps: Steps) -
 
 def test_a_step_that_fails_fails_its_requests_and_no_others(served: Served, tiny: LLM) -> None:
     right = served.complete(**LONG).json()["choices"][0]["text"]
-    execute, calls = tiny.llm_engine.runner.execute_model, Counter[str]()
+    execute, calls = tiny.llm_engine.executor.execute_model, Counter[str]()
 
     def fail_at_the_fourth(output: Any) -> Any:
         calls["steps"] += 1
@@ -170,7 +170,7 @@ def test_a_step_that_fails_fails_its_requests_and_no_others(served: Served, tiny
             raise RuntimeError("the memory is on fire")
         return execute(output)
 
-    tiny.llm_engine.runner.execute_model = fail_at_the_fourth  # type: ignore[method-assign]
+    tiny.llm_engine.executor.execute_model = fail_at_the_fourth  # type: ignore[method-assign]
     response = served.complete(**LONG)
     assert response.status_code == 500
     assert "the memory is on fire" in response.json()["error"]["message"]

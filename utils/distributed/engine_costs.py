@@ -1,6 +1,6 @@
 """What the course's own engine must hold and send in a layout: exact, to be compared with counts.
 
-`ParallelModel.memory()` and `.sent_bytes()` are the counts.
+`LLM.collective_rpc("memory")` and `("sent_bytes")` are the counts.
 """
 
 from __future__ import annotations

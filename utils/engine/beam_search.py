@@ -7,15 +7,17 @@ vLLM's `LLM.beam_search` returns. (vLLM itself lets beams end differently.)
 from __future__ import annotations
 
 import copy
+import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-import torch
-
+from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.output_processor import RequestState
+from utils.engine.outputs import Logprob
 from utils.engine.request import Request
 
 if TYPE_CHECKING:
@@ -92,26 +94,28 @@ def beam_search_steps(
     """
     request = state.request
     _check(engine, request, params)
-    vocab_size = engine.runner.model.config.vocab_size
     width, penalty = params.beam_width, params.length_penalty
     eos = () if params.ignore_eos else request.eos_token_ids
     num_prompt_tokens = request.num_tokens
     max_num_tokens = min(num_prompt_tokens + params.max_tokens, engine.config.max_model_len)
     num_candidates = max(2, 1 + len(eos)) * width  # enough for `width` that do not end
-    beams, scores = [request], torch.zeros(1)
+    # Of all beams together the best so many: none of them can be further down its own beam's list.
+    request.sampling_params = replace(request.sampling_params, logprobs=num_candidates)
+    beams, scores = [request], [0.0]
     finished: list[BeamSearchSequence] = []
     try:
         with engine.whole_steps:
-            log_probs = _prefill(engine, request)
+            log_probs = [_prefill(engine, request)]
         yield beams
         while True:
-            totals = (scores[:, None] + log_probs).flatten()  # [beams * vocab_size]
-            best = totals.topk(min(num_candidates, len(totals)))
+            candidates = (
+                (score + logprob.logprob, parent, token)
+                for parent, score, of_beam in zip(beams, scores, log_probs, strict=True)
+                for token, logprob in of_beam.items()
+            )
+            best = heapq.nlargest(num_candidates, candidates, key=itemgetter(0))
             running: list[tuple[Request, int, float]] = []  # parent, token, score
-            for rank, (total, index) in enumerate(
-                zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            ):
-                parent, token = beams[index // vocab_size], index % vocab_size
+            for rank, (total, parent, token) in enumerate(best):
                 num_tokens = parent.num_tokens + 1
                 ends = token in eos
                 if not ends and num_tokens < max_num_tokens:
@@ -124,7 +128,7 @@ def beam_search_steps(
             finished = sorted(finished, key=lambda sequence: -sequence.score)[:width]
             if not running:
                 break
-            scores = torch.tensor([score for _, _, score in running[:width]])
+            scores = [score for _, _, score in running[:width]]
             # No beam can beat the finished ones any more, if its score stays what it is.
             length = running[0][0].num_tokens + 1 - num_prompt_tokens
             if len(finished) == width and scores[0] / length**penalty <= finished[-1].score:
@@ -149,7 +153,7 @@ def _free(engine: LLMEngine, beams: list[Request]) -> None:
 
 
 def _check(engine: LLMEngine, request: Request, params: BeamSearchParams) -> None:
-    if engine.kv_cache is None:
+    if isinstance(engine.kv_cache_manager, ContiguousKVCacheManager):
         raise ValueError("Beam search needs a paged KV cache: create the LLM without one's own.")
     if params.beam_width > engine.config.max_num_seqs:
         raise ValueError(
@@ -168,8 +172,8 @@ def _check(engine: LLMEngine, request: Request, params: BeamSearchParams) -> Non
         )
 
 
-def _prefill(engine: LLMEngine, request: Request) -> torch.Tensor:
-    """Compute the prompt; log probabilities [1, vocab_size] of what may follow."""
+def _prefill(engine: LLMEngine, request: Request) -> dict[int, Logprob]:
+    """Compute the prompt; the most probable tokens that may follow."""
     blocks, num_computed = engine.kv_cache_manager.get_computed_blocks(request)
     while True:
         size = min(request.num_tokens - num_computed, engine.config.max_num_batched_tokens)
@@ -177,18 +181,19 @@ def _prefill(engine: LLMEngine, request: Request) -> torch.Tensor:
         request.num_computed_tokens = num_computed
         log_probs = _compute(engine, [request], [size])
         num_computed, blocks = num_computed + size, []
-        if num_computed == request.num_tokens:
-            return log_probs
+        if log_probs:
+            return log_probs[0]
 
 
-def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> torch.Tensor:
-    """Run a forward pass over the beams' next tokens: log probabilities [B, vocab_size]."""
+def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> list[dict[int, Logprob]]:
+    """Run a forward pass over the beams' next tokens: of each beam whose tokens are all computed
+    now, the most probable ones that may follow."""
     scheduled = {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)}
     output = SchedulerOutput.of(beams, scheduled, engine.kv_cache_manager)
-    _, logits = engine.runner.compute_logits(output)
+    result = engine.executor.execute_model(output)
     for beam, size in zip(beams, sizes, strict=True):
         beam.num_computed_tokens += size
-    return logits.float().log_softmax(dim=-1).cpu()
+    return [logprobs[0] for logprobs in result.logprobs.values()]
 
 
 def _fork(

@@ -12,6 +12,7 @@ from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.parts import EngineParts
 from utils.engine.distributed.data_parallel import DataParallelEngine
+from utils.engine.distributed.executor import ModelWorkers, Workers
 from utils.engine.input_processor import Conversations, Params, Prompt, Prompts
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.metrics import PrefixCacheStats
@@ -56,12 +57,16 @@ class LLM:
         self.tokenizer = load_tokenizer(path)
         parallel = args.create_parallel_config()
         self.llm_engine: Any  # an `LLMEngine`, or what stands for several
+        self.workers: Workers | None = None  # in other processes
         if parallel.data_parallel_size > 1:
             self.llm_engine = DataParallelEngine(self, args, parallel)
+            self.workers = self.llm_engine.workers
             return
-        self.model = load_engine_model(
+        self.model: Any = load_engine_model(
             path, self.model_config, self.config, parallel, args.ops, args.kernels
         )
+        if isinstance(self.model, ModelWorkers):
+            self.workers = self.model
         self.llm_engine = LLMEngine(self.model, self.tokenizer, self.config, args)
 
     def new_engine(self, changes: dict[str, Any] | None = None, **parts: Any) -> LLMEngine:
@@ -143,17 +148,33 @@ class LLM:
         """Find the most probable answers to each prompt, `params.beam_width` of them.
 
         Raises:
-            ValueError: a prompt is bad (see `generate`), or the KV cache has no room for the beams.
+            ValueError: a prompt is bad (see `generate`), or the KV cache has no room for the beams,
+                or there are several engines.
         """
+        if isinstance(self.llm_engine, DataParallelEngine):
+            raise ValueError("Beam search runs in one engine: use data_parallel_size=1.")
         sampling_params = SamplingParams(max_tokens=params.max_tokens, temperature=0)
         requests = self.llm_engine.inputs.from_prompts(prompts, sampling_params)
         return [beam_search(self.llm_engine, request, params) for request in requests]
 
+    def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]:
+        """Call a method of each worker: of the ranks that share the model, or of the replicas.
+
+        Returns:
+            What it returned on each of them, in their order.
+
+        Raises:
+            ValueError: there are none: the model is in this process.
+            RankError: one of them failed.
+        """
+        if self.workers is None:
+            raise ValueError("This model is in this very process, in `LLM.model`. Ask it directly.")
+        return self.workers.collective_rpc(method, *args)
+
     def shutdown(self) -> None:
         """End the processes that run the model, where there are several. May be called twice."""
-        for part in (self.llm_engine, getattr(self, "model", None)):
-            if executor := getattr(part, "executor", None):
-                executor.shutdown()
+        if self.workers is not None:
+            self.workers.shutdown()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False if requests are in progress; then nothing changes."""

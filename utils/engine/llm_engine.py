@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.parts import EngineParts
 from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.core.step_record import StepRecord, record_step
 from utils.engine.core.whole_steps import WholeSteps
+from utils.engine.distributed.executor import ModelWorkers
 from utils.engine.input_processor import InputProcessor, Prompt
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import LlamaForCausalLM
@@ -20,8 +22,7 @@ from utils.engine.outputs import EngineCoreOutput, RequestOutput
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.drafter import Drafter
-from utils.engine.worker.kv_transfers import KVTransfers
-from utils.engine.worker.model_runner import ModelRunner
+from utils.engine.worker.executor import Executor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +36,7 @@ class LLMEngine:
     """Runs requests step by step: schedule, execute, process, draft.
 
     Args:
-        model: with its weights.
+        model: with its weights; or its workers on several ranks.
         tokenizer: the model's.
         config: how to run it.
         parts: of what it is made. None: of the course's own.
@@ -47,7 +48,7 @@ class LLMEngine:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: LlamaForCausalLM | ModelWorkers,
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
         parts: EngineParts | None = None,
@@ -56,18 +57,16 @@ class LLMEngine:
         self.config, self.kv_events = config, parts.kv_events
         self.inputs = InputProcessor(model.config, config, tokenizer)
         self.kv_cache_manager: Any  # a `KVCacheManagerInterface`; most have a `block_pool` as well
-        self.kv_cache_manager, memory = parts.make_kv_cache(model, config)
-        self.kv_cache = None if isinstance(memory, Mapping) else memory
+        self.kv_cache_manager = parts.make_kv_cache_manager(model.config, config)
         self.scheduler = parts.scheduler_cls(config, self.kv_cache_manager)
-        transfers = KVTransfers.between(
-            parts.kv_connector, self.scheduler, model, config, self.kv_cache
+        self.executor: Executor = parts.make_executor(
+            model, config, self.kv_cache_manager, self.scheduler
         )
-        self.runner = ModelRunner(
-            model, parts.sampler, memory, parts.rejection_sampler, transfers, config.seed
-        )
+        memory = self.executor.kv_cache
+        self.kv_cache = memory if isinstance(memory, PagedKVCache) else None  # in this process
         self.drafter: Drafter | None = None
         if config.speculative_config is not None:
-            if self.kv_cache is None:
+            if parts.kv_cache_class is not None:
                 raise ValueError("Speculative decoding needs a paged KV cache.")
             proposer = parts.proposer(config, model)
             self.drafter = Drafter(config.speculative_config, proposer)
@@ -132,7 +131,7 @@ class LLMEngine:
                 )
             usage = self.kv_cache_manager.usage
             scheduled = perf_counter()
-            result = self.runner.execute_model(output)
+            result = self.executor.execute_model(output)
             executed = perf_counter()
             core_outputs = self._process(output, result)
             updated, to_abort = self.output_processor.process_outputs(core_outputs)
@@ -141,7 +140,7 @@ class LLMEngine:
             if self.drafter:
                 names = [name for name in output.num_scheduled_tokens if name in self.requests]
                 going_on = [self.requests[name] for name in names]
-                self.drafter.propose(going_on, output, self.runner.last_hidden)
+                self.drafter.propose(going_on, output, self.executor.last_hidden)
         if self.step_trace is not None:
             times = (begin, scheduled, executed, processed, perf_counter())
             self.step_trace.append(
@@ -166,6 +165,8 @@ class LLMEngine:
                     gained[request] += 1
         if self.drafter:
             self.drafter.observe(output, result)
+        if result.moves:
+            self.kv_cache_manager.move_slots(result.moves)
         self.scheduler.update_from_output(output, list(gained))
         if result.invalid_block_ids:
             self.scheduler.handle_invalid_blocks(output, result.invalid_block_ids)

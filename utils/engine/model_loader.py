@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.parallel import ParallelConfig
-from utils.engine.distributed.executor import ParallelModel
+from utils.engine.distributed.executor import ModelWorkers
 from utils.engine.distributed.moe import upcycle
 from utils.engine.kernels.choice import choose_ops
 from utils.engine.kernels.packed_linear import pack_linears
@@ -26,8 +25,8 @@ def load_engine_model(
     parallel: ParallelConfig,
     ops: LlamaOps,
     kernels: str,
-) -> Any:
-    """A `LlamaForCausalLM`, or the `ParallelModel` that stands for its parts on many ranks.
+) -> LlamaForCausalLM | ModelWorkers:
+    """The model; or, where several ranks run it together, their workers.
 
     Raises:
         ValueError: see `LLM`.
@@ -51,7 +50,7 @@ def load_engine_model(
             f"This is {config.dtype}, with heads of {model.head_dim}. Use kernels='torch'."
         )
     if parallel.world_size > 1:
-        return ParallelModel(path, model, config, parallel, ops)
+        return ModelWorkers(path, model, config, parallel, ops)
     loaded = load_model(path, model, config.dtype, config.device, ops)
     if kernels == "cpp":
         pack_linears(loaded)

@@ -223,6 +223,28 @@ def test_blocks_that_come_back_from_host_memory_are_found_again() -> None:
     assert kv.take_block_copies().swap_in == []
 
 
+def test_tokens_move_before_blocks_are_copied_and_at_once() -> None:
+    memory = PagedKVCache(ModelConfig(10, 8, 8, 3, 2, 2, 4), num_gpu_blocks=4, block_size=2)
+    memory.device_memory.normal_()
+    before = memory.device_memory.clone().flatten(2, 3)
+    memory.copy_blocks(BlockCopies(move=[(3, 2), (2, 1)], copy=[(1, 3)]))
+    after = memory.device_memory.flatten(2, 3)
+    for slot, origin in enumerate([0, 2, 3, 3, 4, 5, 3, 3]):
+        assert torch.equal(after[:, :, slot], before[:, :, origin])
+
+
+def test_what_a_request_lost_moves_no_more() -> None:
+    kv = manager(8)
+    ours, theirs = (make_request([i] * 6, str(i)) for i in (1, 2))
+    for request in (ours, theirs):
+        compute(kv, request)
+    mine, yours = (4 * kv.get_block_ids(r.request_id)[1] for r in (ours, theirs))
+    kv.move_slots([(mine + 3, mine + 2), (yours + 3, yours + 2)])
+    kv.free(ours)
+    assert kv.take_block_copies().move == [(yours + 3, yours + 2)]
+    assert kv.take_block_copies().move == []
+
+
 def test_tenants_and_adapters_share_no_blocks() -> None:
     kv = manager(40)
     kinds = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_name": "a"},

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
 
 def by_post(llm: LLM) -> None:
     """Every step travels to the runner as bytes, and so does what comes of it."""
-    runner = llm.llm_engine.runner
+    runner = llm.llm_engine.executor
     execute = runner.execute_model
 
     def execute_there(output: Any) -> Any:

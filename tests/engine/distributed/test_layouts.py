@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.engine import LLM, BeamSearchParams, SamplingParams
-from utils.engine.attention.batch import Span, paged_batch
+from utils.engine import (
+    LLM,
+    BeamSearchParams,
+    ContiguousKVCache,
+    Draft,
+    RequestOutput,
+    Sampler,
+    SamplingParams,
+    SpeculativeConfig,
+)
 from utils.engine.distributed.launcher import RankError
 from utils.engine.distributed.layers import ParallelOps, RowParallelLinear
 from utils.engine.distributed.shard import Shard
+from utils.engine.kv_transfer.pool_connector import PoolConnector
+from utils.engine.kv_transfer.store import MemoryStore
 
 LAYOUTS = [(2, 1), (1, 2), (2, 2), (1, 3)]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 3, 4], [5, 6, 7, 8, 9, 10], [4], [7, 7, 7, 7, 7], [12, 11]]
@@ -32,22 +42,31 @@ def spread(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
     llm.shutdown()
 
 
+def layout_of(llm: LLM) -> tuple[int, int]:
+    """Its sizes of tensor and pipeline parallelism."""
+    world_size, answering = llm.workers.ranks.world_size, llm.workers.answering_rank
+    return world_size - answering, world_size // (world_size - answering)
+
+
 def logits_of(llm: LLM, token_ids: list[int]) -> torch.Tensor:
-    """Scores [T, vocab_size] after each token, of one flat batch with a fresh cache."""
-    size, config = 4, llm.config
-    num_blocks = -(-len(token_ids) // size)
-    cache = llm.model.new_kv_cache(llm.model_config, num_blocks, size, config.dtype, config.device)
-    batch = paged_batch(cache, [Span(list(range(num_blocks)), 0, len(token_ids))])
-    hidden = llm.model(torch.tensor(token_ids), torch.arange(len(token_ids)), batch)
-    return llm.model.compute_logits(hidden)
+    """Scores [T, vocab_size] after each token."""
+    [scores] = [s for s in llm.collective_rpc("logits", args=[token_ids]) if s is not None]
+    return scores
 
 
-def answers(llm: LLM, engine=None, **params) -> list[list[int]]:
+def outputs(llm: LLM, engine=None, **params) -> list[RequestOutput]:
     if engine is not None:
         llm.llm_engine = engine
     settings = SamplingParams(**{"temperature": 0, "max_tokens": 20, **params})
-    outputs = llm.generate(PROMPTS, settings, use_tqdm=False)
+    return llm.generate(PROMPTS, settings, use_tqdm=False)
+
+
+def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+def answers(llm: LLM, engine=None, **params) -> list[list[int]]:
+    return token_ids(outputs(llm, engine, **params))
 
 
 def test_logits_are_those_of_one_process(spread, alone):
@@ -55,7 +74,7 @@ def test_logits_are_those_of_one_process(spread, alone):
     with torch.inference_mode():
         want = alone.model.compute_logits(alone.model(torch.tensor(ids), torch.arange(len(ids))))
     got = logits_of(spread, ids)
-    if spread.model.parallel.tensor_parallel_size == 1:
+    if layout_of(spread)[0] == 1:
         assert torch.equal(got, want)
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
@@ -69,16 +88,95 @@ def test_logits_are_those_of_one_process(spread, alone):
             {"num_gpu_blocks": 80, "max_num_batched_tokens": 64},
             dict(logprobs=2, stop_token_ids=[9]),
         ),
+        ({}, dict(prompt_logprobs=1, temperature=0.9)),  # by the engine's own random numbers
     ],
 )
 def test_answers_are_those_of_one_process(spread, alone, changes, params):
-    want = answers(alone, alone.new_engine(changes=changes), **params)
-    assert answers(spread, spread.new_engine(changes=changes), **params) == want
+    want = outputs(alone, alone.new_engine(changes=changes), **params)
+    got = outputs(spread, spread.new_engine(changes=changes), **params)
+    assert token_ids(got) == token_ids(want)
+    scores, expected = (
+        torch.tensor([
+            logprob.logprob for output in these for place in [
+                *(output.prompt_logprobs or []), *(output.outputs[0].logprobs or [])
+            ] for logprob in (place or {}).values()
+        ])
+        for these in (got, want)
+    )  # fmt: skip
+    assert len(expected) > 0 or not {"logprobs", "prompt_logprobs"} & params.keys()
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+
+
+class Bush:
+    """Guesses trees in which the right tokens are never the first ones."""
+
+    uses_slots = False
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
+        self.answers = answers
+
+    def draft(self, wanted, output, last_hidden) -> list[Draft]:
+        drafts = []
+        for request, n in wanted:
+            given = self.answers[tuple(request.prompt_token_ids)][len(request.output_token_ids) :]
+            ids, parents = [], []
+            for depth, token in enumerate(given[: n // 2]):
+                before = 2 * depth - 1
+                ids += [(token + 1) % 12, token]
+                parents += [before, before]
+            drafts.append(Draft(ids, parents).first(n))
+        return drafts
+
+
+def test_a_tree_of_guesses_works_on_ranks(spread, alone):
+    """Keys and values of accepted guesses move on all ranks, also on those that sample nothing."""
+    want = answers(alone, alone.new_engine())
+    told = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, want, strict=True)}
+    guess = {"speculative_config": SpeculativeConfig("ngram", 6), "max_num_batched_tokens": 64,
+             "num_gpu_blocks": 60}  # fmt: skip
+    engine = spread.new_engine(guess, proposer=lambda config, model: Bush(told))
+    assert answers(spread, engine) == want
+    stats = engine.spec_decoding_stats
+    assert stats.num_accepted_tokens > 40 and stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_a_draft_model_guesses_for_ranks(folder, spread, alone):
+    guess = {"speculative_config": SpeculativeConfig("draft_model", 3, model=folder)}
+    want = answers(alone, alone.new_engine())
+    engine = spread.new_engine(guess | {"num_gpu_blocks": 60})
+    assert answers(spread, engine) == want
+    assert engine.spec_decoding_stats.acceptance_rate > 0.9  # it is the model itself
+
+
+def test_ranks_sample_by_a_class_of_a_cell(spread):
+    class Stubborn(Sampler):
+        def __call__(self, logits, params, sources):
+            return torch.full((len(logits),), 7)
+
+    got = answers(spread, spread.new_engine(sampler=Stubborn()))
+    assert {token for answer in got for token in answer} == {7}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (dict(kv_connector=PoolConnector(MemoryStore())), "kv_connector and kv_cache_class need"),
+        (dict(kv_cache_class=ContiguousKVCache), "kv_connector and kv_cache_class need"),
+        (dict(changes={"speculative_config": SpeculativeConfig("medusa", 2, model="x")}),
+         "Medusa heads use the model's hidden states"),
+    ],
+)  # fmt: skip
+def test_parts_that_need_the_model_here_are_refused(spread, parts, message):
+    with pytest.raises(ValueError, match=message):
+        spread.new_engine(**parts)
+
+
+def test_workers_can_be_asked_where_there_are_some(alone):
+    with pytest.raises(ValueError, match="in this very process"):
+        alone.collective_rpc("memory")
 
 
 def test_guessing_ahead_and_beams_work_on_ranks(folder, spread, alone):
-    from utils.engine import SpeculativeConfig
-
     guess = {"speculative_config": SpeculativeConfig("ngram", 3, prompt_lookup_min=1)}
     want = answers(alone, alone.new_engine())
     assert answers(spread, spread.new_engine(changes=guess)) == want
@@ -92,26 +190,25 @@ def test_guessing_ahead_and_beams_work_on_ranks(folder, spread, alone):
 
 def test_micro_batches_change_no_answer(spread, alone):
     want = answers(alone, alone.new_engine())
-    spread.model.num_micro_batches = 3
-    spread.model.take_timeline()
+    spread.collective_rpc("set_num_micro_batches", args=[3])
+    spread.collective_rpc("take_timeline")
     try:
         assert answers(spread, spread.new_engine()) == want
     finally:
-        spread.model.num_micro_batches = 1
-    runs = spread.model.take_timeline()
+        spread.collective_rpc("set_num_micro_batches", args=[1])
+    runs = [run for of_rank in spread.collective_rpc("take_timeline") for run in of_rank]
     assert {run.micro_batch for run in runs} == {0, 1, 2}
-    assert {run.stage for run in runs} == set(range(spread.model.parallel.pipeline_parallel_size))
+    assert {run.stage for run in runs} == set(range(layout_of(spread)[1]))
 
 
 def test_bytes_sent_and_held_are_those_of_the_formulas(spread, folder):
-    model, parallel = spread.model_config, spread.model.parallel
-    tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    before = spread.model.sent_bytes()
+    model, (tp, pp) = spread.model_config, layout_of(spread)
+    before = spread.collective_rpc("sent_bytes")
     tokens = 8
     logits_of(spread, list(range(tokens)))
     sent = [
         {group: now[group] - then[group] for group in now}
-        for then, now in zip(before, spread.model.sent_bytes(), strict=True)
+        for then, now in zip(before, spread.collective_rpc("sent_bytes"), strict=True)
     ]
     activations = tokens * model.hidden_size * 4
     for rank, counted in enumerate(sent):
@@ -121,7 +218,7 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(spread, folder):
         scores = tokens * len(shard.vocabulary) * 4
         assert counted["tp"]["gather"] == (scores if shard.has_lm_head and rank % tp else 0)
         assert counted["pp"]["send"] == (0 if shard.has_lm_head else activations)
-    weights = sum(use.weights for use in spread.model.memory())
+    weights = sum(use.weights for use in spread.collective_rpc("memory"))
     whole = sum(p.nbytes for p in LLM(folder, **SETTINGS).model.parameters())
     norms = (2 * model.num_hidden_layers + 1) * model.hidden_size * 4
     assert weights == whole + (tp - 1) * norms  # norms are everywhere, all else is divided
@@ -130,11 +227,11 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(spread, folder):
 def test_the_caches_divide_the_memory_of_one(folder):
     llm = LLM(folder, tensor_parallel_size=2, **SETTINGS)
     alone = LLM(folder, **SETTINGS)
-    assert llm.llm_engine.kv_cache.nbytes == alone.llm_engine.kv_cache.nbytes
-    uses = llm.model.memory()
+    uses = llm.collective_rpc("memory")
+    assert sum(use.kv_cache for use in uses) == alone.llm_engine.kv_cache.nbytes
     assert len({use.kv_cache for use in uses}) == 1
     llm.new_engine()  # thrown away at once, and so is its cache
-    assert llm.model.memory() == uses
+    assert llm.collective_rpc("memory") == uses
     llm.shutdown()
 
 
@@ -169,7 +266,7 @@ def test_a_rank_that_dies_ends_the_engine_clearly(folder):
     import signal
 
     llm = LLM(folder, tensor_parallel_size=2, **SETTINGS)
-    os.kill(llm.model.executor.ranks.pids[1], signal.SIGKILL)
+    os.kill(llm.workers.ranks.pids[1], signal.SIGKILL)
     with pytest.raises(RankError, match="Rank 1 was killed by signal 9"):
         answers(llm)
     with pytest.raises(RankError, match="Start them anew"):

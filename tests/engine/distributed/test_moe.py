@@ -78,12 +78,12 @@ def test_spread_experts_compute_what_they_do_together(alone, spread):
     """Each rank has its own tokens, and half of the experts that they need."""
     with torch.inference_mode():
         want = alone.model.compute_logits(alone.model(torch.tensor(IDS), torch.arange(len(IDS))))
-    for got in spread.llm_engine.executor.collective_rpc("logits", IDS):
+    for got in spread.collective_rpc("logits", args=[IDS]):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 def test_answers_and_bytes_and_dummy_batches(alone, spread):
-    rpc = spread.llm_engine.executor.collective_rpc
+    rpc = spread.llm_engine.workers.collective_rpc
     sent, routed = rpc("sent_bytes"), rpc("num_routed")
     assert answers(spread) == answers(alone)
     assert spread.llm_engine.num_requests == [3, 2]

@@ -169,13 +169,13 @@ def test_a_pool_that_overflows(
     )  # fmt: skip
     some, expected = some[-7:], expected[-7:]
     requests = llm.llm_engine.inputs.from_prompts(some, GREEDY)
-    execute, computed = llm.llm_engine.runner.execute_model, []
+    execute, computed = llm.llm_engine.executor.execute_model, []
 
     def counted(output):
         computed.append(output.total_num_scheduled_tokens)
         return execute(output)
 
-    llm.llm_engine.runner.execute_model = counted
+    llm.llm_engine.executor.execute_model = counted
     for _ in run_to_end(llm.llm_engine, requests):
         pass
     got = [request.output_token_ids for request in requests]

@@ -319,7 +319,7 @@ def test_a_damaged_vocabulary_is_named(tmp_path: Path) -> None:
 def test_all_heads_guess_in_one_product(world: World, method: str) -> None:
     """The large `lm_head` is read once, and the guesses are those of one head after the other."""
     engine = world.engine(world.configs[method])
-    proposer, lm_head = engine.drafter.proposer, engine.runner.model.lm_head
+    proposer, lm_head = engine.drafter.proposer, engine.executor.model.lm_head
     widths = proposer.tree_widths or (1, 1)
     hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     by_head = [

@@ -107,4 +107,4 @@ def test_our_engine_visits_its_stations(llm: LLM) -> None:
     assert names[2:] == 2 * step
     # What one process runs has neither executor nor worker; everything else is visited.
     ours = {station.ours.function for station in STATIONS if station.ours}
-    assert ours - set(names) == {"ParallelModel.__call__", "Worker.forward"}
+    assert ours - set(names) == {"MultiprocExecutor.execute_model", "Worker.execute_model"}

@@ -96,7 +96,7 @@ class Oracle:
 def engine_with(plain: LLMEngine, answer: list[int], wrong: set[int]) -> LLMEngine:
     spec = SpeculativeConfig("custom_class", 3, proposer=Oracle(answer, wrong))
     return LLMEngine(
-        plain.runner.model, plain.inputs.tokenizer, replace(plain.config, speculative_config=spec)
+        plain.executor.model, plain.inputs.tokenizer, replace(plain.config, speculative_config=spec)
     )
 
 

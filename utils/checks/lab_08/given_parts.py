@@ -72,7 +72,8 @@ class EngineBase(LLMEngine):
     def __init__(self, llm: LLM, parts: Parts, **changes: Any) -> None:
         super().__init__(llm.model, llm.tokenizer, replace(llm.config, **changes))
         self.parts = parts
-        self.runner = _Runner(self.runner, parts.prepare_inputs)
+        assert isinstance(self.executor, ModelRunner)
+        self.executor = _Runner(self.executor, parts.prepare_inputs)
         self._states: WeakKeyDictionary[Request, RequestState] = WeakKeyDictionary()
         self._num_shown: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
@@ -88,7 +89,7 @@ class EngineBase(LLMEngine):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> dict[str, int]:
         """Compute what was scheduled. Returns the new token of each request that got one."""
-        sampled = self.runner.execute_model(scheduler_output).sampled_token_ids
+        sampled = self.executor.execute_model(scheduler_output).sampled_token_ids
         return {request_id: token_ids[0] for request_id, token_ids in sampled.items()}
 
     def update(self, request: Request, num_scheduled_tokens: int, token_id: int | None) -> None:

@@ -65,7 +65,7 @@ def run(**options: Any) -> Outcome:
             len(output.prompt_token_ids) + len(ids) - 1
             for output, ids in zip(outputs, answers, strict=True)
         )
-        counts = [] if "parallel_ops" not in options else llm.model.sent_bytes()
+        counts = [] if "parallel_ops" not in options else llm.collective_rpc("sent_bytes")
         sent = [
             sum(count for name, count in rank["tp"].items() if name != "gather") for rank in counts
         ]

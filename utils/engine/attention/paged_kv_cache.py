@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.core.kv_cache_utils import BlockCopies
 
@@ -48,6 +49,14 @@ class PagedKVCache:
         self.host_memory = memory(num_cpu_blocks, "cpu")
         self.keys, self.values = self.device_memory  # [layers, blocks, block_size, H_kv, D] each
 
+    @classmethod
+    def for_engine(cls, model: ModelConfig, engine: EngineConfig) -> PagedKVCache:
+        """The memory that an engine's settings ask for."""
+        return cls(
+            model, engine.num_gpu_blocks, engine.block_size, engine.dtype, engine.device,
+            engine.num_cpu_blocks,
+        )  # fmt: skip
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device: 2 (K, V) * layers * blocks * block_size * kv_heads * head_dim * 2
@@ -66,13 +75,12 @@ class PagedKVCache:
         self.keys[layer].flatten(0, 1).index_copy_(0, slot_mapping, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slot_mapping, value)
 
-    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
-        """Copy single tokens' keys and values in all layers. All are read before any is written."""
-        flat = self.device_memory.flatten(2, 3)  # [K or V, layers, slots, H_kv, D]
-        flat[:, :, list(to_slots)] = flat[:, :, list(from_slots)]
-
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Copy whole blocks, in all layers, in the order that `BlockCopies` states."""
+        """Copy in all layers, in the order that `BlockCopies` states."""
+        if copies.move:  # all are read before any is written
+            flat = self.device_memory.flatten(2, 3)  # [K or V, layers, slots, H_kv, D]
+            from_slots, to_slots = zip(*copies.move, strict=True)
+            flat[:, :, list(to_slots)] = flat[:, :, list(from_slots)]
         device, host = self.device_memory, self.host_memory
         for source, target, pairs in (
             (device, host, copies.swap_out), (device, device, copies.copy),

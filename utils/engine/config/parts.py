@@ -13,6 +13,7 @@ from functools import partial
 from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
+from utils.engine.config.model import ModelConfig
 from utils.engine.core.block_pool import BlockPool
 from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
 from utils.engine.core.interfaces import KVCacheManagerInterface
@@ -20,11 +21,15 @@ from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
 from utils.engine.core.kv_events import NO_EVENTS, KVEvents
 from utils.engine.core.scheduler import Scheduler
+from utils.engine.distributed.executor import ModelWorkers, MultiprocExecutor
 from utils.engine.kv_transfer.base import KVConnectorBase
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
 from utils.engine.spec_decode.drafter import Proposer, make_proposer
+from utils.engine.worker.executor import Executor
+from utils.engine.worker.kv_transfers import KVTransfers
+from utils.engine.worker.model_runner import ModelRunner
 
 
 def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
@@ -51,7 +56,8 @@ class EngineParts:
         scheduler_cls: makes who chooses each step's tokens, from a config and a manager.
         sampler: turns logits into tokens.
         rejection_sampler: decides which guessed tokens stay.
-        proposer: makes who guesses tokens, from a config with `speculative_config` and the model.
+        proposer: makes who guesses tokens, from a config with `speculative_config` and the model,
+            or its workers on several ranks.
         kv_connector: brings keys and values from elsewhere, and passes on those computed here.
             None: nothing comes, nothing goes.
         kv_events: is told what the prefix cache gains and loses.
@@ -62,15 +68,14 @@ class EngineParts:
     scheduler_cls: Callable[[EngineConfig, KVCacheManagerInterface], Scheduler] = Scheduler
     sampler: Sampler = field(default_factory=Sampler)
     rejection_sampler: RejectionSampler = field(default_factory=RejectionSampler)
-    proposer: Callable[[EngineConfig, LlamaForCausalLM], Proposer] = make_proposer
+    proposer: Callable[[EngineConfig, LlamaForCausalLM | ModelWorkers], Proposer] = make_proposer
     kv_connector: KVConnectorBase | None = None
     kv_events: KVEvents = NO_EVENTS
 
-    def make_kv_cache(
-        self, model: LlamaForCausalLM, config: EngineConfig
-    ) -> tuple[KVCacheManagerInterface, PagedKVCache | Mapping[str, KVCache]]:
-        """Who gives places in the KV cache, and the memory behind it; or, by request id, the cache
-        that each request has for itself.
+    def make_kv_cache_manager(
+        self, model: ModelConfig, config: EngineConfig
+    ) -> KVCacheManagerInterface:
+        """Who gives places in the KV cache.
 
         Raises:
             ValueError: KV events are wanted, and there are none.
@@ -79,11 +84,10 @@ class EngineParts:
         if listens and not config.enable_prefix_caching:
             raise ValueError("KV events tell what the prefix cache holds: enable prefix caching.")
         if self.kv_cache_class is not None:
-            new_cache = partial(self.kv_cache_class, model.config)
-            alone = ContiguousKVCacheManager(
+            new_cache = partial(self.kv_cache_class, model)
+            return ContiguousKVCacheManager(
                 lambda max_num_tokens: new_cache(max_num_tokens, config.dtype, config.device)
             )
-            return alone, alone.kv_caches
         manager = self.kv_cache_manager(config)
         if listens:
             pool = getattr(manager, "block_pool", None)
@@ -93,8 +97,33 @@ class EngineParts:
                     f"has a {type(pool).__name__}. Leave out kv_events or kv_cache_manager."
                 )
             pool.events = self.kv_events
-        new_kv_cache = getattr(model, "new_kv_cache", PagedKVCache)
-        return manager, new_kv_cache(
-            model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
-            config.num_cpu_blocks,
-        )  # fmt: skip
+        return manager
+
+    def make_executor(
+        self,
+        model: LlamaForCausalLM | ModelWorkers,
+        config: EngineConfig,
+        kv_cache_manager: KVCacheManagerInterface,
+        scheduler: Scheduler,
+    ) -> Executor:
+        """Where the steps are computed: a model runner in this process, or one on each rank.
+
+        Raises:
+            ValueError: parts need the model in this process (see also `KVTransfers.between`).
+        """
+        if isinstance(model, ModelWorkers):
+            if self.kv_connector is not None or self.kv_cache_class is not None:
+                raise ValueError(
+                    "kv_connector and kv_cache_class need the model in the engine's own process: "
+                    "leave out tensor_parallel_size and pipeline_parallel_size."
+                )
+            return MultiprocExecutor(model, config, self.sampler, self.rejection_sampler)
+        memory: PagedKVCache | Mapping[str, KVCache]
+        if isinstance(kv_cache_manager, ContiguousKVCacheManager):
+            memory = kv_cache_manager.kv_caches
+        else:
+            memory = PagedKVCache.for_engine(model.config, config)
+        transfers = KVTransfers.between(self.kv_connector, scheduler, model, config, memory)
+        return ModelRunner(
+            model, self.sampler, memory, self.rejection_sampler, transfers, config.seed
+        )

@@ -64,6 +64,9 @@ class ContiguousKVCacheManager:
     def swap_in(self, request: Request, num_new_tokens: int = 0) -> bool:
         return False
 
+    def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
+        raise ValueError("Without paging there are no slots.")
+
     def take_block_copies(self) -> BlockCopies:
         return BlockCopies()
 

@@ -127,6 +127,10 @@ class KVCacheManager:
         """Take back all blocks of a request. Does nothing if it has none."""
         table = self.req_to_blocks.pop(request.request_id, [])
         self.num_cached_block.pop(request.request_id, None)
+        if self._pending.move:  # what lies in these blocks need not move any more
+            gone = {block.block_id for block in table}
+            moves = self._pending.move
+            self._pending.move = [m for m in moves if m[0] // self.block_size not in gone]
         self.block_pool.free_blocks(reversed(table))  # the tail is the first to be reused
         self.swap_space.free(request.request_id)
 
@@ -203,6 +207,14 @@ class KVCacheManager:
         if self.enable_caching:  # now: a fork may share these blocks before the next step
             self._cache_blocks(request, request.num_computed_tokens)
         return True
+
+    def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Let single tokens' keys and values move, before the next forward pass.
+
+        Args:
+            moves: slots (see `BlockCopies`): from where to where.
+        """
+        self._pending.move += moves
 
     def take_block_copies(self) -> BlockCopies:
         """The copies to be made before the next forward pass. Each is handed out once."""

@@ -180,8 +180,12 @@ class KVCacheBlock:
 
 @dataclass
 class BlockCopies:
-    """Copies of whole blocks that must be made before the next forward pass, in this order."""
+    """What must be copied before the next forward pass, in this order: tokens, then whole blocks.
 
+    A slot is the place of one token: `block_id * block_size + offset in the block`.
+    """
+
+    move: list[tuple[int, int]] = field(default_factory=list)  # (slot, slot)
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block)
     copy: list[tuple[int, int]] = field(default_factory=list)  # (device block, device block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block)

@@ -113,7 +113,7 @@ class SchedulerOutput:
 
     Args:
         scheduled_requests: in the order of the flat batch.
-        block_copies: to be made before the forward pass.
+        block_copies: to be made first of all.
         preempted_req_ids: requests that lost their blocks in this step.
         resumed_req_ids: requests that had lost them earlier, and are back.
         deferred_req_ids: requests that wait for keys and values on their way to the connector.
@@ -167,9 +167,12 @@ class ModelRunnerOutput:
         logprobs: of each new token, where asked for.
         prompt_logprobs: of further tokens of the prompt, where asked for.
         invalid_block_ids: blocks that a connector was to fill, and could not.
+        moves: of accepted guesses, keys and values that must lie elsewhere before the next step:
+            slots, from where to where.
     """
 
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[dict[int, Logprob]]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[dict[int, Logprob]]] = field(default_factory=dict)
     invalid_block_ids: set[int] = field(default_factory=set)
+    moves: list[tuple[int, int]] = field(default_factory=list)

@@ -17,7 +17,7 @@ from torch import Tensor
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.parallel import ParallelConfig
-from utils.engine.distributed.executor import MultiprocExecutor
+from utils.engine.distributed.executor import Workers
 from utils.engine.distributed.moe import upcycle
 from utils.engine.distributed.parallel_state import initialize_model_parallel
 from utils.engine.input_processor import InputProcessor
@@ -110,20 +110,20 @@ class EngineReplica:
 class ReplicaCaches:
     """All replicas' prefix caches. Each has its own, and finds nothing in those of the others."""
 
-    def __init__(self, executor: MultiprocExecutor) -> None:
-        self._executor = executor
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """All of them together."""
         total = PrefixCacheStats()
-        for stats in self._executor.collective_rpc("prefix_cache_stats"):
+        for stats in self._workers.collective_rpc("prefix_cache_stats"):
             for name, value in vars(stats).items():
                 setattr(total, name, getattr(total, name) + value)
         return total
 
     def reset_prefix_cache(self) -> bool:
-        return all(self._executor.collective_rpc("reset_prefix_cache"))
+        return all(self._workers.collective_rpc("reset_prefix_cache"))
 
 
 class DataParallelEngine:
@@ -138,10 +138,10 @@ class DataParallelEngine:
     def __init__(self, llm: Any, args: EngineArgs, parallel: ParallelConfig) -> None:
         parallel.check(llm.model_config, llm.config.device)
         self.inputs = InputProcessor(llm.model_config, llm.config, llm.tokenizer)
-        self.executor = MultiprocExecutor(
+        self.workers = Workers(
             parallel, parallel.data_parallel_size, EngineReplica, type(llm), args
         )
-        self.kv_cache_manager = ReplicaCaches(self.executor)
+        self.kv_cache_manager = ReplicaCaches(self.workers)
         self.output_processor = OutputProcessor()
         self._replica_of: dict[str, int] = {}  # of each unfinished prompt
         self.num_requests = [0] * parallel.data_parallel_size  # that each replica got so far
@@ -149,11 +149,6 @@ class DataParallelEngine:
     @property
     def config(self) -> EngineConfig:
         return self.inputs.config
-
-    @property
-    def kv_cache(self) -> None:
-        """Raises a ValueError: each replica has its own. Beam search asks for it."""
-        raise ValueError("Beam search runs in one engine: use data_parallel_size=1.")
 
     def add(self, state: RequestState) -> None:
         """Send a request to the replica with the fewest unfinished ones."""
@@ -174,7 +169,7 @@ class DataParallelEngine:
     def advance(self) -> list[RequestState]:
         """Let every replica take a step; the answers that got new tokens."""
         try:
-            answers: list[list[EngineCoreOutput]] = self.executor.collective_rpc("advance")
+            answers: list[list[EngineCoreOutput]] = self.workers.collective_rpc("advance")
         except BaseException:
             self.abort_requests(list(self._replica_of))
             raise
@@ -191,7 +186,7 @@ class DataParallelEngine:
         """Drop requests. Unknown and finished ones are ignored."""
         for name in request_ids:
             dropped = self.output_processor.abort_requests([name])
-            if dropped and self.executor.ranks.alive:
+            if dropped and self.workers.ranks.alive:
                 self._ask(self._replica_of[name], "abort_in_core", dropped)
         self._forget_finished()
 
@@ -200,4 +195,4 @@ class DataParallelEngine:
         self._replica_of = {n: replica for n, replica in self._replica_of.items() if n in alive}
 
     def _ask(self, replica: int, method: str, *args: Any) -> None:
-        self.executor.collective_rpc(method, *args, only_on=replica)
+        self.workers.collective_rpc(method, *args, only_on=replica)

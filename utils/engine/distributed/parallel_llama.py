@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from utils.engine.attention.batch import Batch
+from utils.engine.attention.batch import Batch, ContiguousBatch, PagedBatch
+from utils.engine.attention.paged_attention import AttentionMetadata
+from utils.engine.distributed.collectives import Work
 from utils.engine.distributed.layers import ParallelLMHead, ParallelOps, VocabParallelEmbedding
 from utils.engine.distributed.parallel_state import ParallelState
 from utils.engine.distributed.shard import Shard, load_shard
@@ -29,8 +32,22 @@ class IntermediateTensors:
     tensors: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class StageRun:
+    """A stage's work on one micro-batch: when it began and ended, in `perf_counter` seconds."""
+
+    stage: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
 class ParallelLlama(LlamaForCausalLM):
     """As `LlamaForCausalLM`, with this rank's heads, columns, rows and layers.
+
+    Where a pipeline has several stages, it gets hidden states from the stage before, and passes
+    its own on. `num_micro_batches` says into how many parts a batch is cut on the way; `timeline`
+    tells what this stage did.
 
     Args:
         shard: what this rank holds.
@@ -45,6 +62,7 @@ class ParallelLlama(LlamaForCausalLM):
         config = shard.config()
         super().__init__(config, ops)
         self.shard, self.state = shard, state
+        self.num_micro_batches, self.timeline = 1, list[StageRun]()
         row_parallel = parallel_ops.row_parallel_linear
         for layer in self.model.layers:
             attention: Any = layer.self_attn
@@ -72,6 +90,37 @@ class ParallelLlama(LlamaForCausalLM):
         """One memory for both embeddings, where this rank has both and the model has one."""
         if self.shard.model.tie_word_embeddings and self.shard.pp_size == 1:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, positions: Tensor, batch: Batch | None = None
+    ) -> Tensor | None:
+        """As `LlamaForCausalLM`: hidden states [T, hidden]; None from all stages but the last.
+
+        With several micro-batches, this stage works on the next one while the stage after it works
+        on this one.
+        """
+        pp, stage, dtype = self.state.pp, self.shard.pp_rank, next(self.parameters()).dtype
+        parts = split_batch(batch, len(input_ids), self.num_micro_batches)
+        outputs: list[Tensor] = []
+        on_their_way: list[Work] = []
+        for i, (rows, part) in enumerate(parts):
+            received = None
+            if not pp.is_first_rank:
+                size = (rows.stop - rows.start, self.config.hidden_size)
+                buffer = torch.empty(size, dtype=dtype)
+                received = IntermediateTensors({"hidden_states": pp.recv(buffer, stage - 1)})
+            begin = perf_counter()
+            done = self.run_stage(input_ids[rows], positions[rows], part, received)
+            self.timeline.append(StageRun(stage, i, begin, perf_counter()))
+            if isinstance(done, IntermediateTensors):
+                tensor = done.tensors["hidden_states"]
+                on_their_way.append(pp.isend(tensor, stage + 1))
+                outputs.append(tensor)  # must not change, nor be freed, before it has arrived
+            else:
+                outputs.append(done)
+        for work in on_their_way:
+            work.wait()
+        return torch.cat(outputs) if self.shard.has_lm_head else None
 
     def run_stage(
         self,
@@ -120,3 +169,38 @@ def load_parallel_model(
     model.tie_weights()
     load_shard(path, shard, checkpoint_views(model))
     return model
+
+
+def split_batch(batch: Batch | None, num_tokens: int, num_parts: int) -> list[tuple[slice, Batch]]:
+    """Cut a flat batch between requests, into at most `num_parts` parts of about as many tokens.
+
+    Args:
+        batch: only a paged one is cut. None: one request, of which nothing is kept.
+        num_tokens: that it holds.
+
+    Returns:
+        For each part, its rows in the flat batch, and what attention must know of them.
+    """
+    if not isinstance(batch, PagedBatch) or num_parts <= 1:
+        return [(slice(0, num_tokens), batch or ContiguousBatch([num_tokens], [None]))]
+    metadata = batch.metadata
+    share = num_tokens / num_parts
+    cuts, tokens = [0], 0
+    for i, length in enumerate(metadata.query_lens):
+        if tokens >= share * len(cuts) and len(cuts) < num_parts:
+            cuts.append(i)
+        tokens += length
+    parts: list[tuple[slice, Batch]] = []
+    row = 0
+    for first, last in zip(cuts, [*cuts[1:], len(metadata.query_lens)], strict=True):
+        rows = slice(row, row + sum(metadata.query_lens[first:last]))
+        part = AttentionMetadata(
+            metadata.query_lens[first:last],
+            metadata.seq_lens[first:last],
+            metadata.block_tables[first:last],
+            metadata.slot_mapping[rows],
+            {i - first: mask for i, mask in metadata.tree_masks.items() if first <= i < last},
+        )
+        parts.append((rows, PagedBatch(batch.kv_cache, part)))
+        row = rows.stop
+    return parts

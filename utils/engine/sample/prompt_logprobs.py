@@ -36,9 +36,12 @@ def score_prompts(
             # The token before one says how probable that is.
             first = row + num_known - 1 - start
             last = min(first + ROWS, row + size, row + num_prompt - 1 - start)
-            new = scored.setdefault(request.request_id, [])
-            for logits in compute_logits(hidden[first:last]):
-                new.append(top_logprobs(logits, request.all_token_ids[num_known], count))
-                num_known += 1
+            logits = compute_logits(hidden[first:last])
+            if logits.numel():  # else they are on another rank
+                scored.setdefault(request.request_id, []).extend(
+                    top_logprobs(row_of_scores, request.all_token_ids[i], count)
+                    for i, row_of_scores in enumerate(logits, start=num_known)
+                )
+            num_known += last - first
         row += size
     return scored

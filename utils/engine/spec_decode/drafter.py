@@ -12,6 +12,7 @@ from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
 from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.distributed.executor import ModelWorkers
 from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
@@ -159,12 +160,13 @@ class Drafter:
         return max(0, min(most, room))
 
 
-def make_proposer(config: EngineConfig, target: LlamaForCausalLM) -> Proposer:
+def make_proposer(config: EngineConfig, target: LlamaForCausalLM | ModelWorkers) -> Proposer:
     """The proposer that `config.speculative_config` describes.
 
     Raises:
         ValueError: draft model or heads cannot be read, or do not go with the target.
     """
+    here = target if isinstance(target, LlamaForCausalLM) else None  # not in other processes
     spec = config.speculative_config
     assert spec is not None
     if spec.method == "draft_model":
@@ -175,19 +177,23 @@ def make_proposer(config: EngineConfig, target: LlamaForCausalLM) -> Proposer:
                 f"The draft model {spec.model} has a vocabulary of {shape.vocab_size} tokens, the "
                 f"target one of {target.config.vocab_size}. They must share their tokenizer."
             )
-        packed = bool(target.model.packed_weights)  # then the draft model takes the fast path, too
-        ops = target.ops if packed else DEFAULT_OPS
+        # Where the target takes the fast path, so does the draft model.
+        packed = here is not None and bool(here.model.packed_weights)
+        ops = here.ops if here is not None and packed else DEFAULT_OPS
         model = load_model(spec.model, shape, config.dtype, config.device, ops)
         token_ids = read_draft_vocabulary(spec.model, shape.vocab_size)
         if packed:
             pack_linears(model)
-        memory = PagedKVCache(
-            model.config, config.num_gpu_blocks, config.block_size, config.dtype, config.device,
-            config.num_cpu_blocks,
-        )  # fmt: skip
+        memory = PagedKVCache.for_engine(model.config, config)
         return DraftModelProposer(model, memory, token_ids, config.seed)
     if spec.method == "medusa":
         assert spec.model is not None
+        if here is None:
+            raise ValueError(
+                "Medusa heads use the model's hidden states and its output embedding, and these "
+                "are on other ranks: leave out tensor_parallel_size and pipeline_parallel_size, or "
+                "guess by another method."
+            )
         heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)
         in_a_row = len(spec.tree_widths or ()) or spec.num_speculative_tokens
         if in_a_row > len(heads.blocks):
@@ -195,6 +201,6 @@ def make_proposer(config: EngineConfig, target: LlamaForCausalLM) -> Proposer:
                 f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
                 f"{len(heads.blocks)}. Ask for fewer."
             )
-        return MedusaProposer(heads, target.lm_head, spec.tree_widths)
+        return MedusaProposer(heads, here.lm_head, spec.tree_widths)
     ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
     return TextProposer(spec.proposer or ngram)

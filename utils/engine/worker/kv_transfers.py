@@ -5,7 +5,7 @@ In vLLM: `v1/worker/kv_connector_model_runner_mixin.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from utils.engine.attention.batch import Batch
+from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.ops import AttentionOps
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
@@ -42,7 +43,7 @@ class KVTransfers:
         scheduler: object,
         model: LlamaForCausalLM,
         config: EngineConfig,
-        kv_cache: PagedKVCache | None,
+        kv_cache: PagedKVCache | Mapping[str, KVCache],
     ) -> KVTransfers:
         """Make a connector known to an engine that has no requests yet.
 
@@ -50,16 +51,14 @@ class KVTransfers:
         from elsewhere, since its own keys and values do not come with them. Answers stay the same.
 
         Raises:
-            ValueError: the engine has no paged KV cache, or not in this process; or its scheduler
-                asks no connector; or the connector serves another engine.
+            ValueError: the engine has no paged KV cache; or its scheduler asks no connector; or
+                the connector serves another engine.
         """
         if connector is None:
             return cls(NO_CONNECTOR, {})
         if not isinstance(kv_cache, PagedKVCache):
             raise ValueError(
-                "A connector moves blocks, so it needs a paged KV cache in the engine's own "
-                "process: leave out kv_cache_class, tensor_parallel_size and "
-                "pipeline_parallel_size."
+                "A connector moves blocks, so it needs a paged KV cache: leave out kv_cache_class."
             )
         if not isinstance(scheduler, Scheduler):
             raise ValueError(

@@ -53,7 +53,7 @@ class ModelRunner:
         self.model, self.sampler, self.kv_cache = model, sampler, kv_cache
         self.rejection_sampler = rejection_sampler or RejectionSampler()
         self.transfers = transfers or KVTransfers(NO_CONNECTOR, {})
-        self.device = model.lm_head.weight.device
+        self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         # Of each request that got tokens in the last step: the hidden state [hidden] that its last
         # token was sampled from. Medusa heads guess from it.
@@ -116,9 +116,11 @@ class ModelRunner:
             positions += [last + depth for depth in draft.depths()]  # siblings share a position
         ids, places, wanted = int_tensors([input_ids, positions, rows], self.device)
         metadata = output.kv_connector_metadata
+        batch = self._batch(output)
         with self.transfers.of_step(metadata):
-            batch = self.transfers.load(self._batch(output), metadata)
-            hidden = self.model(ids, places, batch)  # [T, hidden]
+            hidden = self.model(ids, places, self.transfers.load(batch, metadata))  # [T, hidden]
+        if hidden is None:  # an earlier stage of a pipeline: the last one goes on
+            return [], ids
         result.prompt_logprobs = score_prompts(output, hidden, self.model.compute_logits)
         result.invalid_block_ids = self.transfers.invalid_block_ids
         return self.transfers.valid_rows(complete, hidden[wanted])
@@ -148,6 +150,8 @@ class ModelRunner:
         if not requests:
             return
         logits = self.model.compute_logits(hidden)
+        if not logits.numel():  # they are on another rank
+            return
         sizes = [1 + len(request.spec_token_ids) for request in requests]
         rows = [b + i for b, size in zip(first_rows, sizes, strict=True) for i in range(size)]
         if len(rows) > len(logits):  # forks
@@ -174,6 +178,8 @@ class ModelRunner:
             accepted, kept = self._verify(
                 request, allowed[begin:end] if size > 1 else allowed, token_ids[begin:end]
             )
+            if request.draft.parents is not None:
+                result.moves += self._straighten(request, kept)
             self.last_hidden[name] = hidden[first_row + kept[-1]]
             result.sampled_token_ids[name] = accepted
             if (count := request.sampling_params.logprobs) is not None:
@@ -200,7 +206,6 @@ class ModelRunner:
             return token_ids, [0]
         if draft.parents is not None:
             path = follow_tree(draft.token_ids, draft.parents, token_ids)
-            self._straighten(request, path)
             kept = [0, *(node + 1 for node in path)]
             return [*(draft.token_ids[node] for node in path), token_ids[kept[-1]]], kept
         if not is_for_rejection_sampling(request):  # the model's choice is known, and compared
@@ -218,10 +223,10 @@ class ModelRunner:
             )
         return accepted, range(len(accepted))
 
-    def _straighten(self, request: ScheduledRequest, path: list[int]) -> None:
-        """Move the keys and values of a tree's accepted nodes to where a chain would have them."""
+    def _straighten(self, request: ScheduledRequest, kept: Sequence[int]) -> list[tuple[int, int]]:
+        """The moves of a tree's accepted guesses to where a chain would have them (see
+        `BlockCopies`). `kept` are their rows, after that of the request's last token."""
         assert not isinstance(self.kv_cache, Mapping)
-        size, first = self.kv_cache.block_size, request.num_tokens
-        slots = slot_mapping(request.block_ids, size, first, first + len(request.spec_token_ids))
-        if path != list(range(len(path))):
-            self.kv_cache.move([slots[node] for node in path], slots[: len(path)])
+        size, last = self.kv_cache.block_size, request.num_tokens - 1
+        slots = slot_mapping(request.block_ids, size, last, last + 1 + len(request.spec_token_ids))
+        return [(slots[row], slots[i]) for i, row in enumerate(kept) if row != i]

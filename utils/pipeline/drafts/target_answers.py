@@ -86,7 +86,7 @@ def write_answers(
             gained = engine.advance()
             for request in gained:
                 hidden[request.request_id].append(
-                    engine.runner.last_hidden[request.request_id].cpu()
+                    engine.executor.last_hidden[request.request_id].cpu()
                 )
             progress.update(sum(request.is_finished for request in gained))
     return [

@@ -91,7 +91,7 @@ STATIONS = (
     Station(
         "EngineCore: have it run",
         Place(CORE, "EngineCore.step", "self.model_executor.execute_model"),
-        Place("llm_engine.py", "LLMEngine.advance", "self.runner.execute_model"),
+        Place("llm_engine.py", "LLMEngine.advance", "self.executor.execute_model"),
     ),
     Station(
         "the executor: the same call for every worker",
@@ -100,13 +100,14 @@ STATIONS = (
             "self.collective_rpc",
         ),
         Place(
-            "distributed/executor.py", "ParallelModel.__call__", "self.executor.collective_rpc"
+            "distributed/executor.py", "MultiprocExecutor.execute_model",
+            "self.workers.collective_rpc",
         ),
     ),
     Station(
         "the worker: one process, one device",
         Place("v1/worker/gpu_worker.py", "Worker.execute_model", "self.model_runner.execute_model"),
-        Place("distributed/worker.py", "Worker.forward", "self.model.run_stage"),
+        Place("distributed/worker.py", "Worker.execute_model", "runner.execute_model"),
     ),
     Station(
         "the model runner: a flat batch goes through the model",

@@ -22,7 +22,7 @@ def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3
     """A Gantt chart: a row for each stage, a bar for each micro-batch it works on.
 
     Args:
-        runs: from `pipeline_schedule`, or measured: `ParallelModel.take_timeline()`.
+        runs: from `pipeline_schedule`, or measured: `Worker.take_timeline()` of all ranks.
         unit: of the axis.
         scale: units in a second (of the runs' times).
     """

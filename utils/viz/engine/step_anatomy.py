@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from utils.engine import LLMEngine
+from utils.engine import LLMEngine, ModelRunner
 from utils.engine.core.step_record import StepRecord
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREEN, GREY, INK, MAX_HEIGHT, ORANGE, RED
@@ -62,7 +62,7 @@ def record_anatomy(engine: LLMEngine) -> Iterator[list[StepAnatomy]]:
     Raises:
         ValueError: the engine has no paged KV cache.
     """
-    if engine.kv_cache is None:
+    if engine.kv_cache is None or not isinstance(engine.executor, ModelRunner):
         raise ValueError("Only an engine with a paged KV cache has blocks to show.")
     given: list[tuple[list[int], list[int], list[int], list[list[int]]]] = []
 
@@ -74,7 +74,7 @@ def record_anatomy(engine: LLMEngine) -> Iterator[list[StepAnatomy]]:
 
     anatomy: list[StepAnatomy] = []
     before, engine.step_trace = engine.step_trace, []
-    hook = engine.runner.model.register_forward_pre_hook(record)
+    hook = engine.executor.model.register_forward_pre_hook(record)
     try:
         yield anatomy
     finally:

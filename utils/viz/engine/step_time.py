@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from utils.engine import LLM, LLMEngine, SamplingParams
+from utils.engine import LLM, LLMEngine, ModelRunner, SamplingParams
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
 # In the order of a step. The first and the last are the scheduler's and the engine's own work.
@@ -105,7 +105,8 @@ def measure_step_parts(
 
 def _step_parts(engine: LLMEngine) -> dict[str, float]:
     """The seconds of each part in the engine's next step."""
-    model = engine.runner.model
+    assert isinstance(engine.executor, ModelRunner)  # in this process
+    model = engine.executor.model
     modules: dict[str, list[nn.Module]] = {"model": [model], "lm_head": [model.lm_head]}
     for name in ("self_attn", *LINEAR):
         modules[name] = [m for path, m in model.named_modules() if path.endswith(name)]

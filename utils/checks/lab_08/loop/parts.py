@@ -61,7 +61,7 @@ def with_right_part(make_engine: EngineFactory, name: str) -> EngineFactory:
         engine = make_engine(*args, **changes)
         engine.parts = engine.parts._replace(**{name: getattr(RIGHT, name)})
         if name == "prepare_inputs":
-            engine.runner.prepare_inputs = RIGHT.prepare_inputs  # type: ignore[attr-defined]
+            engine.executor.prepare_inputs = RIGHT.prepare_inputs  # type: ignore[attr-defined]
         return engine
 
     return make

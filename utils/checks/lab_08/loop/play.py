@@ -73,16 +73,16 @@ def play(stage: Stage, make_engine: Callable[..., LLMEngine], story: Story) -> N
 
 
 def _step(stage: Stage, engine: LLMEngine) -> None:
-    calls, execute = [0], engine.runner.execute_model
+    calls, execute = [0], engine.executor.execute_model
 
     def counted(*args: Any) -> Any:
         calls[0] += 1
         return execute(*args)
 
     live = dict(engine.requests)
-    engine.runner.execute_model = counted  # type: ignore[assignment, method-assign]
+    engine.executor.execute_model = counted  # type: ignore[assignment, method-assign]
     outputs = stage.call(engine, "step")
-    engine.runner.execute_model = execute  # type: ignore[method-assign]
+    engine.executor.execute_model = execute  # type: ignore[method-assign]
     if isinstance(outputs, Raised):
         stage.blame("raises", "a list of RequestOutput", outputs)
     if not isinstance(outputs, list) or not all(isinstance(o, RequestOutput) for o in outputs):
@@ -103,7 +103,7 @@ def _step(stage: Stage, engine: LLMEngine) -> None:
 def _broken_step(engine: LLMEngine, event: Step) -> Callable[[], str]:
     """A step in which something raises an error, and what comes of the error."""
     books = "update" if isinstance(engine, EngineBase) else "_process"
-    owner, name = {"model": (engine.runner, "execute_model"), "books": (engine, books),
+    owner, name = {"model": (engine.executor, "execute_model"), "books": (engine, books),
                    "schedule": (engine.scheduler, "schedule")}[event.breaks]  # fmt: skip
     works, error = getattr(owner, name), event.error("out of memory")
 
