@@ -118,6 +118,7 @@ def test_names_of_the_paged_engine_are_vllms() -> None:
             "is_swapped_out",
             "swap_out",
             "swap_in",
+            "move_slots",
             "take_block_copies",
             "forget_everything",
         },

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, hash_block_tokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,20 +31,19 @@ def namespace(*facts: object) -> bytes:
 def chain_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """One key of 32 bytes per full block of `block_size` tokens.
 
-    Each is the digest of the key before it and of the block's own tokens, so it stands for the
-    whole prefix, as vLLM's block hashes do (vllm/v1/core/kv_cache_utils.py, `hash_block_tokens`).
-    A digest, and not Python's `hash`, which differs from process to process.
+    Each is the hash of the key before it and of the block's own tokens, as the engine's block
+    hashes are, so it stands for the whole prefix.
 
     Raises:
         ValueError: `block_size` is not positive.
     """
     if block_size < 1:
         raise ValueError(f"block_size={block_size}; expected a positive number of tokens.")
-    keys, parent = [], root
+    sha256 = get_hash_fn_by_name("sha256")
+    keys: list[bytes] = []
     for start in range(0, len(tokens) - block_size + 1, block_size):
-        block = array("q", tokens[start : start + block_size]).tobytes()
-        parent = hashlib.sha256(parent + block).digest()
-        keys.append(parent)
+        block = tokens[start : start + block_size]
+        keys.append(hash_block_tokens(sha256, keys[-1] if keys else root, block))
     return keys
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.runner import NotWritten
-from utils.checks.lab_05 import block_digests, chains, endings, growing_requests, lookups, pool_play
+from utils.checks.lab_05 import (
+    block_digests,
+    endings,
+    growing_requests,
+    lookups,
+    pool_play,
+    stolen_blocks,
+)
 from utils.checks.lab_05.learners_parts import PluggedKVCacheManager, check_parts
 from utils.checks.lab_05.lookups import right_lookup
 from utils.checks.lab_05.pool_mistakes import Base
 from utils.checks.lab_05.predictions import draw, found_tokens
 from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
+from utils.engine.core.kv_cache_utils import (
+    get_hash_fn_by_name,
+    get_request_block_hasher,
+    hash_block_tokens,
+)
 from utils.sim.prompt_cache import bare_request, find_cached_tokens
 
 
@@ -30,7 +43,11 @@ def test_the_right_hasher_makes_the_engines_chain(num_tokens):
     keys = get_request_block_hasher(4, get_hash_fn_by_name("sha256"))(request)
     recorder = growing_requests.Recorder("h", 0)
     links = growing_requests.right_hasher(request, 4, recorder)
-    assert [link.token_ids for link in links] == [list(key.token_ids) for key in keys]
+    sha256 = get_hash_fn_by_name("sha256")
+    hashed: dict[Any, bytes] = {None: None}  # by its link
+    for link in links:
+        hashed[link] = hash_block_tokens(sha256, hashed[link.parent], link.token_ids)
+    assert [hashed[link] for link in links] == keys
     assert [link.parent for link in links] == [None, *links][: len(links)]
 
 
@@ -54,8 +71,10 @@ def test_inputs_reach_the_corners():
     drawn = sample(lookups.draw, 200)
     assert any(look.blocks and "gone" not in look.blocks for look in drawn)
     assert any(len(look.blocks) > 64 for look in drawn)
-    long = [case.kind for case in sample(chains.draw, 200) if len(case.one) > 1000]
-    assert {"equal", "tokens"} <= set(long)
+    thefts = sample(stolen_blocks.draw, 200)
+    assert {theft.num_bytes for theft in thefts} == {1, 2}
+    assert {len(theft.prompt) // theft.block_size for theft in thefts} == {1, 2, 3, 4}
+    assert any(theft.vocab_size < 2 ** stolen_blocks.BITS[theft.num_bytes] for theft in thefts)
     assert any(case.full < case.size for case in sample(endings.draw, 50))
     stories = sample(pool_play.draw, 300)
     assert {len(story.sizes) for story in stories} == {1, 2}
@@ -78,22 +97,18 @@ def stub(*_):
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("part", ["block_hasher", "get_computed_blocks", "free_request"])
+@pytest.mark.parametrize(
+    "part", ["hash_block_tokens", "request_block_hasher", "get_computed_blocks", "free_request"]
+)
 def test_the_last_exercise_names_a_part_that_is_not_written(part):
     def make(config, hash_function):
-        def hash_block(parent, token_ids, extra_keys):
-            above = parent and parent.digest
-            digest = block_digests.right_hash(hash_function, above, token_ids, extra_keys)
-            return chains.Key(digest, parent, tuple(token_ids), extra_keys)
-
-        def block_hasher(request):
-            return growing_requests.right_hasher(request, config.block_size, hash_block)
-
         parts = {
-            "block_hasher": block_hasher, "get_computed_blocks": right_lookup,
-            "free_request": endings.right_ending,
+            "hash_block_tokens": block_digests.right_hash,
+            "request_block_hasher": growing_requests.right_hasher,
+            "get_computed_blocks": right_lookup, "free_request": endings.right_ending,
         }  # fmt: skip
-        return PluggedKVCacheManager(config, Base(config.num_gpu_blocks), **parts | {part: stub})
+        pool = Base(config.num_gpu_blocks)
+        return PluggedKVCacheManager(config, hash_function, pool, **parts | {part: stub})
 
     with pytest.raises(NotWritten, match="stub"):
         check_parts(make)

@@ -63,58 +63,15 @@ def test_a_hash_stands_for_everything_up_to_its_block(name: str) -> None:
         chain([1, 2], [3, 4], extra=("a",)), chain([1, 2], [3, 4], extra=("b",)),
         chain([1, 2], extra=("a",)), chain([1, 2], [3, 4], [3, 4]),
     ]  # fmt: skip
-    assert len({h.digest for h in different}) == len(different)
+    assert len(set(different)) == len(different)
     assert chain([1, 2], [3, 4]) == chain([1, 2], [3, 4])
-    assert hash(chain([1, 2], [3, 4])) == hash(chain([1, 2], [3, 4]))
 
 
-def test_equal_digests_of_different_prompts_are_not_equal() -> None:
-    """With a hash function that knows only one value, nobody gets another prompt's blocks."""
+def test_who_has_the_hash_has_the_block() -> None:
+    """Nobody compares tokens: with a hash function that knows one value only, all is one prefix."""
     kv = manager(20, hash_fn=lambda data: b"same")
-    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 0, 6, 7, 8, 9], [0, 2, 3, 4, 5, 6, 7, 8]]
-    for i, prompt in enumerate(prompts):
-        request = make_request(prompt, f"first {i}")
-        assert compute(kv, request) == (0, 4, 0)[i]
-        kv.free(request)
-    for i, prompt in enumerate(prompts):
-        request = make_request([*prompt, 7, 7, 7], f"again {i}")
-        blocks, num_hits = kv.get_computed_blocks(request)
-        assert num_hits == len(prompt) // 4 * 4
-        found = [token for block in blocks for token in block.block_hash.token_ids]
-        assert found == prompt[:num_hits]
-
-
-def test_equal_child_of_a_colliding_parent_is_not_found() -> None:
-    """Two prefixes collide, and the same block follows both."""
-    kv = manager(20, hash_fn=lambda data: bytes([data[-4]]))  # looks at the last token only
-    one, two = [1, 1, 1, 7, 5, 5, 5, 5, 0], [2, 2, 2, 7, 5, 5, 5, 5, 0]
-    assert compute(kv, make_request(one, "one")) == 0
-    assert compute(kv, make_request(two, "two")) == 0
-    blocks, _ = kv.get_computed_blocks(make_request(two, "three"))
-    assert [block.block_id for block in blocks] == kv.get_block_ids("two")[:2]
-
-
-def test_comparing_long_prompts_is_not_quadratic() -> None:
-    """A prompt of n blocks takes on the order of n steps to look up, not n²."""
-    steps: Counter[int] = Counter()
-
-    class Tokens(tuple[int, ...]):
-        def __eq__(self, other: object) -> bool:
-            steps[size] += 1
-            return super().__eq__(other)
-
-        __hash__ = tuple.__hash__
-
-    for size in (100, 200):
-        kv = manager(2 * size + 2, block_size=1)
-        compute(kv, make_request([5] * size, "first"))
-        again = make_request([5] * size, "again")
-        kv.get_computed_blocks(again)
-        for block_hash in again.block_hashes:
-            block_hash.token_ids = Tokens(block_hash.token_ids)
-        steps[size] = 0
-        kv.get_computed_blocks(again)
-    assert steps[200] < 3 * max(steps[100], 100)
+    assert compute(kv, make_request([1, 2, 3, 4, 5], "one")) == 0
+    assert compute(kv, make_request([6, 7, 8, 9, 10, 11, 12, 13, 14], "two")) == 8
 
 
 def test_unknown_hash_function() -> None:
@@ -426,13 +383,13 @@ class AnyStory(RuleBasedStateMachine):
             if block.block_hash is None:
                 continue
             assert pool.cached_block_hash_to_block[block.block_hash][block.block_id] is block
-            past: list[int] = []
-            link, salt = block.block_hash, None
-            while link is not None:
-                past[:0] = link.token_ids
-                salt = link.extra_keys[1] if link.extra_keys else None
-                link = link.parent
-            assert self.device[block.block_id][-1] == (salt, tuple(past))
+            salt, past = self.device[block.block_id][-1]
+            expected: BlockHash | None = None
+            for begin in range(0, len(past), self.BLOCK_SIZE):
+                tokens = past[begin : begin + self.BLOCK_SIZE]
+                extra = (None, salt) if salt is not None and begin == 0 else None
+                expected = hash_block_tokens(SHA256, expected, tokens, extra)
+            assert block.block_hash == expected
         count = sum(map(len, pool.cached_block_hash_to_block.values()))
         assert count == sum(block.block_hash is not None for block in pool.blocks)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections import OrderedDict, deque
-from itertools import takewhile
+from itertools import islice, product, takewhile
 
 from tests.labs.bug_zoo.zoo import Zoo
 from utils.checks.lab_05.learners_engine import PluggedKVCacheManager
 from utils.engine.config.parts import make_kv_cache_manager
-from utils.engine.core import kv_cache_utils
 from utils.engine.core.block_pool import BlockPool
 
 zoo = Zoo()
@@ -519,11 +519,6 @@ classes(
      next(iter(s.cached_block_hash_to_block[h].values()))}),
     ("FindsOnlyFreeOnes", "nothing is found", {"get_cached_block": hidden}),
     ("LookupIsAUse", QUEUE, {"get_cached_block": freshened}),
-    ("KnowsADigestOnly", "Expected", {
-        "get_cached_block": lambda s, h: Base.get_cached_block(s, h.digest),
-        "cache": lambda s, b, h: (Base.cache(s, b, h.digest), setattr(b, "block_hash", h))[0],
-        "forget": lambda s, b:
-            s.cached_block_hash_to_block[b.block_hash.digest].pop(b.block_id)}),
 )  # fmt: skip
 
 # 5 free_request
@@ -554,101 +549,86 @@ formulas(
      "[pool.free_blocks([table.pop()]) for _ in range(len(table))]"),
 )  # fmt: skip
 
-# 6 BlockHash
+# 6 steal_blocks
 
 
-class Key:
-    def __init__(self, digest, parent, token_ids, extra_keys=None):
-        self.digest, self.parent = digest, parent
-        self.token_ids, self.extra_keys = token_ids, extra_keys
-
-    def __hash__(self):
-        return hash(self.digest)
-
-    def __eq__(self, other):
-        return isinstance(other, Key) and self.owns() == other.owns()
-
-    def own(self):
-        return self.digest, self.token_ids, self.extra_keys
-
-    def owns(self):
-        return [link.own() for link in self.path()]
-
-    def path(self):
-        here, links = self, []
-        while here is not None:
-            links.append(here)
-            here = here.parent
-        return links
+@right("steal_blocks")
+def with_product(hash_block, wanted, block_size, vocab_size):
+    """As the solution, but each block from the end of the vocabulary on."""
+    prompt = []
+    for i, digest in enumerate(wanted):
+        parent = wanted[i - 1] if i else None
+        tokens = next(
+            tokens for tokens in product(reversed(range(vocab_size)), repeat=block_size)
+            if hash_block(parent, tokens) == digest
+        )  # fmt: skip
+        prompt += tokens
+    return [*prompt, prompt[0] if prompt else 0]
 
 
-@right("block_hash")
-class ComparesPaths(Key):
-    """Right: two lists, compared at once."""
-
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        if not isinstance(other, ComparesPaths):
-            return NotImplemented
-        return self.owns() == other.owns()
-
-
-@right("block_hash")
-class KeepsThePrefix(Key):
-    """Right: carries everything from the start, so it needs no parents."""
-
-    def __init__(self, digest, parent, token_ids, extra_keys=None):
-        super().__init__(digest, parent, token_ids, extra_keys)
-        self.prefix = [*(parent.prefix if parent else []), self.own()]
-
-    __hash__ = Key.__hash__
-
-    def __eq__(self, other):
-        return type(self) is type(other) and self.prefix == other.prefix
+@right("steal_blocks")
+def by_chance(hash_block, wanted, block_size, vocab_size):
+    rng, chain, prompt = random.Random(0), [None], []
+    for digest in wanted:
+        tokens = []
+        while not tokens or hash_block(chain[-1], tokens) != digest:
+            tokens = [rng.randrange(vocab_size) for _ in range(block_size)]
+        chain.append(digest)
+        prompt.extend(tokens)
+    return prompt + [rng.randrange(vocab_size)] * 1
 
 
-@right("block_hash")
-class EnginesOwn(kv_cache_utils.BlockHash):
-    """Right: the engine's own, which also lets equal chains share their past."""
+@right("steal_blocks")
+def all_at_once(hash_block, wanted, block_size, vocab_size):
+    """A table of what has been tried behind each parent."""
+    prompt = []
+    for parent, digest in zip([None, *wanted], wanted, strict=False):
+        tried = {}
+        every = product(range(vocab_size), repeat=block_size)
+        while digest not in tried:
+            tokens = next(every)
+            tried[bytes(hash_block(parent, list(tokens)))] = tokens
+        prompt += tried[digest]
+    return [*prompt, 1]
 
 
-def same_by(part):
-    """`__eq__` that compares only this part of two hashes."""
-    return {"__eq__": lambda one, two: isinstance(two, Key) and part(one) == part(two)}
+def first_tries(low, high, size, count):
+    return [*islice(product(range(low, high), repeat=size), count)]
 
 
-def same_attributes(one, two):
-    try:
-        return one.own() == (two.digest, two.token_ids, two.extra_keys) and (
-            one.owns()[1:] == (two.parent.owns() if two.parent else [])
-        )
-    except AttributeError:
-        return False
+def searched(hash_block, wanted, block_size, vocab_size, parents=None, tries=None, more=(0,)):
+    """The solution, with other parents, other tokens to try, or another end."""
+    prompt = []
+    for parent, digest in zip(parents or [None, *wanted], wanted, strict=False):
+        every = tries or product(range(vocab_size), repeat=block_size)
+        prompt += next((t for t in every if hash_block(parent, t) == digest), (0,) * block_size)
+    return [*prompt, *more]
 
 
-LOST = "nothing would ever be found"
-classes(
-    "block_hash", Key,
-    ("TrustsTheDigest", "digest alone decides", same_by(lambda k: k.digest)),
-    ("SaltOfThisBlockOnly", "a tenant finds another tenant's blocks",
-     same_by(lambda k: (k.digest, k.extra_keys, [x.token_ids for x in k.path()]))),
-    ("SameObjectOnly", LOST, {"__eq__": lambda one, two: one is two}),
-    ("HashOfTheObject", "different `hash(...)`", {"__hash__": lambda k: id(k)}),
-    ("HashOfTheParentObject", "different `hash(...)`",
-     {"__hash__": lambda k: hash((k.digest, id(k.parent)))}),
-    ("NoHash", "unhashable type", {"__hash__": None}),
-    ("HashOfItsTokens", "behind different blocks",
-     {"__hash__": lambda k: hash((k.token_ids, k.extra_keys))}),
-    ("OneForAll", "All hashes have the same", {"__hash__": lambda k: 7}),
-    ("WalksBackForItsHash", "takes longer for a long prompt",
-     {"__hash__": lambda k: hash(tuple(k.owns()))}),
-    ("FailsOnNone", "NoneType", {"__eq__": lambda one, two: one.owns() == two.owns()}),
-    ("TakesWhatLooksLikeIt", "no BlockHash", {"__eq__": same_attributes}),
-    ("IgnoresTheDigest", "Different digests count as equal",
-     same_by(lambda k: [(x.token_ids, x.extra_keys) for x in k.path()])),
-    ("ComparesOwnDigest", "Different digests count as equal",
-     same_by(lambda k: (k.digest, [(x.token_ids, x.extra_keys) for x in k.path()]))),
+formulas(
+    "steal_blocks", "h, w, size, vocab",
+    ("no_token_left", "At least one token of a prompt", "searched(h, w, size, vocab, more=())"),
+    ("no_parents", "Only the first block is stolen",
+     "searched(h, w, size, vocab, [None] * len(w))"),
+    ("itself_as_its_parent", "of the victim's blocks", "searched(h, w, size, vocab, list(w))"),
+    ("one_token_repeated", "of the victim's blocks",
+     "searched(h, w, size, vocab, tries=[(t,) * size for t in range(vocab)])"),
+    ("first_token_only", "of the victim's blocks",
+     "searched(h, w, size, vocab, tries=[(t, *[0] * (size - 1)) for t in range(vocab)])"),
+    ("gives_up_early", "of the victim's blocks",
+     "searched(h, w, size, vocab, tries=first_tries(0, vocab, size, 100))"),
+    ("last_block_only", "of the victim's blocks",
+     "searched(h, w[-1:], size, vocab, [w[-2] if len(w) > 1 else None])"),
+    ("first_block_only", "Only the first block is stolen", "searched(h, w[:1], size, vocab)"),
+    ("backwards", "of the victim's blocks", "searched(h, w[::-1], size, vocab)"),
+    ("larger_tokens", "token ids of the vocabulary",
+     "searched(h, w, size, vocab, tries=first_tries(vocab, vocab + 30_000, size, 3_000))"),
+    ("a_list_for_each_block", "expected a list of token ids", "[searched(h, w, size, vocab)]"),
+    ("tuple_of_tokens", "a list of token ids", "tuple(searched(h, w, size, vocab))"),
+    ("wants_the_digests_back", "a list of token ids", "w"),
+    ("one_block_more", "longer than what it steals",
+     "searched(h, w, size, vocab, more=[0] * (size + 2))"),
+    ("eats_the_list", "changes", "[searched(h, w, size, vocab), w.clear()][0]"),
 )  # fmt: skip
 
 # 7 predict_num_cached_tokens
@@ -695,18 +675,10 @@ formulas(
 
 def plugged(
     config, hash_function, *, hash_tokens=hash_of_hashes, hasher=by_offsets, pool=Straight,
-    lookup=step_by_step, free=by_slice, key=ComparesPaths,
+    lookup=step_by_step, free=by_slice,
 ):  # fmt: skip
-    def hash_block(parent, token_ids, extra_keys):
-        digest = hash_tokens(hash_function, parent and parent.digest, token_ids, extra_keys)
-        return key(digest, parent, tuple(token_ids), extra_keys)
-
     return PluggedKVCacheManager(
-        config,
-        pool(config.num_gpu_blocks),
-        lambda request: hasher(request, config.block_size, hash_block),
-        lookup,
-        free,
+        config, hash_function, pool(config.num_gpu_blocks), hash_tokens, hasher, lookup, free
     )
 
 
@@ -719,7 +691,7 @@ def all_right(config, hash_function):
 def all_written_otherwise(config, hash_function):
     return plugged(
         config, hash_function, hash_tokens=as_text, hasher=recursive,
-        pool=QueueOfItsOwn, lookup=with_takewhile, free=one_by_one, key=KeepsThePrefix,
+        pool=QueueOfItsOwn, lookup=with_takewhile, free=one_by_one,
     )  # fmt: skip
 
 
@@ -750,13 +722,10 @@ one_wrong(
      "hasher", "request_block_hasher", "misses_the_last_block"),
     ("takes_all", "Exercise 3 is not right", "lookup", "get_computed_blocks", "nothing_left"),
     ("evicts_the_newest", "Exercise 4 is not right", "pool", "block_pool", "MostRecentFirst"),
-    ("digest_as_the_key", "Exercise 4 is not right", "pool", "block_pool", "KnowsADigestOnly"),
     ("the_engines_own_pool", "Exercise 4 is not right yet. The engine's own method",
      "pool", "block_pool", "JustTheEngines"),
     ("frees_head_first", "Exercise 5 is not right yet. The head", "free", "free_request",
      "head_first"),
-    ("collisions_trusted", "Exercise 6 is not right yet. The digest alone", "key", "block_hash",
-     "TrustsTheDigest"),
 )  # fmt: skip
 
 
@@ -773,27 +742,6 @@ def the_engines_blocks(config, hash_function):
 @wrong("engine", "must return a KVCacheManager")
 def forgot_to_return_the_manager(config, hash_function):
     plugged(config, hash_function)
-
-
-@wrong("engine", "Exercise 1 is not right yet. `hash_function` is never called")
-def another_hash_function(config, hash_function):
-    return plugged(config, kv_cache_utils.get_hash_fn_by_name("xxhash"))
-
-
-@wrong("engine", "collide")
-def digests_instead_of_hashes(config, hash_function):
-    """What the parts make is right; what is put into the pool is not."""
-    manager = plugged(config, hash_function)
-
-    def only_digests(request):
-        request.kept = getattr(request, "kept", [])
-        known, request.block_hashes = request.block_hashes, request.kept
-        new = hasher(request)
-        request.kept, request.block_hashes = [*request.kept, *new], known
-        return [key.digest for key in new]
-
-    hasher, manager.block_hasher = manager.block_hasher, only_digests
-    return manager
 
 
 @wrong("engine", "Exercise 3 is not right yet")

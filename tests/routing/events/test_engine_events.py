@@ -19,10 +19,12 @@ from utils.engine.core.kv_cache_utils import (
     BlockHash,
     KVCacheBlock,
     get_hash_fn_by_name,
+    get_request_block_hasher,
     hash_block_tokens,
 )
 from utils.routing.events.engine_events import PublishedEvents
 from utils.routing.events.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
+from utils.sim.prompt_cache import bare_request
 
 SIZE = 4
 HASH = get_hash_fn_by_name("sha256")
@@ -38,12 +40,19 @@ def chain(tokens: list[int], salt: str | None = None) -> list[BlockHash]:
 
 
 def their_request(tokens: list[int], hashes: list[BlockHash], salt: str | None) -> Any:
-    """What vLLM's pool reads of a request; its block hashes are digests."""
+    """What vLLM's pool reads of a request."""
     return SimpleNamespace(
-        block_hashes=[TheirHash(block_hash.digest) for block_hash in hashes],
+        block_hashes=[TheirHash(block_hash) for block_hash in hashes],
         all_token_ids=tokens, lora_request=None, session_id=None, mm_features=[],
         cache_salt=salt, prompt_embeds=None, prompt_is_token_ids=None, request_id="0",
     )  # fmt: skip
+
+
+def our_request(tokens: list[int], hashes: list[BlockHash], salt: str | None) -> Any:
+    """What our listener reads of a request."""
+    return SimpleNamespace(
+        block_hashes=hashes, all_token_ids=tokens, lora_name=None, cache_salt=salt
+    )
 
 
 def told_pool(num_blocks: int) -> tuple[BlockPool, PublishedEvents]:
@@ -71,6 +80,7 @@ class BothPools:
         for end in [*sorted(steps), len(hashes)]:
             if end > done:
                 self.ours.cache_full_blocks(mine, hashes, done, end)
+                self.told.blocks_stored(our_request(tokens, hashes, salt), done, end, SIZE)
                 self.theirs.cache_full_blocks(request, other, done, end, SIZE, 0)
                 done = end
         return mine, other
@@ -113,10 +123,12 @@ def tell(rng: random.Random) -> list[Any]:
 
 def test_events_are_handed_out_once_and_nothing_is_told_of_nothing() -> None:
     pool, told = told_pool(2)
-    blocks = pool.get_new_blocks(2)
-    pool.cache_full_blocks(blocks, [], 0, 0)
+    manager = KVCacheManager(2, SIZE, True, get_request_block_hasher(SIZE, HASH), block_pool=pool)
+    request = bare_request(0, [1, 2, 3, 4, 5])
+    manager.allocate_slots(request, 2)
     assert told.take_events() == []
-    pool.cache_full_blocks(blocks, chain([1, 2, 3, 4]), 0, 1)
+    request.num_computed_tokens = 2
+    manager.allocate_slots(request, 3)
     [event] = told.take_events()
     assert isinstance(event, BlockStored) and event.token_ids == [1, 2, 3, 4]
     assert told.take_events() == []
@@ -147,7 +159,7 @@ def test_an_engine_publishes_after_each_step(tiny_folder: Path) -> None:
                 held[name] = held.get(name, 0) + change
         pool = llm.llm_engine.kv_cache_manager.block_pool
         found = {
-            int.from_bytes(block_hash.digest[-8:], "big"): len(blocks)
+            int.from_bytes(block_hash[-8:], "big"): len(blocks)
             for block_hash, blocks in pool.cached_block_hash_to_block.items()
         }
         assert {name: n for name, n in held.items() if n} == found

@@ -37,7 +37,7 @@ def send(widget: PrefixBlocksWidget, prompt: str) -> str:
 def drawn(widget: PrefixBlocksWidget) -> list[str]:
     """All words in the picture, from top left to bottom right."""
     tokenizer = widget.inputs.tokenizer
-    figure = plot_prefix_blocks(widget.manager, widget.running, tokenizer, "title")
+    figure = plot_prefix_blocks(widget.manager, widget.running, tokenizer, "title", widget.ended)
     words = [text.get_text() for text in figure.axes[0].texts]
     plt.close(figure)
     return words
@@ -139,7 +139,9 @@ def test_a_block_has_one_color_in_its_tables_and_in_the_pool(widget: PrefixBlock
     for prompt in EXAMPLES[:2]:
         send(widget, prompt)
     for num_holders in (2, 1):
-        figure = plot_prefix_blocks(widget.manager, widget.running, widget.inputs.tokenizer, "x")
+        figure = plot_prefix_blocks(
+            widget.manager, widget.running, widget.inputs.tokenizer, "x", widget.ended
+        )
         axes = figure.axes[0]
         texts = [text for text in axes.texts if text.get_text() == "A gentle breeze\nstirred"]
         boxes = [p for p in axes.patches if any(p.contains_point(

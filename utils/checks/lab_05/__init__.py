@@ -11,13 +11,13 @@ from typing import Any
 
 from utils.checks.kit.runner import Mismatch, Passed, exercise
 from utils.checks.lab_05.block_digests import HASH_BLOCK_TOKENS
-from utils.checks.lab_05.chains import BLOCK_HASH
 from utils.checks.lab_05.endings import FREE_REQUEST
 from utils.checks.lab_05.growing_requests import REQUEST_BLOCK_HASHER
 from utils.checks.lab_05.learners_engine import judge_engine, judge_prediction
 from utils.checks.lab_05.lookups import GET_COMPUTED_BLOCKS
 from utils.checks.lab_05.pool_mistakes import CACHING_BLOCK_POOL
 from utils.checks.lab_05.right_pool import engine_methods_refuse
+from utils.checks.lab_05.stolen_blocks import STEAL_BLOCKS
 from utils.engine.core.block_pool import BlockPool
 
 
@@ -54,10 +54,10 @@ def free_request(function: Callable[..., None]) -> str | Passed:
     return FREE_REQUEST.check(function)
 
 
-@exercise("Exercise 6: BlockHash", points=3)
-def block_hash(key_class: Callable[..., Any]) -> str | Passed:
-    """Check `__eq__` and `__hash__` of `BlockHash(digest, parent, token_ids, extra_keys)`."""
-    return BLOCK_HASH.check(key_class)
+@exercise("Exercise 6: steal_blocks", points=3)
+def steal_blocks(function: Callable[..., list[int]]) -> str | Passed:
+    """Check `steal_blocks(hash_block, wanted, block_size, vocab_size)` on the engine's own pool."""
+    return STEAL_BLOCKS.check(function)
 
 
 @exercise("Exercise 7: predict_num_cached_tokens", points=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +25,15 @@ class Traffic:
 
     block_size: int
     num_blocks: int
-    weak: bool
     steps: tuple[tuple[Any, ...], ...]
 
     def __str__(self) -> str:
-        name = "a hash of one byte" if self.weak else "SHA-256"
-        return f"a pool of {self.num_blocks} blocks of {self.block_size} tokens, hashed with {name}"
+        return f"a pool of {self.num_blocks} blocks of {self.block_size} tokens"
 
 
 def draw(c: Choices) -> Traffic:
     block_size = c.pick((4, 2, 16, 1))
     texts = [[c.pick((1, 2, 3, 70_000)) for _ in range(4 * block_size)] for _ in range(2)]
-    weak = c.rarely(2)
 
     def step() -> tuple[Any, ...]:
         kind = c.pick(("start", "free", "start", "grow", "free"))
@@ -47,7 +43,7 @@ def draw(c: Choices) -> Traffic:
         tail = [c.integer(1, 50) for _ in range(c.integer(0, block_size))]
         return kind, [*start, *tail], c.pick(SALTS)
 
-    return Traffic(block_size, c.integer(5, 12), weak, tuple(c.some(step, 0, 40)))
+    return Traffic(block_size, c.integer(5, 12), tuple(c.some(step, 0, 40)))
 
 
 def config(block_size: int, num_blocks: int) -> EngineConfig:
@@ -55,11 +51,6 @@ def config(block_size: int, num_blocks: int) -> EngineConfig:
         max_model_len=block_size * num_blocks, dtype=torch.float32, device=torch.device("cpu"),
         block_size=block_size, num_gpu_blocks=num_blocks,
     )  # fmt: skip
-
-
-def one_byte(data: bytes) -> bytes:
-    """A hash so weak that digests collide all the time."""
-    return hashlib.sha256(data).digest()[:1]
 
 
 def start(manager: KVCacheManager, request: Request) -> int | str:
@@ -87,19 +78,18 @@ def play(stage: Stage, make_manager: Any, traffic: Traffic) -> None:
     Each prompt ends with a token of its own, so that no block is computed twice: of two with the
     same contents, any could be found, and what is evicted later would depend on it.
     """
-    hash_function = one_byte if traffic.weak else get_hash_fn_by_name("sha256")
-    arguments = config(traffic.block_size, traffic.num_blocks), hash_function
+    settings = config(traffic.block_size, traffic.num_blocks)
+    arguments = settings, get_hash_fn_by_name("sha256")
     manager = stage.do(lambda: make_manager(*arguments))
     stage.see("manager", manager if isinstance(manager, Raised) else "a manager")
     running: list[Request] = []
-    found = "found, weak" if traffic.weak else "found"
     for number, (kind, *what) in enumerate(traffic.steps):
         if kind == "start":
             prompt, salt = [*what[0], 1000 + number], what[1]
             stage.step(f"request {number}: tokens {prompt}" + (f", salt {salt!r}" if salt else ""))
             request = bare_request(number, list(prompt), salt)
             got = stage.do(lambda r=request: start(manager, r))
-            stage.see(found, got, lambda n: n if n == NO_ROOM else f"{n} tokens found")
+            stage.see("found", got, lambda n: n if n == NO_ROOM else f"{n} tokens found")
             running += [request] if got != NO_ROOM else []
         elif running:
             request = running[what[0] % len(running)]
@@ -126,10 +116,6 @@ MANAGER = Contract(
         "manager": Clause("`my_manager(config, hash_function)` makes no manager."),
         "found": Clause("Your manager finds other blocks than the engine's own: {got}, expected "
                         "{expected}.", PLUGGED),
-        "found, weak": Clause("With a hash so weak that digests collide, a prompt is given another "
-                              "prompt's keys and values, or does not find its own: {got}, "
-                              "expected {expected}.",
-                              "The key in the pool must be your `BlockHash`, not its digest."),
         "grow": Clause("A request that grows: {got}, expected {expected}.", PLUGGED),
         "room": Clause("Your manager has {got}; the engine's own {expected}.", PLUGGED),
     },

@@ -123,7 +123,6 @@ class BlockPool:
                 raise ValueError(f"{block} is cached already.")
             block.block_hash = block_hash
             self.cached_block_hash_to_block.setdefault(block_hash, {})[block.block_id] = block
-        self.events.blocks_stored(block_hashes, num_cached_blocks, num_full_blocks)
 
     def evict_blocks(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Make these blocks unfindable. Whoever has them keeps them."""

@@ -256,4 +256,7 @@ class KVCacheManager:
             self.block_pool.cache_full_blocks(
                 table, request.block_hashes, num_cached_blocks, num_full_blocks
             )
+            self.block_pool.events.blocks_stored(
+                request, num_cached_blocks, num_full_blocks, self.block_size
+            )
             self.num_cached_block[request.request_id] = num_full_blocks

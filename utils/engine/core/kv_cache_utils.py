@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NewType, Protocol
 
 import xxhash
 
@@ -20,7 +20,9 @@ HashFunction = Callable[[bytes], bytes]
 NONE_HASH = bytes(32)  # stands where a first block has no parent
 HASH_FUNCTIONS: dict[str, HashFunction] = {
     "sha256": lambda data: hashlib.sha256(data).digest(),
-    "xxhash": xxhash.xxh3_128_digest,  # faster, but anybody can construct collisions
+    # Faster, but anybody can construct two prompts with the same hash: for tenants who trust each
+    # other.
+    "xxhash": xxhash.xxh3_128_digest,
 }
 
 
@@ -45,74 +47,28 @@ class _ToBytes(dict[int, Callable[..., bytes]]):
 _TO_BYTES = _ToBytes()
 
 
-class BlockHash:
-    """Stands for the contents of a full block and of all blocks before it.
-
-    The digest makes the lookup fast. Two of these are equal only if the tokens are, all the way to
-    the beginning, so that two prompts with the same digest never get each other's blocks.
-
-    Args:
-        digest: hash of the parent's digest, the tokens and the extra keys.
-        parent: of the block before; None for a prompt's first block.
-        token_ids: the tokens in this block.
-        extra_keys: what else must agree, such as a tenant's salt.
-    """
-
-    __slots__ = ("digest", "extra_keys", "parent", "token_ids")
-
-    def __init__(
-        self,
-        digest: bytes,
-        parent: BlockHash | None,
-        token_ids: tuple[int, ...],
-        extra_keys: ExtraKeys = None,
-    ) -> None:
-        self.digest, self.parent = digest, parent
-        self.token_ids, self.extra_keys = token_ids, extra_keys
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BlockHash):
-            return NotImplemented
-        a: BlockHash | None = self
-        b: BlockHash | None = other
-        while a is not b:
-            if (
-                a is None or b is None or a.digest != b.digest
-                or a.token_ids != b.token_ids or a.extra_keys != b.extra_keys
-            ):  # fmt: skip
-                return False
-            a, b = a.parent, b.parent
-        # Their pasts are equal, so let them share one. Then the next comparison of blocks that
-        # follow these two stops after one step, instead of walking back to the beginning.
-        self.parent = other.parent
-        return True
-
-    def __repr__(self) -> str:
-        return f"BlockHash({self.digest.hex()[:8]})"
+# Stands for the contents of a full block and of all blocks before it.
+BlockHash = NewType("BlockHash", bytes)
 
 
 def hash_block_tokens(
     hash_function: HashFunction,
-    parent_block_hash: BlockHash | None,
+    parent_block_hash: bytes | None,
     curr_block_token_ids: Sequence[int],
     extra_keys: ExtraKeys = None,
 ) -> BlockHash:
     """Hash a full block together with everything before it.
 
     The keys and values of a token depend on all tokens before it. So must the hash: it takes in
-    the parent's, which took in its own parent's, and so on to the first token.
+    the parent's, which took in its own parent's, and so on to the first token. Nobody compares the
+    tokens themselves: two prompts are the same if their hashes are.
     """
-    parent_digest = NONE_HASH if parent_block_hash is None else parent_block_hash.digest
     # The first two parts have a fixed length, so where the third begins is never in doubt.
-    data = parent_digest + _TO_BYTES[len(curr_block_token_ids)](*curr_block_token_ids)
+    tokens = _TO_BYTES[len(curr_block_token_ids)](*curr_block_token_ids)
+    data = (parent_block_hash or NONE_HASH) + tokens
     if extra_keys is not None:
         data += repr(extra_keys).encode()
-    return BlockHash(
-        hash_function(data), parent_block_hash, tuple(curr_block_token_ids), extra_keys
-    )
+    return BlockHash(hash_function(data))
 
 
 class HasExtraKeys(Protocol):
@@ -142,11 +98,7 @@ class HashedRequest(HasExtraKeys, Protocol):
 BlockHasher = Callable[[HashedRequest], list[BlockHash]]
 
 
-def get_request_block_hasher(
-    block_size: int,
-    caching_hash_fn: HashFunction,
-    hash_block_tokens: Callable[..., BlockHash] = hash_block_tokens,
-) -> BlockHasher:
+def get_request_block_hasher(block_size: int, caching_hash_fn: HashFunction) -> BlockHasher:
     """Make a function that hashes those full blocks of a request that have no hash yet."""
 
     def request_block_hasher(request: HashedRequest) -> list[BlockHash]:
@@ -175,7 +127,8 @@ class KVCacheBlock:
     next_free_block: KVCacheBlock | None = None
 
     def __repr__(self) -> str:
-        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={self.block_hash})"
+        shown = None if self.block_hash is None else self.block_hash.hex()[:8]
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={shown})"
 
 
 @dataclass

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 import torch
 import xxhash
 from torch import nn
 
 from utils.engine.config.engine import EngineConfig
-from utils.engine.core.kv_cache_utils import ExtraKeys, generate_block_hash_extra_keys
+from utils.engine.core.kv_cache_utils import (
+    HASH_FUNCTIONS,
+    ExtraKeys,
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+)
 from utils.engine.core.scheduler_output import ScheduledRequest
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.models.llama import LlamaForCausalLM
@@ -60,21 +64,20 @@ def block_keys(
 ) -> list[bytes]:
     """A key for each full block of a sequence, 32 bytes: it depends on all tokens up to its end.
 
-    Always SHA-256, whatever the engine uses for itself: a store has no tokens to compare with, and
-    a key that somebody can make twice would give one prompt another one's keys and values.
+    The engine's own chain of hashes, behind the namespace. Always SHA-256, whatever the engine uses
+    for itself: those who share a store don't know each other, and a key that somebody can make
+    twice would give one prompt another one's keys and values.
 
     Args:
         extra_keys: what else must agree (see `generate_block_hash_extra_keys`).
         known: the keys of the first blocks, which are not computed again.
     """
     keys = list(known or [])
+    sha256 = HASH_FUNCTIONS["sha256"]
+    root = sha256(namespace + repr(extra_keys).encode())
     for begin in range(len(keys) * block_size, len(token_ids) - block_size + 1, block_size):
-        if begin == 0:
-            parent = hashlib.sha256(namespace + repr(extra_keys).encode()).digest()
-        else:
-            parent = keys[-1]
-        tokens = np.asarray(token_ids[begin : begin + block_size], dtype="<u4")
-        keys.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+        tokens = token_ids[begin : begin + block_size]
+        keys.append(hash_block_tokens(sha256, keys[-1] if keys else root, tokens))
     return keys
 
 

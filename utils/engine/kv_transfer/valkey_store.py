@@ -54,6 +54,11 @@ class ValkeyStore(KVCacheStore):
                 pipe.exists(self.prefix + key)
             return list(map(bool, pipe.execute()))
 
+    def discard(self, key: bytes) -> None:
+        """Forget a value, if it is there."""
+        with self._asking() as client:
+            client.delete(self.prefix + key)
+
     def count_first(self, keys: Sequence[bytes]) -> int:
         return [*self.contains_many(keys), False].index(False)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from utils.engine.core.kv_cache_utils import BlockHash
+from utils.engine.core.kv_cache_utils import (
+    BlockHash,
+    HashedRequest,
+    generate_block_hash_extra_keys,
+)
 from utils.engine.core.kv_events import KVEvents
 from utils.routing.events.kv_events import (
     MEDIUM_GPU,
@@ -31,22 +35,18 @@ class PublishedEvents(KVEvents):
         self.publish = publish
         self.kv_event_queue: list[Event] = []
 
-    def blocks_stored(self, block_hashes: Sequence[BlockHash], begin: int, end: int) -> None:
-        new = block_hashes[begin:end]
-        if not new:
-            return
-        # The adapter's name and the salt stand in the first block's keys, which its parents share.
-        lora_name, _ = block_hashes[0].extra_keys or (None, None)
+    def blocks_stored(self, request: HashedRequest, begin: int, end: int, block_size: int) -> None:
+        parent = external_hash(request.block_hashes[begin - 1]) if begin else None
         self.kv_event_queue.append(
             BlockStored(
-                block_hashes=[external_hash(block_hash) for block_hash in new],
-                parent_block_hash=external_hash(new[0].parent) if new[0].parent else None,
-                token_ids=[token for block_hash in new for token in block_hash.token_ids],
-                block_size=len(new[0].token_ids),
+                block_hashes=[external_hash(name) for name in request.block_hashes[begin:end]],
+                parent_block_hash=parent,
+                token_ids=request.all_token_ids[begin * block_size : end * block_size],
+                block_size=block_size,
                 lora_id=None,
                 medium=MEDIUM_GPU,
-                lora_name=lora_name,
-                extra_keys=[_published(block_hash) for block_hash in new],
+                lora_name=request.lora_name,
+                extra_keys=[_published(request) if i == 0 else None for i in range(begin, end)],
                 group_idx=GROUP,
                 kv_cache_spec_kind=KIND,
             )
@@ -71,12 +71,11 @@ class PublishedEvents(KVEvents):
 
 
 def external_hash(block_hash: BlockHash) -> int:
-    """The name of a block outside the engine: the last 64 bits of its digest, as in vLLM."""
-    return int.from_bytes(block_hash.digest[-8:], "big")
+    """The name of a block outside the engine: the last 64 bits of its hash, as in vLLM."""
+    return int.from_bytes(block_hash[-8:], "big")
 
 
-def _published(block_hash: BlockHash) -> tuple[str, ...] | None:
-    """Adapter and salt of a block's hash, those that there are, in vLLM's order."""
-    if block_hash.extra_keys is None:
-        return None
-    return tuple(key for key in block_hash.extra_keys if key is not None)
+def _published(request: HashedRequest) -> tuple[str, ...] | None:
+    """What enters a first block's hash beside its tokens: those that there are, in vLLM's order."""
+    keys = generate_block_hash_extra_keys(request)
+    return keys and tuple(key for key in keys if key is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import ipywidgets
@@ -36,6 +36,7 @@ def plot_prefix_blocks(
     running: Mapping[str, Request],
     tokenizer: PreTrainedTokenizerBase,
     title: str,
+    ended: Iterable[Request] = (),
 ) -> Figure:
     """The block tables of the running requests, and below them the pool with all its blocks.
 
@@ -48,18 +49,23 @@ def plot_prefix_blocks(
         running: name -> request that has blocks, in the order of the rows.
         tokenizer: turns tokens into text.
         title: the finding.
+        ended: requests of before, whose blocks may still be found.
     """
     pool = manager.block_pool
     order = {block.block_id: n for n, block in enumerate(pool.free_block_queue, 1)}
-    texts = [
-        tokenizer.decode(block.block_hash.token_ids) if block.block_hash is not None else ""
-        for block in pool.blocks
-    ]
+    size = manager.block_size
+    contents = {
+        block_hash: request.all_token_ids[i * size : (i + 1) * size]
+        for request in (*ended, *running.values())
+        for i, block_hash in enumerate(request.block_hashes)
+    }
+    hashes = [block.block_hash for block in pool.blocks]
+    texts = [tokenizer.decode(contents[name]) if name is not None else "" for name in hashes]
     tables = {}
     for name, request in running.items():
         tables[name] = manager.get_block_ids(request.request_id)
         for begin, block_id in enumerate(tables[name]):
-            tokens = request.all_token_ids[begin * manager.block_size :][: manager.block_size]
+            tokens = request.all_token_ids[begin * size : (begin + 1) * size]
             texts[block_id] = tokenizer.decode(tokens)
 
     columns = max([COLUMNS, *map(len, tables.values())])
@@ -213,13 +219,15 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         """The blocks as they are now."""
         title = f"{len(self.running)} running, {self.manager.prefix_cache_stats.hits} tokens found"
         title += f" of {self.manager.prefix_cache_stats.queries} so far"
-        return plot_prefix_blocks(self.manager, self.running, self.inputs.tokenizer, title)
+        tokenizer = self.inputs.tokenizer
+        return plot_prefix_blocks(self.manager, self.running, tokenizer, title, self.ended)
 
     def start_again(self) -> str:
         """Empty the pool. This and the two below return what there is to say."""
         hasher = get_request_block_hasher(self.block_size, get_hash_fn_by_name("sha256"))
         self.manager = KVCacheManager(self.num_blocks, self.block_size, block_hasher=hasher)
         self.running: dict[str, Request] = {}
+        self.ended: list[Request] = []
         self._num_sent = 0
         return f"An empty pool of {self.num_blocks} blocks of {self.block_size} tokens."
 
@@ -257,5 +265,6 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         if not self.running:
             raise ValueError("No request is running. Send one first.")
         name = next(iter(self.running))
-        self.manager.free(self.running.pop(name))
+        self.ended.append(self.running.pop(name))
+        self.manager.free(self.ended[-1])
         return f"{name} is finished. Its full blocks can still be found until they are reused."

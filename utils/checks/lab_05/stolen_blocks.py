@@ -1,0 +1,181 @@
+"""A prompt that gets another tenant's blocks, where digests are short: exercise 6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice, product
+from typing import Any
+
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
+from utils.engine.core.kv_cache_manager import KVCacheManager
+from utils.engine.core.kv_cache_utils import (
+    BlockHash,
+    get_request_block_hasher,
+    hash_block_tokens,
+)
+from utils.sim.prompt_cache import bare_request
+
+# Block sizes and vocabularies: of this many prompts, 20 or more have any given digest.
+SIZES = {1: ((2, 80), (1, 6000), (3, 18), (8, 3)), 2: ((2, 300), (1, 90_000), (4, 18))}
+BITS = {1: 8, 2: 12}
+PATIENCE = 40  # times the number of prompts that one has to try on average
+TENANTS = ("ada", "bob")  # who is robbed, and who robs
+
+HashBlock = Callable[[bytes | None, Sequence[int]], bytes]
+
+
+@dataclass(frozen=True)
+class Theft:
+    """A pool whose digests have one byte or two (of these, 12 bits), and a victim's prompt."""
+
+    num_bytes: int
+    block_size: int
+    vocab_size: int
+    prompt: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.prompt) // self.block_size} blocks of {self.block_size} tokens, a "
+            f"vocabulary of {self.vocab_size} tokens, digests of {BITS[self.num_bytes]} bits"
+        )
+
+
+def draw(c: Choices) -> Theft:
+    num_bytes = 2 if c.rarely(12) else 1
+    block_size, vocab_size = c.pick(SIZES[num_bytes])
+    num_blocks = c.pick((1, 2, 3, 4)) if num_bytes == 1 else c.pick((1, 2))
+    length = num_blocks * block_size + c.integer(0, block_size - 1)
+    return Theft(
+        num_bytes, block_size, vocab_size,
+        tuple(c.integer(0, vocab_size - 1) for _ in range(length)),
+    )  # fmt: skip
+
+
+class Engine:
+    """The engine's own cache with a short digest. The victim's blocks are in it."""
+
+    def __init__(self, theft: Theft) -> None:
+        self.theft = theft
+        hasher = get_request_block_hasher(theft.block_size, self.digest)
+        self.manager = KVCacheManager(64, theft.block_size, True, hasher)
+        self.victim = bare_request(0, [*theft.prompt], TENANTS[0])
+        self.manager.allocate_slots(self.victim, len(theft.prompt))
+        self.num_blocks = len(self.victim.block_hashes)
+        self.tries_left = PATIENCE * 2 ** BITS[theft.num_bytes] * self.num_blocks
+
+    def digest(self, data: bytes) -> bytes:
+        short = sha256(data).digest()[: self.theft.num_bytes]
+        return short if len(short) == 1 else bytes((short[0], short[1] & 15))
+
+    def hash_block(self, parent: bytes | None, token_ids: Sequence[int]) -> BlockHash:
+        """As the engine hashes a block of the second tenant's."""
+        self.tries_left -= 1
+        if self.tries_left < 0:
+            raise ValueError(
+                f"`hash_block` was called {PATIENCE} times as often as a search needs on average. "
+                f"Which tokens do you vary?"
+            )
+        salt = (None, TENANTS[1]) if parent is None else None
+        return hash_block_tokens(self.digest, parent, token_ids, salt)
+
+
+def play(stage: Stage, function: Any, theft: Theft) -> None:
+    engine = Engine(theft)
+    wanted = [bytes(block_hash) for block_hash in engine.victim.block_hashes]
+    got = stage.do(function, engine.hash_block, wanted, theft.block_size, theft.vocab_size)
+    if isinstance(got, Raised):
+        stage.see("returned", got)
+    numbers = isinstance(got, list) and all(type(token) is int for token in got)
+    stage.see("returned", "a list of token ids" if numbers else got)
+    inside = all(0 <= token < theft.vocab_size for token in got)
+    stage.see("vocabulary", "token ids of the vocabulary" if inside else got)
+    request = bare_request(1, [*got, *([0] if not got else [])], TENANTS[1])
+    blocks, _ = engine.manager.get_computed_blocks(request)
+    mine = [block.block_id for block in blocks]
+    theirs = engine.manager.get_block_ids(engine.victim.request_id)
+    stage.see("stolen", sum(a == b for a, b in zip(mine, theirs, strict=False)), _blocks)
+    stage.see("length", len(got) > engine.num_blocks * theft.block_size + theft.block_size)
+
+
+def _blocks(count: int) -> str:
+    return f"{count} of the victim's blocks"
+
+
+def right_thief(
+    hash_block: HashBlock, wanted: Sequence[bytes], block_size: int, vocab_size: int
+) -> list[int]:
+    """Counts up in the base of the vocabulary, with a digit for each token of the block."""
+    prompt: list[int] = []
+    for place, digest in enumerate(wanted):
+        parent = wanted[place - 1] if place else None
+        number, tokens = 0, [0] * block_size
+        while hash_block(parent, tokens) != digest:
+            number += 1
+            tokens = [number // vocab_size**i % vocab_size for i in range(block_size)]
+        prompt += tokens
+    return [*prompt, 0]
+
+
+def variant(
+    *, parent: str = "wanted", end: int = 1, last_only: bool = False, beyond: int = 0,
+    same: Callable[[bytes, bytes], bool] = lambda a, b: a == b,
+) -> Callable[..., list[int]]:  # fmt: skip
+    """The search with one switch per known mistake. Serves to recognise, never as oracle."""
+
+    def steal(
+        hash_block: HashBlock, wanted: Sequence[bytes], block_size: int, vocab_size: int
+    ) -> list[int]:
+        prompt: list[int] = []
+        above: bytes | None = None
+        for digest in wanted:
+            low = beyond and vocab_size
+            tries: Iterator[tuple[int, ...]] = product(
+                range(low, low + vocab_size), repeat=block_size
+            )
+            if last_only:
+                tries = ((0,) * (block_size - 1) + (t,) for t in range(vocab_size))
+            for tokens in islice(tries, 200_000):
+                if same(hash_block(above if parent == "wanted" else None, tokens), digest):
+                    break
+            prompt += tokens
+            above = digest
+        return prompt + [0] * end
+
+    return steal
+
+
+PARENT = (
+    "Go on with the next block. Its hash takes in the parent's: for block i, `wanted[i - 1]`; for "
+    "the first one, None."
+)
+STEAL_BLOCKS = Contract(
+    inputs=draw,
+    judge=InLockstep(play, right_thief),
+    passed="Your prompts were given all blocks of a tenant whose tokens you never saw, and whose "
+    "salt you don't know. With one byte that took about 256 tries a block, with 12 bits 4,096. "
+    "Each bit more doubles them: SHA-256 has 256 bits.",
+    clauses={
+        "returned": Clause("Your function returned {got}; expected a list of token ids.",
+                           "One flat list, with the tokens of all blocks in it."),
+        "vocabulary": Clause("Not all of these are token ids of the vocabulary.",
+                             "From 0 to `vocab_size - 1`."),
+        "stolen": Clause("Your prompt is given {got}; expected {expected}.",
+                         "Search block by block, from the first on: tokens whose hash, behind the "
+                         "hash before, is the wanted one."),
+        "length": Clause("Your prompt is more than a block longer than what it steals."),
+    },
+    mistakes=(
+        mistake("The last block isn't handed out. At least one token of a prompt must be left to "
+                "be computed (exercise 3).", "Append one more token, any one.", variant(end=0)),
+        mistake("Only the first block is stolen.", PARENT,
+                variant(parent="none")),
+        mistake("Only the last token of a block is varied. Where the vocabulary is smaller than "
+                "the number of digests, none of them may fit.",
+                "`itertools.product(range(vocab_size), repeat=block_size)` goes through all.",
+                variant(last_only=True)),
+        mistake("Only the first byte of the digests is compared.", "Compare them whole: `==`.",
+                variant(same=lambda a, b: a[:1] == b[:1])),
+    ),
+)  # fmt: skip
