@@ -92,7 +92,7 @@ def engine_cases(folder: Path) -> dict[str, Case]:
             engine = llm(device, kernels=kernels, **options)
             for _ in range(times):
                 outputs = engine.generate(prompts, LONG, use_tqdm=False)
-            layers = engine.model.ops.decoder_layers
+            layers = engine.model.all_layers
             assert device == "cpu" or layers.replays > 10, "no step ran on a graph"
             return [output.outputs[0].text for output in outputs]
 

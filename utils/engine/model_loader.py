@@ -12,10 +12,12 @@ from utils.engine.config.parallel import ParallelConfig
 from utils.engine.distributed.executor import ModelWorkers
 from utils.engine.distributed.moe import upcycle
 from utils.engine.kernels.choice import choose_ops
+from utils.engine.kernels.fused_layers import fused_layers
 from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.models.llama import LlamaForCausalLM, LlamaOps
 from utils.engine.models.registry import MODELS
 from utils.engine.models.weights import load_model
+from utils.engine.worker.cuda_graph import CudaGraphs
 
 
 def load_engine_model(
@@ -54,4 +56,7 @@ def load_engine_model(
     loaded = load_model(path, model, config.dtype, config.device, ops)
     if kernels == "cpp":
         pack_linears(loaded)
+        loaded.all_layers = fused_layers(loaded)
+    elif kernels == "cuda_graph":
+        loaded.all_layers = CudaGraphs()
     return loaded if parallel.upcycle is None else upcycle(loaded, parallel.upcycle)

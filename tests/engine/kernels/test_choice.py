@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.engine.tiny_engines import tiny_llama
-from utils.engine import LLM, LlamaOps
+from tests.engine.tiny_engines import tiny_llama, tiny_medusa
+from utils.engine import LLM, LlamaOps, SamplingParams, SpeculativeConfig
 from utils.engine.kernels.choice import choose_ops
-from utils.engine.models.llama import DEFAULT_OPS, rms_norm
-from utils.engine.worker.cuda_graph import CudaGraphs
+from utils.engine.kernels.fast_ops import load_fast_ops
+from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM, rms_norm
 
 
 def test_plain_functions_run_everywhere() -> None:
@@ -22,10 +21,38 @@ def test_plain_functions_run_everywhere() -> None:
 
 
 def test_a_card_gets_graphs_and_otherwise_the_plain_functions() -> None:
-    ops = choose_ops("cuda_graph", "cuda")
-    assert isinstance(ops.decoder_layers, CudaGraphs)
-    assert replace(ops, decoder_layers=None) == DEFAULT_OPS
-    assert choose_ops("cuda_graph", "cuda").decoder_layers is not ops.decoder_layers
+    assert choose_ops("cuda_graph", "cuda") is DEFAULT_OPS
+
+
+class Unasked(LlamaForCausalLM):
+    """Knows by which way it went."""
+
+    def forward(self, *args, all_layers=None):
+        self.ways.append(type(all_layers).__name__)
+        return super().forward(*args, all_layers=all_layers)
+
+
+@pytest.mark.skipif(load_fast_ops() is None, reason="no C++ compiler")
+def test_the_runner_chooses_for_each_batch(tmp_path: Path) -> None:
+    """What a fast way does not take goes layer after layer, and says the same."""
+    tiny_llama(tmp_path, 0)
+    tiny_medusa(tmp_path / "heads", 2)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    prompt, ways, answers = [3, 4, 5, 6, 7, 8], {}, []
+    tree = {"speculative_config": SpeculativeConfig(
+        "medusa", model=tmp_path / "heads", tree_widths=(2, 2))}  # fmt: skip
+    for name, kernels, changes in (
+        ("plain", "torch", {}), ("fast", "cpp", {}), ("tree", "cpp", tree),
+    ):  # fmt: skip
+        llm = LLM(tmp_path, kernels=kernels, max_model_len=64, device="cpu")
+        llm.model.__class__, llm.model.ways = Unasked, []
+        llm.llm_engine = llm.new_engine(changes)
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+        ways[name] = llm.model.ways
+        answers.append(output.outputs[0].token_ids)
+    assert answers == 3 * answers[:1]
+    assert set(ways["plain"]) == {"NoneType"} and set(ways["fast"]) == {"FusedLayers"}
+    assert set(ways["tree"]) == {"FusedLayers", "NoneType"}  # prompts have no guesses yet
 
 
 @pytest.mark.parametrize(

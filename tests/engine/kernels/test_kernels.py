@@ -24,6 +24,7 @@ from utils.engine.attention.paged_attention import AttentionMetadata, paged_atte
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.kernels import fast_ops
 from utils.engine.kernels.fast_ops import load_fast_ops
+from utils.engine.kernels.fused_layers import fused_layers
 from utils.engine.kernels.packed_linear import PackedLinear, has_own_product, pack_linears
 from utils.engine.models import llama
 from utils.engine.models.weights import load_model
@@ -337,6 +338,7 @@ def test_packing_lets_the_weights_go(model_path: Path) -> None:
 def fast_llm(model_path: Path) -> LLM:
     llm = LLM(model_path, ops=OPS)
     pack_linears(llm.model)
+    llm.model.all_layers = fused_layers(llm.model)
     return llm
 
 

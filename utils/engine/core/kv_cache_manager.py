@@ -127,10 +127,7 @@ class KVCacheManager:
         """Take back all blocks of a request. Does nothing if it has none."""
         table = self.req_to_blocks.pop(request.request_id, [])
         self.num_cached_block.pop(request.request_id, None)
-        if self._pending.move:  # what lies in these blocks need not move any more
-            gone = {block.block_id for block in table}
-            moves = self._pending.move
-            self._pending.move = [m for m in moves if m[0] // self.block_size not in gone]
+        self._pending.drop_moves({block.block_id for block in table}, self.block_size)
         self.block_pool.free_blocks(reversed(table))  # the tail is the first to be reused
         self.swap_space.free(request.request_id)
 
@@ -209,11 +206,7 @@ class KVCacheManager:
         return True
 
     def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Let single tokens' keys and values move, before the next forward pass.
-
-        Args:
-            moves: slots (see `BlockCopies`): from where to where.
-        """
+        """Let single tokens' keys and values move from slot to slot (see `BlockCopies`)."""
         self._pending.move += moves
 
     def take_block_copies(self) -> BlockCopies:
@@ -249,14 +242,9 @@ class KVCacheManager:
 
     def _cache_blocks(self, request: Request, num_tokens: int) -> None:
         self._update_block_hashes(request)
-        num_full_blocks = num_tokens // self.block_size
-        num_cached_blocks = self.num_cached_block[request.request_id]
-        if num_full_blocks > num_cached_blocks:
+        old, full = self.num_cached_block[request.request_id], num_tokens // self.block_size
+        if full > old:
             table = self.req_to_blocks[request.request_id]
-            self.block_pool.cache_full_blocks(
-                table, request.block_hashes, num_cached_blocks, num_full_blocks
-            )
-            self.block_pool.events.blocks_stored(
-                request, num_cached_blocks, num_full_blocks, self.block_size
-            )
-            self.num_cached_block[request.request_id] = num_full_blocks
+            self.block_pool.cache_full_blocks(table, request.block_hashes, old, full)
+            self.block_pool.events.blocks_stored(request, old, full, self.block_size)
+            self.num_cached_block[request.request_id] = full

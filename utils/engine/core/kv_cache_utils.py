@@ -143,6 +143,10 @@ class BlockCopies:
     copy: list[tuple[int, int]] = field(default_factory=list)  # (device block, device block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block)
 
+    def drop_moves(self, block_ids: set[int], block_size: int) -> None:
+        """What lies in these blocks need not move any more."""
+        self.move = [pair for pair in self.move if pair[0] // block_size not in block_ids]
+
 
 class FreeKVCacheBlockQueue:
     """The free blocks, the first to be reused in front: a doubly linked list.

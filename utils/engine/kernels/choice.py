@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.models.llama import DEFAULT_OPS, LlamaOps
-from utils.engine.worker.cuda_graph import CudaGraphs
 
 DEVICE_OF = {"cpp": "cpu", "cuda_graph": "cuda"}
 
@@ -24,6 +21,4 @@ def choose_ops(kernels: str, device: str, ops: LlamaOps = DEFAULT_OPS) -> LlamaO
             f"kernels={kernels!r} on {device}: expected torch; or, without ops of your own, cpp on "
             "a CPU or cuda_graph on a card."
         )
-    if kernels == "cpp":
-        return load_fast_ops() or ops
-    return replace(ops, decoder_layers=CudaGraphs())
+    return (load_fast_ops() or ops) if kernels == "cpp" else ops

@@ -20,9 +20,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from utils.engine.attention.batch import Batch, PagedBatch
 from utils.engine.attention.paged_attention import AttentionMetadata
-from utils.engine.models.llama import LlamaModel, LlamaOps
+from utils.engine.models.llama import LlamaOps
 from utils.hub import cache_dir
 
 SOURCE = Path(__file__).parent / "csrc" / "kernels.cpp"
@@ -63,22 +62,7 @@ def load_fast_ops() -> LlamaOps | None:
         output: Tensor = kernels.paged_attention(query, key_cache, value_cache, *tables, scale)
         return output
 
-    def decoder_layers(
-        model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch, scale: float,
-        eps: float,
-    ) -> Tensor | None:  # fmt: skip
-        weights = model.packed_weights
-        if not weights or not isinstance(batch, PagedBatch) or batch.metadata.tree_masks:
-            return None
-        cache, metadata = batch.kv_cache, batch.metadata
-        output: Tensor = kernels.decoder_layers(
-            x, cos, sin, weights, cache.keys, cache.values, metadata.slot_mapping,
-            *metadata.as_tensors, scale, eps,
-        )  # fmt: skip
-        return output
-
     return LlamaOps(
-        decoder_layers=decoder_layers,
         rms_norm=kernels.rms_norm.default,
         apply_rotary=kernels.apply_rotary.default,
         silu_and_mul=kernels.silu_and_mul.default,

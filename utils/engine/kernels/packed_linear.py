@@ -116,7 +116,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def _weights(layer: Any) -> list[Tensor]:
-    """Of a packed decoder layer, in the order in which `decoder_layers` in C++ takes them."""
+    """Of a packed decoder layer, in the order in which `FusedLayers` takes them."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
         layer.input_layernorm.weight, attention.qkv_proj.packed, attention.o_proj.packed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -79,14 +80,21 @@ class LlamaOps:
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
     paged_attention: PagedAttention | None = None
     reshape_and_cache: ReshapeAndCache | None = None
-    # All layers in one call. Takes the model, hidden states, cos, sin, the batch, the scale of
-    # attention and the norm's eps. It may decline a batch with None. None: layer after layer.
-    decoder_layers: (
-        Callable[[LlamaModel, Tensor, Tensor, Tensor, Batch, float, float], Tensor | None] | None
-    ) = None
 
 
 DEFAULT_OPS = LlamaOps()
+
+
+class AllLayers(Protocol):
+    """Runs all layers of a model in one call: kernels in C++, or a CUDA graph."""
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether it can run this batch."""
+
+    def __call__(
+        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        """What the last layer makes of the hidden states `x` [T, hidden]."""
 
 
 class RMSNorm(nn.Module):
@@ -171,9 +179,17 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        # A faster way through all layers, where there is one. `worker/forward_pass.py` takes it.
+        self.all_layers: AllLayers | None = None
         self.requires_grad_(False)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, batch: Batch | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: Batch | None = None,
+        all_layers: AllLayers | None = None,
+    ) -> Tensor:
         """Run all tokens of a flat batch through all layers.
 
         Args:
@@ -181,6 +197,7 @@ class LlamaForCausalLM(nn.Module):
             positions: [T], each token's position within its own request.
             batch: whose tokens these are, and where the tokens before them are. None: all belong
                 to one request, nothing comes before, and nothing is kept.
+            all_layers: runs the layers, and takes this batch. None: one layer after the other.
 
         Returns:
             Hidden states [T, hidden], ready for `compute_logits`.
@@ -188,13 +205,12 @@ class LlamaForCausalLM(nn.Module):
         batch = batch or ContiguousBatch([len(input_ids)], [None])
         x = self.model.embed_tokens(input_ids)  # [T, hidden]
         cos, sin = rotary_cos_sin(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        done, at_once, eps = None, self.ops.decoder_layers, self.config.rms_norm_eps
-        if at_once is not None:
-            done = at_once(self.model, x, cos, sin, batch, self.config.head_dim**-0.5, eps)
-        if done is None:
+        if all_layers is not None:
+            x = all_layers(self.model, x, cos, sin, batch)
+        else:
             for layer in self.model.layers:
                 x = layer(x, cos, sin, batch)
-        return self.model.norm(x if done is None else done)
+        return self.model.norm(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Score every token of the vocabulary: [N, hidden] -> [N, vocab_size]."""

@@ -16,6 +16,7 @@ from utils.engine.sample.draw import draw, source_of
 from utils.engine.sample.sampler import Sampler
 from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.draft_vocabulary import rows_of
+from utils.engine.worker.forward_pass import forward_pass
 
 OTHER_NUMBERS = 0x5DEECE66D  # turns a seed into another one
 
@@ -116,11 +117,13 @@ class DraftModelProposer:
         spans = [
             Span(tables[request.request_id], start, len(tokens)) for request, tokens, start in parts
         ]
-        hidden = self.model(
+        hidden = forward_pass(
+            self.model,
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             paged_batch(self.kv_cache, spans),
         )
+        assert hidden is not None
         last_rows = torch.tensor([len(tokens) for _, tokens, _ in parts]).cumsum(0) - 1
         return self.head(hidden[last_rows.to(self.device)])
 

@@ -13,6 +13,7 @@ from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
 from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.distributed.executor import ModelWorkers
+from utils.engine.kernels.fused_layers import FusedLayers, fused_layers
 from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.metrics import SpecDecodingStats
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
@@ -184,6 +185,8 @@ def make_proposer(config: EngineConfig, target: LlamaForCausalLM | ModelWorkers)
         token_ids = read_draft_vocabulary(spec.model, shape.vocab_size)
         if packed:
             pack_linears(model)
+        if here is not None and isinstance(here.all_layers, FusedLayers):
+            model.all_layers = fused_layers(model)
         memory = PagedKVCache.for_engine(model.config, config)
         return DraftModelProposer(model, memory, token_ids, config.seed)
     if spec.method == "medusa":

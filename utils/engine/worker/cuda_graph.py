@@ -89,7 +89,7 @@ class DecodeGraph:
 
 
 class CudaGraphs:
-    """An op for `LlamaOps.decoder_layers`: graphs for decode steps, none for any other batch.
+    """Runs decode steps as graphs (see `AllLayers`).
 
     A graph is recorded when its size is first seen: requests and blocks, each rounded up to a power
     of two. `replays` counts the steps that ran on one.
@@ -101,16 +101,19 @@ class CudaGraphs:
         )
         self.replays = 0
 
+    def takes(self, batch: Batch) -> bool:
+        """Batches of single tokens."""
+        return (
+            isinstance(batch, PagedBatch)
+            and not batch.metadata.tree_masks
+            and all(query_len == 1 for query_len in batch.metadata.query_lens)
+        )
+
     def __call__(
-        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch, scale: float,
-        eps: float,
-    ) -> Tensor | None:  # fmt: skip
-        """All layers of a decode step; None where a batch holds more than single tokens."""
-        if not isinstance(batch, PagedBatch) or batch.metadata.tree_masks:
-            return None
+        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        assert isinstance(batch, PagedBatch)
         metadata = batch.metadata
-        if any(query_len != 1 for query_len in metadata.query_lens):
-            return None
         longest = max(len(table) for table in metadata.block_tables)
         key = (max(2, _power_of_two(len(x))), _power_of_two(longest))
         graphs = self.graphs.setdefault(batch.kv_cache, {})

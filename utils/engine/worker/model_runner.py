@@ -25,6 +25,7 @@ from utils.engine.sample.sampler import Sampler, top_logprobs
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.tree import follow_tree
 from utils.engine.structured_output.utils import apply_grammar_bitmask
+from utils.engine.worker.forward_pass import forward_pass
 from utils.engine.worker.kv_transfers import KVTransfers
 
 GREEDY = SamplingParams(temperature=0)
@@ -118,7 +119,8 @@ class ModelRunner:
         metadata = output.kv_connector_metadata
         batch = self._batch(output)
         with self.transfers.of_step(metadata):
-            hidden = self.model(ids, places, self.transfers.load(batch, metadata))  # [T, hidden]
+            batch = self.transfers.load(batch, metadata)
+            hidden = forward_pass(self.model, ids, places, batch)  # [T, hidden]
         if hidden is None:  # an earlier stage of a pipeline: the last one goes on
             return [], ids
         result.prompt_logprobs = score_prompts(output, hidden, self.model.compute_logits)

@@ -112,7 +112,7 @@ STATIONS = (
     Station(
         "the model runner: a flat batch goes through the model",
         Place(RUNNER, "GPUModelRunner._model_forward", "self.model"),
-        Place("worker/model_runner.py", "ModelRunner._forward", "self.model"),
+        Place("worker/model_runner.py", "ModelRunner._forward", "forward_pass"),
     ),
     Station(
         "the model runner: logits become tokens",
