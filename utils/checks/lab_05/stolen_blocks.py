@@ -21,25 +21,32 @@ from utils.sim.prompt_cache import bare_request
 SIZES = {1: ((2, 80), (1, 6000), (3, 18), (8, 3)), 2: ((2, 300), (1, 90_000), (4, 18))}
 BITS = {1: 8, 2: 12}
 PATIENCE = 40  # times the number of prompts that one has to try on average
-TENANTS = ("ada", "bob")  # who is robbed, and who robs
+VICTIM = "ada"  # her salt
 
 HashBlock = Callable[[bytes | None, Sequence[int]], bytes]
 
 
 @dataclass(frozen=True)
 class Theft:
-    """A pool whose digests have one byte or two (of these, 12 bits), and a victim's prompt."""
+    """A pool whose digests have one byte or two (of these, 12 bits), a victim's prompt, and the
+    thief's salt."""
 
     num_bytes: int
     block_size: int
     vocab_size: int
     prompt: tuple[int, ...]
+    salt: str
 
     def __str__(self) -> str:
+        num_blocks = len(self.prompt) // self.block_size
         return (
-            f"{len(self.prompt) // self.block_size} blocks of {self.block_size} tokens, a "
-            f"vocabulary of {self.vocab_size} tokens, digests of {BITS[self.num_bytes]} bits"
+            f"{_many(num_blocks, 'block')} of {_many(self.block_size, 'token')}, a vocabulary of "
+            f"{self.vocab_size} tokens, digests of {BITS[self.num_bytes]} bits"
         )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
 
 
 def draw(c: Choices) -> Theft:
@@ -49,7 +56,7 @@ def draw(c: Choices) -> Theft:
     length = num_blocks * block_size + c.integer(0, block_size - 1)
     return Theft(
         num_bytes, block_size, vocab_size,
-        tuple(c.integer(0, vocab_size - 1) for _ in range(length)),
+        tuple(c.integer(0, vocab_size - 1) for _ in range(length)), f"bob {c.integer(0, 9)}",
     )  # fmt: skip
 
 
@@ -60,25 +67,26 @@ class Engine:
         self.theft = theft
         hasher = get_request_block_hasher(theft.block_size, self.digest)
         self.manager = KVCacheManager(64, theft.block_size, True, hasher)
-        self.victim = bare_request(0, [*theft.prompt], TENANTS[0])
+        self.victim = bare_request(0, [*theft.prompt], VICTIM)
         self.manager.allocate_slots(self.victim, len(theft.prompt))
-        self.num_blocks = len(self.victim.block_hashes)
-        self.tries_left = PATIENCE * 2 ** BITS[theft.num_bytes] * self.num_blocks
+        num_blocks = len(self.victim.block_hashes)
+        self.tries_left = PATIENCE * 2 ** BITS[theft.num_bytes] * num_blocks
 
     def digest(self, data: bytes) -> bytes:
         short = sha256(data).digest()[: self.theft.num_bytes]
         return short if len(short) == 1 else bytes((short[0], short[1] & 15))
 
     def hash_block(self, parent: bytes | None, token_ids: Sequence[int]) -> BlockHash:
-        """As the engine hashes a block of the second tenant's."""
+        """As the engine hashes a block of the thief's."""
         self.tries_left -= 1
         if self.tries_left < 0:
             raise ValueError(
-                f"`hash_block` was called {PATIENCE} times as often as a search needs on average. "
-                f"Which tokens do you vary?"
+                f"`hash_block` was called {PATIENCE} times as often as a search block by block "
+                f"needs on average. Are all tokens of a block varied, is its parent the right one, "
+                f"and is its hash compared with `==`?"
             )
-        salt = (None, TENANTS[1]) if parent is None else None
-        return hash_block_tokens(self.digest, parent, token_ids, salt)
+        extra_keys = (None, self.theft.salt) if parent is None else None
+        return hash_block_tokens(self.digest, parent, token_ids, extra_keys)
 
 
 def play(stage: Stage, function: Any, theft: Theft) -> None:
@@ -87,20 +95,19 @@ def play(stage: Stage, function: Any, theft: Theft) -> None:
     got = stage.do(function, engine.hash_block, wanted, theft.block_size, theft.vocab_size)
     if isinstance(got, Raised):
         stage.see("returned", got)
-    numbers = isinstance(got, list) and all(type(token) is int for token in got)
+    numbers = isinstance(got, list) and all(isinstance(token, int) for token in got)
     stage.see("returned", "a list of token ids" if numbers else got)
     inside = all(0 <= token < theft.vocab_size for token in got)
     stage.see("vocabulary", "token ids of the vocabulary" if inside else got)
-    request = bare_request(1, [*got, *([0] if not got else [])], TENANTS[1])
+    request = bare_request(1, [*got, *([0] if not got else [])], theft.salt)
     blocks, _ = engine.manager.get_computed_blocks(request)
     mine = [block.block_id for block in blocks]
     theirs = engine.manager.get_block_ids(engine.victim.request_id)
     stage.see("stolen", sum(a == b for a, b in zip(mine, theirs, strict=False)), _blocks)
-    stage.see("length", len(got) > engine.num_blocks * theft.block_size + theft.block_size)
 
 
 def _blocks(count: int) -> str:
-    return f"{count} of the victim's blocks"
+    return _many(count, "block") + " of the victim's"
 
 
 def right_thief(
@@ -147,8 +154,8 @@ def variant(
 
 
 PARENT = (
-    "Go on with the next block. Its hash takes in the parent's: for block i, `wanted[i - 1]`; for "
-    "the first one, None."
+    "Go on with the next block, right behind the first. Its hash takes in the parent's: for block "
+    "i, `wanted[i - 1]`; for the first one, None."
 )
 STEAL_BLOCKS = Contract(
     inputs=draw,
@@ -158,17 +165,16 @@ STEAL_BLOCKS = Contract(
     "Each bit more doubles them: SHA-256 has 256 bits.",
     clauses={
         "returned": Clause("Your function returned {got}; expected a list of token ids.",
-                           "One flat list, with the tokens of all blocks in it."),
+                           "One flat list of plain ints, with the tokens of all blocks in it."),
         "vocabulary": Clause("Not all of these are token ids of the vocabulary.",
                              "From 0 to `vocab_size - 1`."),
         "stolen": Clause("Your prompt is given {got}; expected {expected}.",
                          "Search block by block, from the first on: tokens whose hash, behind the "
                          "hash before, is the wanted one."),
-        "length": Clause("Your prompt is more than a block longer than what it steals."),
     },
     mistakes=(
-        mistake("The last block isn't handed out. At least one token of a prompt must be left to "
-                "be computed (exercise 3).", "Append one more token, any one.", variant(end=0)),
+        mistake("The last block isn't handed out.", "Is it in your prompt? And is there one more "
+                "token behind it? One must be left to be computed (exercise 3).", variant(end=0)),
         mistake("Only the first block is stolen.", PARENT,
                 variant(parent="none")),
         mistake("Only the last token of a block is varied. Where the vocabulary is smaller than "
