@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +19,8 @@ from utils.engine.distributed.parallel_state import ParallelState
 from utils.engine.distributed.shard import Shard, load_shard
 from utils.engine.models.llama import LlamaForCausalLM, LlamaOps, rotary_cos_sin
 from utils.engine.models.weights import checkpoint_views
+
+MAX_RUNS = 4096  # that a timeline holds: nobody may ever take it
 
 
 @dataclass
@@ -62,7 +65,8 @@ class ParallelLlama(LlamaForCausalLM):
         config = shard.config()
         super().__init__(config, ops)
         self.shard, self.state = shard, state
-        self.num_micro_batches, self.timeline = 1, list[StageRun]()
+        self.num_micro_batches = 1
+        self.timeline: deque[StageRun] = deque(maxlen=MAX_RUNS)
         row_parallel = parallel_ops.row_parallel_linear
         for layer in self.model.layers:
             attention: Any = layer.self_attn

@@ -99,7 +99,8 @@ class Worker:
 
     def take_timeline(self) -> list[StageRun]:
         """What this stage did since the last call."""
-        runs, self.model.timeline = self.model.timeline, []
+        runs = list(self.model.timeline)
+        self.model.timeline.clear()
         return runs
 
     def sent_bytes(self) -> dict[str, Counter[str]]:
