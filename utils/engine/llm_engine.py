@@ -164,7 +164,7 @@ class LLMEngine:
                     request.append_token(token_id)
                     gained[request] += 1
         if self.drafter:
-            self.drafter.observe(output, result)
+            self.drafter.observe(self.requests, output, result)
         if result.moves:
             self.kv_cache_manager.move_slots(result.moves)
         self.scheduler.update_from_output(output, list(gained))

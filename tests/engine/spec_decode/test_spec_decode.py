@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,6 +436,20 @@ def test_each_request_guesses_as_much_as_pays(world: World, proposer_is: str, fe
         assert sum(drafted[-len(drafted) // 2 :]) <= 2  # a probe now and then
     else:
         assert drafted[2:6] == [6] * 4  # all that are allowed, until the end is near
+
+
+def test_the_account_of_a_request_ends_with_it(world: World) -> None:
+    """A server runs for weeks, and its callers may use an id again for other texts."""
+    engine = world.engine(world.configs["ngram"])
+    world.llm.generate([PROMPT] * 3, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    engine.add_request("dropped", PROMPT, SamplingParams(temperature=0, max_tokens=40))
+    for _ in range(12):
+        engine.step()
+    assert engine.spec_decoding_stats.num_draft_tokens > 0
+    assert len(engine.drafter._of_late) > 0
+    engine.abort_request("dropped")
+    gc.collect()
+    assert len(engine.drafter._of_late) == 0
 
 
 # Trees

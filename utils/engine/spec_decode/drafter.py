@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -105,24 +106,30 @@ class Drafter:
         self.config, self.proposer = config, proposer
         self.stats = SpecDecodingStats()
         # Of each request's guesses of late: how many were put to the test, and how many accepted.
-        self._of_late: dict[str, tuple[float, float]] = {}
+        self._of_late: WeakKeyDictionary[Request, tuple[float, float]] = WeakKeyDictionary()
 
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots beyond a request's tokens that the proposer writes to."""
         return self.config.num_speculative_tokens if self.proposer.uses_slots else 0
 
-    def observe(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Note how many of the guesses that a step verified were accepted."""
-        for request in output.scheduled_requests:
-            name = request.request_id
-            if num_draft := len(request.spec_token_ids):
+    def observe(
+        self, requests: Mapping[str, Request], output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> None:
+        """Note how many of the guesses that a step verified were accepted.
+
+        Args:
+            requests: by id.
+        """
+        for scheduled in output.scheduled_requests:
+            request = requests[scheduled.request_id]
+            if num_draft := len(scheduled.spec_token_ids):
                 # Besides the accepted ones, verification brings one token more.
-                num_accepted = len(result.sampled_token_ids.get(name, ())) - 1
+                num_accepted = len(result.sampled_token_ids.get(scheduled.request_id, ())) - 1
                 self.stats.observe_draft(num_draft, num_accepted)
                 # Those after the first rejected one have not been put to the test.
-                tested, accepted = self._of_late.get(name, TRUST)
-                self._of_late[name] = (
+                tested, accepted = self._of_late.get(request, TRUST)
+                self._of_late[request] = (
                     MEMORY * tested + min(num_draft, num_accepted + 1),
                     MEMORY * accepted + num_accepted,
                 )
@@ -152,7 +159,7 @@ class Drafter:
         room = request.max_num_tokens - request.num_tokens - 1
         most = self.config.num_speculative_tokens
         if self.config.adaptive:
-            tested, accepted = self._of_late.get(request.request_id, TRUST)
+            tested, accepted = self._of_late.get(request, TRUST)
             most = choose_num_speculative_tokens(
                 accepted / tested, most, self.config.draft_token_cost
             )
