@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-full check test-gpu-lock test-hosted test-clients gpu-check plan pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
+.PHONY: help setup lab test test-full check test-gpu-lock test-hosted test-clients gpu-check gpu-parcels plan pipeline notebooks labs translations grade progress verify bench site frames slides audit repo-url clean
 
 # Looked up before .venv/bin comes first on PATH, because set-up replaces what is in there.
 ifndef PYTHON
@@ -72,8 +72,12 @@ test-hosted: setup ## run Part I on imitations of Colab and Kaggle, with their P
 test-gpu-lock: setup ## install the GPU lock beside everything, and import it all (9 GB; no GPU needed)
 	@$(COURSE) tools/gpu/check_lock.py
 
-gpu-check: setup ## on a machine with a card: tests, pipeline, benchmark, and a report to commit
-	@$(COURSE) tools/gpu/check.py $(if $(PRETEND),--pretend)
+gpu-check: $(if $(OFFLINE),,setup) ## on a machine with a card: tests, pipeline, benchmark; without internet there: OFFLINE=1
+	@$(if $(OFFLINE),$(PYTHON) tools/gpu/offline.py $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(PARCELS),--parcels "$(PARCELS)"),$(COURSE) tools/gpu/check.py) $(if $(PRETEND),--pretend)
+
+gpu-parcels: setup ## what `make gpu-check OFFLINE=1` needs beside this repository, in parcels of 30 MB
+	@$(COURSE) tools/gpu/pack.py
 
 audit: ## look the locked versions up among known vulnerabilities, and write bills of materials (needs the network)
 	@$(PYTHON) tools/audit.py

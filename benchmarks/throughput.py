@@ -14,6 +14,7 @@ Where PyTorch multiplies bfloat16 slowly, Hugging Face is measured in float32 on
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import statistics
@@ -32,13 +33,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import RESULTS, write_report  # noqa: E402
 from benchmarks.engines import LIMITS, Engine  # noqa: E402
+from benchmarks.limits import least_seconds, measure_card, measure_machine  # noqa: E402
 from benchmarks.own_engine import scheduler_cost, scheduler_share  # noqa: E402
 from utils.engine import ModelConfig  # noqa: E402
-from utils.engine.kernels.packed_linear import PackedLinear  # noqa: E402
 from utils.hub import resolve_model  # noqa: E402
-from utils.profiles import fast_dtype  # noqa: E402
+from utils.profiles import fast_dtype, half_dtype  # noqa: E402
 from utils.sim.traces import sharegpt_like  # noqa: E402
-from utils.timing import median_seconds  # noqa: E402
 from utils.viz.engine.throughput import plot_throughput, throughput_finding  # noqa: E402
 from utils.viz.model.roofline import Machine  # noqa: E402
 from utils.viz.style import use_course_style  # noqa: E402
@@ -83,23 +83,40 @@ def sharegpt(num_requests: int, shorter: int, engines: tuple[str, ...]) -> Workl
 
 
 def compare(
-    dtype: str, workloads: list[Workload], rounds: int, bar: tqdm, device: str = "cpu"
+    dtype: str,
+    workloads: list[Workload],
+    rounds: int,
+    bar: tqdm,
+    device: str = "cpu",
+    whole_warm_up: bool = False,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All engines on all workloads. Yields each workload's name and `summary`."""
+    """All engines on all workloads. Yields each workload's name and `summary`.
+
+    Engines warm up with a few tokens; with `whole_warm_up` with all of the workload, in which they
+    record their CUDA graphs for it.
+    """
+    limits = LIMITS._replace(
+        max_num_seqs=max(LIMITS.max_num_seqs, *(len(w.prompts) for w in workloads))
+    )
     names = [n for n in ENGINES if any(n in workload.engines for workload in workloads)]
     engines: dict[str, Engine] = {}
     try:
         for name in names:
             bar.set_description(f"{dtype}: loading {name}")
-            engines[name] = Engine(name, dtype, device)
+            engines[name] = Engine(name, dtype, device, limits)
         for workload in workloads:
             runs: list[dict[str, dict[str, Any]]] = []
             for i in range(rounds):
                 here = [n for n in names if n in workload.engines and not (i and n == SLOW)]
                 order = [engines[name] for name in here]
                 if i == 0:
-                    for engine in order:  # warm up
-                        engine.run(workload.prompts[:2], [4, 4][: len(workload.prompts)])
+                    for engine in order:
+                        if whole_warm_up:
+                            bar.set_description(f"{dtype}, {workload.name}: warming {engine.name}")
+                            engine.run(workload.prompts, workload.max_tokens)
+                            bar.update()
+                        else:
+                            engine.run(workload.prompts[:2], [4, 4][: len(workload.prompts)])
                 runs.append({})
                 for engine in order if i % 2 == 0 else order[::-1]:
                     bar.set_description(f"{dtype}, {workload.name}: {engine.name}")
@@ -156,61 +173,29 @@ def in_words(result: dict[str, Any]) -> str:
 # --- what the machine allows ------------------------------------------------------------------
 
 
-def measure_machine(dtype: torch.dtype) -> Machine:
-    """FLOP/s of a large product as the engine makes it, and bytes/s read from memory."""
-    x, weight = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
-    packed = PackedLinear(weight)
-    tall, vector = torch.randn(1 << 20, 256), torch.randn(256)  # 1 GiB, more than any cache
-    with torch.inference_mode():
-        flops = 2 * 1024 * 2048 * 2048 / median_seconds(lambda: packed(x), 9)
-        # The faster of two: on some processors the product does not come near memory's speed.
-        reading = min(median_seconds(read, 9) for read in (lambda: tall @ vector, tall.sum))
-        bandwidth = tall.nbytes / reading
-    return Machine(flops, bandwidth)
-
-
-def least_seconds(
-    workload: Workload, config: ModelConfig, machine: Machine, itemsize: int, shared: int
-) -> float:
-    """A bound on the time of a workload: one prefill, then steps with a token per request.
-
-    Every step reads all weights and each request's own keys and values, and a shared prefix once.
-    """
-    hidden, width = config.hidden_size, config.head_dim
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    layer = hidden * width * 2 * (heads + kv_heads) + 3 * hidden * config.intermediate_size
-    head = config.vocab_size * hidden
-    kv_bytes = 2 * config.num_hidden_layers * kv_heads * width * itemsize
-    attention = 4 * config.num_hidden_layers * heads * width  # FLOPs per query and key
-
-    def seconds(contexts: list[int], new_tokens: int, cached: int) -> float:
-        flops = 2 * config.num_hidden_layers * layer * new_tokens + 2 * head * len(contexts)
-        flops += attention * sum(contexts) * new_tokens // len(contexts)
-        weights = (config.num_hidden_layers * layer + head) * itemsize
-        return machine.seconds(flops, weights + kv_bytes * cached)
-
-    lengths = [len(prompt) for prompt in workload.prompts]
-    computed = sum(lengths) - shared * (len(lengths) - 1)
-    total = seconds([length // 2 for length in lengths], computed, 0)
-    for step in range(1, max(workload.max_tokens)):
-        contexts = [n + step for n, m in zip(lengths, workload.max_tokens, strict=True) if step < m]
-        cached = sum(contexts) - shared * (len(contexts) - 1)
-        total += seconds(contexts, len(contexts), cached)
-    return total
-
-
 def limits(dtype: str, workloads: list[Workload], measured: dict[str, Any]) -> dict[str, Any]:
     """How close our times come to what the machine allows, by workload."""
-    config = ModelConfig.from_pretrained(resolve_model("bundled"))
-    itemsize = getattr(torch, dtype).itemsize
     machine = measure_machine(getattr(torch, dtype))
     result: dict[str, Any] = {"flops": machine.flops, "bytes_per_s": machine.bandwidth}
     for workload in workloads:
-        shared = SHARED if workload.name.startswith("batch") else 0
-        least = least_seconds(workload, config, machine, itemsize, shared)
-        seconds = statistics.median(measured[workload.name]["ours"]["seconds"])
-        result[workload.name] = {"least_seconds": least, "reached": least / seconds}
+        result[workload.name] = reached(workload, measured[workload.name], dtype, machine)
     return result
+
+
+def reached(
+    workload: Workload, measured: dict[str, Any], dtype: str, machine: Machine
+) -> dict[str, float]:
+    """The least seconds that a workload can take, and that bound over our time."""
+    config = ModelConfig.from_pretrained(resolve_model("bundled"))
+    shared = SHARED if workload.name.startswith("batch") else 0
+    least = least_seconds(
+        workload.prompts, workload.max_tokens, config, machine,
+        getattr(torch, dtype).itemsize, shared,
+    )  # fmt: skip
+    return {
+        "least_seconds": least,
+        "reached": least / statistics.median(measured["ours"]["seconds"]),
+    }
 
 
 # --- all of it --------------------------------------------------------------------------------
@@ -220,12 +205,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="batch 8, once, and nothing is saved")
     parser.add_argument("--name", default="throughput", help="of the files in results/")
-    parser.add_argument("--card", type=Path, metavar="FILE", help="on CUDA; write this file only")
+    parser.add_argument("--card", type=Path, metavar="FILE", help="on a card; writes this file")
+    parser.add_argument("--device", default="cuda", help="for --card: cpu shows it without one")
+    parser.add_argument("--batches", default="64,8,1,32,256", help="for --card")
     args = parser.parse_args()
     torch.manual_seed(SEED)
     three = ("ours", "vLLM", "HF")
     if args.card:
-        on_card(args.card, (*three, READABLE))
+        on_card(args.card, args.device, [int(n) for n in args.batches.split(",")])
         return
     two = three[:2]
     workloads = {
@@ -266,13 +253,29 @@ def main() -> None:
     save(args.name, results)
 
 
-def on_card(file: Path, engines: tuple[str, ...], rounds: int = 3) -> None:
-    """The engines on a card, in float16, which every card has; vLLM with its CUDA graphs."""
-    workloads = [shared_prefix(batch, engines) for batch in (64, 8, 1)]
-    workloads.append(sharegpt(32, 8, ("ours", "vLLM")))
-    with tqdm(total=rounds * sum(len(w.engines) for w in workloads), unit="run") as bar:
-        found = dict(compare("float16", workloads, rounds, bar, device="cuda"))
-    file.write_text(json.dumps({"seed": SEED, "engines": {"float16": found}}))
+def on_card(file: Path, device: str, batches: list[int], rounds: int = 3) -> None:
+    """The engines on a card, in its 16-bit type, beside what the card allows.
+
+    vLLM runs with its CUDA graphs; where it is not installed, the file says so. What was measured
+    is written after each workload.
+    """
+    dtype = half_dtype()
+    engines = ["ours", "HF", READABLE]
+    report: dict[str, Any] = {"seed": SEED, "engines": {dtype: {}}, "limits": {dtype: {}}}
+    if importlib.util.find_spec("vllm"):
+        engines.insert(1, "vLLM")
+    else:
+        report["not_run"] = {"vLLM": "not installed"}
+    machine = measure_card(getattr(torch, dtype), device)
+    report["limits"][dtype] = {"flops": machine.flops, "bytes_per_s": machine.bandwidth}
+    workloads = [shared_prefix(batch, tuple(engines)) for batch in batches]
+    with tqdm(total=(rounds + 1) * sum(len(w.engines) for w in workloads), unit="run") as bar:
+        for name, result in compare(dtype, workloads, rounds, bar, device, whole_warm_up=True):
+            workload = next(w for w in workloads if w.name == name)
+            report["engines"][dtype][name] = result
+            if "seconds" in result["ours"]:
+                report["limits"][dtype][name] = reached(workload, result, dtype, machine)
+            file.write_text(json.dumps(report, indent=1))
 
 
 def save(name: str, results: dict[str, Any]) -> None:

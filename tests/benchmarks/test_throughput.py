@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.throughput import least_seconds, shared_prefix, sharegpt, summary
+from benchmarks.limits import least_seconds
+from benchmarks.throughput import shared_prefix, sharegpt, summary
 from utils.engine import LlamaForCausalLM, ModelConfig
 from utils.viz.model.roofline import Machine
 
@@ -48,7 +49,8 @@ def test_least_flops_are_those_of_the_weights(model_path: Path) -> None:
     weights = config.num_hidden_layers * per_layer
     head = model.lm_head.weight.numel()
     workload = shared_prefix(4, ())
-    flops = least_seconds(workload, config, Machine(1.0, float("inf")), 4, shared=192)
+    prompts, max_tokens = workload.prompts, workload.max_tokens
+    flops = least_seconds(prompts, max_tokens, config, Machine(1.0, float("inf")), 4, shared=192)
     prompt_tokens, new_tokens = 192 + 4 * 64, 4 * 63
     products = 2 * weights * (prompt_tokens + new_tokens) + 2 * head * 4 * 64
     width = config.num_attention_heads * config.head_dim * config.num_hidden_layers
@@ -66,7 +68,9 @@ def test_least_bytes_are_weights_and_cache(model_path: Path) -> None:
         p.numel() for p in model.parameters() if p.ndim == 2
     )  # the embedding is the head
     workload = shared_prefix(2, ())
-    num_bytes = least_seconds(workload, config, Machine(float("inf"), 1.0), 2, shared=192)
+    prompts, max_tokens = workload.prompts, workload.max_tokens
+    machine = Machine(float("inf"), 1.0)
+    num_bytes = least_seconds(prompts, max_tokens, config, machine, 2, shared=192)
     per_token = config.kv_bytes_per_token(torch.bfloat16)
     cached = sum(192 + 2 * (64 + step) for step in range(1, 64))
     assert num_bytes == pytest.approx(64 * 2 * matrices + per_token * cached, rel=1e-9)

@@ -13,7 +13,7 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,20 @@ if __name__ == "__main__":
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.engine.tiny_engines import tiny_llama, tiny_medusa
+from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
 from utils.engine import (
     LLM,
     BeamSearchParams,
     ContiguousKVCache,
     LlamaOps,
     SamplingParams,
+    StructuredOutputsParams,
     attention_reference,
 )
 from utils.engine.config.engine_args import EngineArgs
 from utils.engine.config.model import ModelConfig
+from utils.engine.kv_transfer.pool_connector import PoolConnector
+from utils.engine.kv_transfer.store import MemoryStore
 from utils.hub import resolve_model
 from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_loss, pack, pad
 from utils.pipeline.studies.lora import add_lora, merge_and_unload
@@ -84,22 +87,34 @@ def engine_cases(folder: Path) -> dict[str, Case]:
 
         return Case(run, same)
 
-    def graphs(times: int = 1, prompts: list[str] = PROMPTS, **options: Any) -> Case:
+    def graphs(times: int = 1, prompts: list[str] = PROMPTS,
+               params: SamplingParams = LONG, **options: Any) -> Case:  # fmt: skip
         """Steps on CUDA graphs. On the CPU, which has none, the same steps without."""
 
         def run(device: str) -> list[str]:
             kernels = "cuda_graph" if device == "cuda" else "torch"
             engine = llm(device, kernels=kernels, **options)
             for _ in range(times):
-                outputs = engine.generate(prompts, LONG, use_tqdm=False)
+                outputs = engine.generate(prompts, params, use_tqdm=False)
             layers = engine.model.all_layers
-            assert device == "cpu" or layers.replays > 10, "no step ran on a graph"
+            assert device == "cpu" or layers.replays > 5, f"{layers.replays} steps ran on a graph"
             return [output.outputs[0].text for output in outputs]
 
         return Case(run)
 
     def stream(device: str) -> str:
         return [output.outputs[0].text for output in llm(device).stream(PROMPTS[0], GREEDY)][-1]
+
+    def shared_store(device: str) -> list[str]:
+        """A second engine finds in a store what the first one computed."""
+        store, long_prompt = MemoryStore(), [PROMPTS[2] + " w5 w6 w7" * 20]
+        for _ in range(2):
+            connector = PoolConnector(store)
+            engine = llm(device)
+            engine.llm_engine = engine.new_engine(kv_connector=connector)
+            outputs = engine.generate(long_prompt, GREEDY, use_tqdm=False)
+        assert connector.stats.hits and not connector.stats.failures, connector.stats
+        return [output.outputs[0].text for output in outputs]
 
     def beams(device: str) -> list[list[str]]:
         found = llm(device).beam_search(PROMPTS[:2], BeamSearchParams(3, 8))
@@ -136,8 +151,52 @@ def engine_cases(folder: Path) -> dict[str, Case]:
             prompts=[*repeated, *PROMPTS], max_num_batched_tokens=32, max_num_seqs=8
         ),
         "graphs, preempted": graphs(prompts=PROMPTS * 2, swap_space=0.02, **SMALL),
+        "a connector": Case(shared_store),
+        "all at once": graphs(
+            prompts=[*repeated, *PROMPTS] * 2,
+            params=SamplingParams(temperature=0, max_tokens=24, min_tokens=3, logprobs=2),
+            times=2,
+            speculative_config=NGRAM | {"prompt_lookup_min": 3},
+            swap_space=0.02,
+            max_num_batched_tokens=32,
+            max_num_seqs=8,
+            num_gpu_blocks_override=48,
+            block_size=4,
+            max_model_len=128,
+        ),
         "float16": answers(dtype="float16", same=False),
         "bfloat16": answers(dtype="bfloat16", same=False),
+    }
+
+
+def form_cases(folder: Path) -> dict[str, Case]:
+    """Answers in a form, on a tiny model with the bundled model's tokenizer. They need llguidance.
+
+    Raises:
+        ModelError: the bundled model is not here.
+    """
+    speaker = tiny_speaker(folder / "speaker", resolve_model())
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    }
+
+    def answers(device: str, kernels: str, **options: Any) -> list[str]:
+        form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+        params = SamplingParams(temperature=0, max_tokens=48, structured_outputs=form)
+        llm = LLM(
+            speaker, device=device, kernels=kernels if device == "cuda" else "torch",
+            max_model_len=128, num_gpu_blocks_override=64, **options,
+        )  # fmt: skip
+        outputs = llm.generate(["A person:", "Ada is 36."], params, use_tqdm=False)
+        return [output.outputs[0].text for output in outputs]
+
+    return {
+        "structured output": Case(lambda device: answers(device, "torch")),
+        "structured output, guessed, on graphs": Case(
+            lambda device: answers(device, "cuda_graph", speculative_config=NGRAM)
+        ),
     }
 
 
@@ -199,6 +258,68 @@ def model_cases() -> dict[str, Case]:
             f"AWQ, {name}": quantized("awq", dtype, group_size=32),
         }
     return cases
+
+
+def training_cases(folder: Path) -> dict[str, Callable[[str], float]]:
+    """LoRA and QLoRA in 16 bits: how the gradients on a device lie to those of float32 on the CPU,
+    as a cosine. Not for the pretend card, which has no backward pass. QLoRA needs bitsandbytes."""
+    from utils.pipeline.stages import finetune
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    texts = [finetune.Tokens(window[:20] + window[:k], window[k : k + 8])
+             for k, window in enumerate(WINDOWS)]  # fmt: skip
+    batch = finetune.pad(finetune.pack(texts))
+
+    def gradients(device: str, dtype: str, nf4: bool) -> torch.Tensor:
+        settings = finetune.TrainSettings(1, 8, 1e-3, 8, 16, dtype, device)
+        if nf4:
+            base: Any = finetune.load_nf4(folder, settings)
+        else:
+            base = LlamaForCausalLM.from_pretrained(
+                folder, dtype=getattr(torch, dtype), attn_implementation=finetune.ATTENTION
+            ).to(device)
+        model = finetune.add_lora(base, settings)
+        random = torch.Generator().manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # zero at the beginning, where the gradient of A is zero, too
+                parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=random))
+        scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+        scaler.scale(finetune.answer_loss(model, batch)).backward()
+        found = [p.grad.float().cpu().flatten() for p in model.parameters() if p.requires_grad]
+        return torch.cat(found)
+
+    def cosine(dtype: str, nf4: bool) -> Callable[[str], float]:
+        def run(device: str) -> float:
+            ours, expected = gradients(device, dtype, nf4), gradients("cpu", "float32", nf4)
+            return torch.cosine_similarity(ours.double(), expected.double(), dim=0).item()
+
+        return run
+
+    return {
+        f"{name}, {dtype}": cosine(dtype, nf4)
+        for name, nf4 in (("LoRA", False), ("QLoRA", True))
+        for dtype in ("bfloat16", "float16")
+    }
+
+
+def problems(
+    cases: dict[str, Case], device: str, expected: Callable[[str], Any]
+) -> Iterator[tuple[str, str | None, float]]:
+    """Run cases on a device: name, what went wrong or None, seconds. An error ends one case."""
+    for name, case in cases.items():
+        begin, problem = time.perf_counter(), None
+        try:
+            result = case.run(device)
+            if case.same and not alike(result, wanted := expected(name)):
+                problem = f"{result} on {device}, {wanted} on the CPU"
+        except Exception:
+            problem = traceback.format_exc(limit=-6)
+        yield name, problem, time.perf_counter() - begin
 
 
 def alike(result: Any, expected: Any) -> bool:
@@ -263,6 +384,7 @@ def planted_bugs() -> dict[str, tuple[Callable[[], Any], type[Exception]]]:
             RuntimeError,
         ),
         "a full card": (overfilled, torch.OutOfMemoryError),
+        "C++ kernels": (lambda: LLM(device="cuda", kernels="cpp"), ValueError),
     }  # type: ignore[return-value]
 
 
@@ -295,18 +417,11 @@ def graph_repeats() -> None:
 def main() -> None:
     """Run all cases on the CPU, then all on the card, and compare."""
     with tempfile.TemporaryDirectory() as folder:
-        cases = engine_cases(Path(folder)) | model_cases()
+        cases = engine_cases(Path(folder)) | form_cases(Path(folder)) | model_cases()
         expected = {name: case.run("cpu") for name, case in cases.items()}
         pretend_card.insert()
-        for name, case in cases.items():
-            begin, problem = time.perf_counter(), None
-            try:
-                result = case.run("cuda")
-                if case.same and not alike(result, expected[name]):
-                    problem = f"{result} on the card, {expected[name]} on the CPU"
-            except Exception:
-                problem = traceback.format_exc(limit=-6)
-            report(name, problem, time.perf_counter() - begin)
+        for found in problems(cases, "cuda", expected.__getitem__):
+            report(*found)
     report("two engines on one card", two_engines_fit())
     report("one wait in a step", waits_in_a_step())
     for name, (bug, error) in planted_bugs().items():

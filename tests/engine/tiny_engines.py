@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from utils.checks.kit.near_ties import find_parting, hf_oracle
@@ -31,6 +32,7 @@ def tiny_llama(folder: Path, seed: int, vocab_size: int = 13, layers: int = 2) -
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    words.pre_tokenizer = WhitespaceSplit()  # else a whole text is one word, which it does not know
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
     return model
 

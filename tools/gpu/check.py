@@ -15,13 +15,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import subprocess
 import sys
-import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.gpu import table  # noqa: E402
+from tools.gpu.report import report_path  # noqa: E402
+from tools.gpu.steps import (  # noqa: E402
+    PLUGIN,
+    Step,
+    read_cases,
+    read_json,
+    read_lines,
+    read_tests,
+    revision,
+    run_step,
+)
+from tools.gpu.test_lines import FILE  # noqa: E402
 from tools.notebook_files import part_one  # noqa: E402
 from utils.pipeline.environment import (  # noqa: E402
     PipelineEnvironmentError,
@@ -36,7 +43,6 @@ from utils.pipeline.environment import (  # noqa: E402
     lock_file,
     require_driver,
 )
-from utils.pipeline.process import stop, supervised  # noqa: E402
 from utils.profiles import driver_cuda_version  # noqa: E402
 
 WORK = ROOT / "artifacts" / "gpu-check"
@@ -50,31 +56,21 @@ print(json.dumps({"card": card.name, "memory_bytes": card.total_memory,
 ENOUGH_MEMORY = 12e9  # bytes of the card: two engines, vLLM and Hugging Face side by side
 
 
-@dataclass(frozen=True)
-class Step:
-    """A program, and how its result is read from the folder where it wrote; None: it left none."""
-
-    name: str
-    title: str
-    command: list[str]
-    read: Callable[[Path], dict[str, Any] | None]
-
-
 def steps_on_card(python: str, work: Path) -> list[Step]:
     """What runs on a real card."""
-    tests = [python, "-m", "pytest", "-m", "gpu", "tests/device", f"--junitxml={work}/tests.xml"]
+    pytest = [python, "-m", "pytest", "-p", PLUGIN]
     pipeline = [python, "-m", "utils.pipeline", "--profile", "gpu-bundled"]
-    lessons = [python, "-m", "pytest", *map(str, part_one()), f"--junitxml={work}/lessons.xml"]
     benchmark = [python, "benchmarks/throughput.py", "--card", str(work / "throughput.raw")]
     return [
         Step("tests", "tokens of Hugging Face and of vLLM, every feature, the memory foretold",
-             tests, lambda work: read_junit(work / "tests.xml")),
+             [*pytest, "-m", "gpu", "tests/device"], lambda work: read_tests(work / "tests.lines"),
+             environment={FILE: str(work / "tests.lines")}),
         Step("pipeline", "fine-tune, merge, quantize, evaluate and serve the bundled model",
              [*pipeline, "--out", str(work / "pipeline")],
              lambda work: read_json(work / "pipeline" / "report" / "results.json")),
         Step("lessons", "every cell of Part I",
-             ["env", "COURSE_PROFILE=gpu-bundled", *lessons],
-             lambda work: read_junit(work / "lessons.xml")),
+             [*pytest, *map(str, part_one())], lambda work: read_tests(work / "lessons.lines"),
+             environment={FILE: str(work / "lessons.lines"), "COURSE_PROFILE": "gpu-bundled"}),
         Step("throughput", "the engine beside vLLM (CUDA graphs) and Hugging Face",
              benchmark, lambda work: read_json(work / "throughput.raw")),
     ]  # fmt: skip
@@ -88,97 +84,11 @@ def steps_without_card(python: str, work: Path) -> list[Step]:
              lambda work: read_cases(work / "tests.log")),
         Step("pipeline", "by formula, on a T4", dry, lambda work: {"dry_run": True}),
         Step("lessons", "Part I, a minute of each on a pretend card",
-             [python, "-m", "tests.device.lessons"],
+             [python, "-m", "tests.device.lessons", "--pretend=said"],
              lambda work: {"lessons": read_lines(work / "lessons.log")}),
         Step("throughput", "once, on the CPU", [python, "benchmarks/throughput.py", "--quick"],
              lambda work: {"quick": True}),
     ]  # fmt: skip
-
-
-# --- results -------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
-def read_junit(path: Path) -> dict[str, Any] | None:
-    """Counts of pytest's report, and the names of failed tests; no test at all is no result."""
-    if not path.is_file():
-        return None
-    cases = list(ElementTree.parse(path).iter("testcase"))
-    bad = {"failure", "error"}
-    failed = [c.get("name") for c in cases if bad & {child.tag for child in c}]
-    skipped = sum(c.find("skipped") is not None for c in cases)
-    passed = len(cases) - len(failed) - skipped
-    if passed + len(failed) == 0:
-        return None
-    return {"passed": passed, "failed": len(failed), "skipped": skipped, "failures": failed}
-
-
-def read_lines(log: Path) -> list[dict[str, Any]]:
-    """The lines of a log that are JSON objects."""
-    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-
-
-def read_cases(log: Path) -> dict[str, Any] | None:
-    """The same of `tests.device.cases`, which prints a line of JSON for each case."""
-    lines = read_lines(log)
-    failures = [line["case"] for line in lines if line["problem"]]
-    if not lines:
-        return None
-    return {"passed": len(lines) - len(failures), "failed": len(failures), "failures": failures}
-
-
-# --- running -------------------------------------------------------------------------------------
-
-
-def run_step(step: Step, work: Path, key: str) -> dict[str, Any]:
-    """Run a step, or take over what it gave for the same `key`; its record.
-
-    Its output is shown and kept in a log. The record: `key`, `seconds`, `exit_code`, `result`.
-    """
-    file, log = work / f"{step.name}.json", work / f"{step.name}.log"
-    before = read_json(file)
-    if before and before["key"] == key and before["exit_code"] == 0 and before["result"]:
-        print(f"{step.name}: done before, in {before['seconds']:.0f} s", flush=True)
-        return before
-    print(f"\n{step.name}: {step.title}", flush=True)
-    begin = time.monotonic()
-    with log.open("wb") as kept:
-        process = subprocess.Popen(
-            supervised(step.command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        try:
-            assert process.stdout is not None
-            while chunk := process.stdout.read1(4096):  # type: ignore[attr-defined]
-                kept.write(chunk)
-                sys.stdout.write(chunk.decode(errors="replace"))
-                sys.stdout.flush()
-            code = process.wait()
-        finally:
-            stop(process)
-    record = {
-        "key": key,
-        "seconds": round(time.monotonic() - begin, 1),
-        "exit_code": code,
-        "result": step.read(work),
-    }
-    file.write_text(json.dumps(record, indent=1))
-    state = "done" if code == 0 and record["result"] else f"FAILED (exit code {code}; {log})"
-    print(f"{step.name}: {state}, {record['seconds']:.0f} s", flush=True)
-    return record
-
-
-def revision() -> str:
-    """The commit, and whether files differ from it."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    commit, changes = git("rev-parse", "--short=10", "HEAD"), git("diff", "HEAD")
-    return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else commit
 
 
 def look_at_card() -> tuple[str, dict[str, Any]]:
@@ -210,11 +120,6 @@ def look_at_card() -> tuple[str, dict[str, Any]]:
     return python, machine | {"driver_cuda": "{}.{}".format(*driver)}
 
 
-def report_path(machine: dict[str, Any]) -> Path:
-    name = re.sub(r"[^a-z0-9]+", "-", machine["card"].lower()).strip("-")
-    return table.RESULTS / f"{name}.json"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -231,9 +136,9 @@ def main() -> int:
         except (PipelineEnvironmentError, OSError) as error:
             print(f"gpu-check: {error}", file=sys.stderr)
             return 1
-        work = WORK / report_path(machine).stem
+        work = WORK / report_path(machine["card"]).stem
     work.mkdir(parents=True, exist_ok=True)
-    code = revision()
+    code = revision() or "unknown"
     here = json.dumps([machine, code, lock_file("gpu").read_text()])
     key = hashlib.sha256(here.encode()).hexdigest()[:16]
     steps = (steps_without_card if pretend else steps_on_card)(python, work)
@@ -251,7 +156,7 @@ def main() -> int:
             for name, record in records.items()
         },
     }  # fmt: skip
-    path = work / "report.json" if pretend else report_path(machine)
+    path = work / "report.json" if pretend else report_path(machine["card"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\nReport: {path.relative_to(ROOT)}")

@@ -1,6 +1,6 @@
-"""The table of cards in docs/hardware.md: what was measured, by benchmarks/results/gpu/*.json.
+"""The tables of cards in docs/hardware.md: what was measured, by benchmarks/results/gpu/*.json.
 
-python tools/gpu/table.py        write it there
+python tools/gpu/table.py        write them there
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,20 @@ from utils.pipeline.estimates import lessons  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "hardware.md"
 MARKS = "<!-- {0}: python tools/gpu/table.py -->", "<!-- end of {0} -->"
-COLUMNS = (
-    "card", "driver's CUDA", "tests", "cells of Part I", "fine-tuned, GPTQ, AWQ right",
-    "tokens/s: ours, vLLM, HF",
+CARDS = (
+    "card", "driver's CUDA", "tests", "Part I", "training",
+    "fine-tuned, GPTQ, AWQ right",
 )  # fmt: skip
+SPEEDS = (
+    "card, format", "requests", "ours, CUDA graphs", "ours, kernel by kernel", "vLLM",
+    "Hugging Face", "of what the card allows",
+)  # fmt: skip
+SHARES = (
+    "card", "requests", "layers run", "step, ms", "the card computes", "kernels", "started by",
+    "copies", "waits",
+)  # fmt: skip
+UNKNOWN = "not yet measured"
+WAYS = {"torch": "kernel by kernel", "cuda_graph": "as a CUDA graph"}
 
 
 def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -29,30 +40,95 @@ def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def table(reports: list[dict[str, Any]]) -> str:
-    """The table in Markdown; a cell says "not yet measured" where a report lacks it."""
-    nothing = ["none", *["not yet measured"] * (len(COLUMNS) - 1)]
-    rows = [_row(report) for report in reports] or [nothing]
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. Without rows it says that nothing was measured."""
+    nothing = ["none", *[UNKNOWN] * (len(columns) - 1)]
+    lines = [columns, ["---"] * len(columns), *(list(rows) or [nothing])]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _row(report: dict[str, Any]) -> list[str]:
-    steps = report["steps"]
-    machine = report["machine"]
-    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
-    cells = [f"{machine['card']}, {memory}", machine["driver_cuda"]]
+def cards(reports: list[dict[str, Any]]) -> str:
+    """What ran on each card; a cell says "not yet measured" where a report lacks it."""
     columns = (
-        ("tests", _counts), ("lessons", _counts), ("pipeline", _pipeline), ("throughput", _speed),
+        ("tests", _counts), ("lessons", _cells), ("training", _training), ("pipeline", _pipeline),
     )  # fmt: skip
-    for name, in_words in columns:
-        result = steps.get(name, {}).get("result")
-        cells.append(in_words(result) if result else "not yet measured")
-    return cells
+    rows = []
+    for report in reports:
+        machine = report["machine"]
+        memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+        row = [f"{machine['card']}, {memory}", machine["driver_cuda"]]
+        for name, in_words in columns:
+            result = _result(report, name)
+            row.append(in_words(result) if result else UNKNOWN)
+        rows.append(row)
+    return markdown(CARDS, rows)
+
+
+def speeds(reports: list[dict[str, Any]]) -> str:
+    """Tokens per second of each engine, by card and number of requests."""
+    rows = []
+    for report in reports:
+        result = _result(report, "throughput") or {"engines": {}}
+        for dtype, workloads in result["engines"].items():
+            limits = result.get("limits", {}).get(dtype, {})
+            for name in sorted((n for n in workloads if n.startswith("batch")), key=_requests):
+                engines = workloads[name]
+                cells = [
+                    _speed(engines.get(engine))
+                    for engine in ("ours", "ours, PyTorch", "vLLM", "HF")
+                ]
+                share = f"{limits[name]['reached']:.0%}" if name in limits else UNKNOWN
+                rows.append(
+                    [f"{report['machine']['card']}, {dtype}", f"{_requests(name)}", *cells, share]
+                )
+    return markdown(SPEEDS, rows)
+
+
+def shares(reports: list[dict[str, Any]]) -> str:
+    """Where a decode step's time goes, by card, number of requests, and way through the layers."""
+    rows = []
+    for report in reports:
+        for name, ways in (_result(report, "steps") or {}).items():
+            for way, found in ways.items():
+                rows.append([
+                    report["machine"]["card"], f"{_requests(name)}", WAYS.get(way, way),
+                    f"{found['step_us'] / 1e3:.2f}", f"{found['card_busy_share']:.0%} of it",
+                    f"{found['kernels_run']:.0f}",
+                    f"{found['kernel_starts']:.0f} calls, {found['graph_starts']:.0f} graph",
+                    f"{sum(found['copies'].values()):.0f}", f"{found['waits']:.0f}",
+                ])  # fmt: skip
+    return markdown(SHARES, rows)
+
+
+def _result(report: dict[str, Any], step: str) -> Any:
+    return report["steps"].get(step, {}).get("result")
+
+
+def _requests(workload: str) -> int:
+    return int(workload.removeprefix("batch "))
 
 
 def _counts(result: dict[str, Any]) -> str:
-    return f"{result['passed']} passed, {result['failed']} failed"
+    not_run = result.get("not_run")
+    more = f", {len(not_run)} not run" if not_run else ""
+    return f"{result['passed']} passed, {result['failed']} failed{more}"
+
+
+def _cells(result: dict[str, Any]) -> str:
+    """Of an offline check: cells that ran, and lessons that stopped."""
+    if "lessons" not in result:
+        return _counts(result)
+    not_run = f", {len(result['not_run'])} not run" if result["not_run"] else ""
+    stopped = f"; {result['failed']} lessons stopped" if result["failed"] else ""
+    return f"{result['passed']} cells{not_run}{stopped}"
+
+
+def _training(result: dict[str, Any]) -> str:
+    measures = result["finetune"]["measures"]
+    return (
+        f"loss {measures['first_loss']:.2f} to {measures['last_loss']:.3f}, "
+        f"{result['finetune']['seconds']:.0f} s"
+    )
 
 
 def _pipeline(result: dict[str, Any]) -> str:
@@ -60,17 +136,11 @@ def _pipeline(result: dict[str, Any]) -> str:
     return ", ".join(f"{right[model]:.0%}" for model in ("merge", "gptq", "awq"))
 
 
-def _speed(result: dict[str, Any]) -> str:
-    """Of the largest batch, in the first number format."""
-    workloads = next(iter(result["engines"].values()))
-    largest = max(
-        (name for name in workloads if name.startswith("batch")), key=lambda n: int(n[6:])
-    )
-    speeds = (
-        workloads[largest].get(engine, {}).get("tokens_per_s") for engine in ("ours", "vLLM", "HF")
-    )
-    listed = ", ".join("failed" if speed is None else f"{speed:,.0f}" for speed in speeds)
-    return f"{listed} ({largest})"
+def _speed(engine: dict[str, Any] | None) -> str:
+    if engine is None:
+        return "not run"
+    speed = engine.get("tokens_per_s")
+    return "failed" if speed is None else f"{speed:,.0f}"
 
 
 def with_table(readme: str, name: str, text: str) -> str:
@@ -86,9 +156,15 @@ def with_table(readme: str, name: str, text: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", readme)
 
 
-def with_tables(readme: str) -> str:
-    """The page with both tables as they are now."""
-    return with_table(with_table(readme, "cards", table(load_results())), "memory", lessons.table())
+def with_tables(page: str) -> str:
+    """The page with all tables as they are now."""
+    reports = load_results()
+    for name, text in (
+        ("cards", cards(reports)), ("speeds", speeds(reports)), ("shares", shares(reports)),
+        ("memory", lessons.table()),
+    ):  # fmt: skip
+        page = with_table(page, name, text)
+    return page
 
 
 def main() -> None:
