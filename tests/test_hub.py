@@ -7,9 +7,11 @@ import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from tests.engine.tiny_engines import tiny_llama
@@ -31,7 +33,7 @@ def small_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pa
         (work / "model.safetensors").write_bytes(b"weights")
         (work / "model.safetensors").chmod(0o600)  # as safetensors leaves it
 
-    monkeypatch.setattr(hub, "_write_hf_folder", write)
+    monkeypatch.setattr(hub, "write_hf_folder", write)
     yield calls
     hub._bundled_checked.cache_clear()
 
@@ -77,6 +79,27 @@ def test_tokenizer_round_trip_and_chat_template(tokenizer) -> None:
     assert tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
 
 
+def test_other_versions_of_transformers_make_the_same_folder(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 5.17 they take the tokenizer for a Llama's, with another end of text, and up to 5.9
+    they leave no word about the quantizer in the configuration."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+
+    def as_before(*args: Any, **options: Any) -> Any:
+        model = load(*args, **options)
+        del model.config.quantization_config
+        return model
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", as_before)
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("asked")
+    )
+    hub.write_hf_folder(hub._bundled_gguf(), tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
+        assert (tmp_path / name).read_bytes() == (model_path / name).read_bytes(), name
+
+
 def test_conversion_happens_once(small_conversion: list[Path]) -> None:
     first = resolve_model()
     hub._bundled_checked.cache_clear()
@@ -107,7 +130,7 @@ def test_interrupted_conversion_leaves_nothing(
         (work / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hub, "_write_hf_folder", interrupted)
+    monkeypatch.setattr(hub, "write_hf_folder", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_model()
     assert list(hub.cache_dir().iterdir()) == []

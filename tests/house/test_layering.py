@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UTILS = ROOT / "utils"
 # A part imports from its own level and from those below it. `bootstrap` prepares a notebook.
 LEVELS: list[set[str]] = [
-    {"findings", "hosted", "hub", "linux_only", "placement", "profiles", "timing"},
+    {"findings", "gguf_to_hf", "hosted", "hub", "linux_only", "placement", "profiles", "timing"},
     {"engine", "quant"},
     {
         "pipeline",

@@ -62,7 +62,7 @@ class Wanted:
     code: tuple[str, ...]
 
 
-ENGINE = ("utils/engine", "utils/hub.py", "utils/profiles.py")
+ENGINE = ("utils/engine", "utils/hub.py", "utils/gguf_to_hf.py", "utils/profiles.py")
 WANTED = {
     "card": Wanted(("torch",), False, ("benchmarks/card.py",)),
     "tests": Wanted(("torch", "transformers", "pytest", "hypothesis"), False,

@@ -35,7 +35,6 @@ sys.path.insert(0, str(ROOT))
 from tools.notebook_files import code_cells, part_one  # noqa: E402
 from tools.set_repository_url import configured_slug  # noqa: E402
 from tools.setup import uv_environment  # noqa: E402
-from utils.hub import resolve_model  # noqa: E402
 
 REQUIREMENTS = ROOT / "requirements"
 # Of what is preinstalled, that which the course comes in touch with.
@@ -147,8 +146,6 @@ def build(host: str, folder: Path, python: str, torch: str | None = None) -> Non
     else:
         raise RuntimeError(f"{host}'s packages cannot be installed:\n{done.stderr[-2000:]}")
     commit_working_tree(folder / "repository")
-    model = resolve_model()  # converting it is tested elsewhere
-    shutil.copytree(model, folder / "cache" / model.name)
     (folder / "content").mkdir()
     (folder / "bin").mkdir()
     (folder / "bin" / "uv").symlink_to(uv)  # both have uv
