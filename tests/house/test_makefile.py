@@ -14,7 +14,7 @@ from tools.proof.parts import TESTPATHS
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
     "setup", "lab", "test", "test-full", "check", "test-gpu-lock", "test-hosted", "test-clients",
-    "gpu-check", "plan",
+    "gpu-check", "gpu-parcels", "plan",
     "pipeline", "notebooks", "labs", "translations", "grade", "progress", "verify", "bench",
     "site", "frames", "slides", "audit", "repo-url", "clean",
 ]  # fmt: skip

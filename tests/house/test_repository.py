@@ -85,9 +85,7 @@ def trusting(source: str) -> list[str]:
         weights = name == "AutoModelForCausalLM" and how == "from_pretrained"
         if said.get("trust_remote_code") != "False":
             found.append(f"{name}.{how} without trust_remote_code=False")
-        elif (
-            weights and said.get("use_safetensors") != "True" and None not in said
-        ):  # **source: a GGUF file
+        elif weights and said.get("use_safetensors") != "True" and "gguf_file" not in said:
             found.append(f"{name}.{how} without use_safetensors=True")
     return found
 
@@ -113,6 +111,7 @@ def test_every_model_is_loaded_without_its_code() -> None:
         ("AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", 1),
         ("AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False, use_safetensors=True)",
          0),
+        ("AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False, gguf_file=y)", 0),
         ("ModelConfig.from_pretrained(x)", 0),
     ],
 )  # fmt: skip
