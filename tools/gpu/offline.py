@@ -34,6 +34,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+NEEDED = [
+    name for name in ("torch", "transformers", "psutil") if not importlib.util.find_spec(name)
+]
+if NEEDED:
+    sys.exit(
+        f"gpu-check: {sys.executable} has no {', '.join(NEEDED)}. Name a Python that has PyTorch "
+        "and transformers: make gpu-check OFFLINE=1 PYTHON=..."
+    )
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.gpu.parcels import MODEL, ParcelError, unpack  # noqa: E402
@@ -155,8 +163,8 @@ def look(pretend: bool) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(
             f"gpu-check: PyTorch of {sys.executable} cannot use a card here: "
-            f"{done.stderr.strip()[-400:]}\nName another Python: make gpu-check OFFLINE=1 "
-            "PYTHON=..., or see the steps without a card: PRETEND=1"
+            f"{done.stderr.strip().splitlines()[-1]}\nName another Python: make gpu-check "
+            "OFFLINE=1 PYTHON=..., or see the steps without a card: PRETEND=1"
         )
     return json.loads(done.stdout.splitlines()[-1])
 
