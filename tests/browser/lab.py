@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.browser.cdp import Page
-from utils.pipeline.process import stop, supervised
+from utils.processes.supervised import stop, supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("Makefile", "GLOSSARY.md", "tools", "utils", "notebooks", ".gitignore")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_17 import histories, matches, real_servers, ring, truths
-from utils.routing.events.kv_events import KVEventBatch
+from utils.kv_events.kv_events import KVEventBatch
 from utils.routing.policies import (
     ConsistentHash,
     ReplicaLoad,

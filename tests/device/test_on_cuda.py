@@ -95,7 +95,7 @@ def test_tokens_are_hugging_faces(
 
 def test_tokens_are_vllms(hf: Any, prompts: list[list[int]]) -> None:
     pytest.importorskip("vllm", reason="no vLLM here")
-    from utils.pipeline.vllm.answers import vllm_answers
+    from utils.vllm.answers import vllm_answers
 
     theirs = vllm_answers(resolve_model(), prompts, ["float32"], MAX_TOKENS).token_ids["float32"]
     assert unexplained(hf, prompts, theirs) == []

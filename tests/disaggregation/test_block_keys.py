@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.disaggregation.block_keys import chain_keys, model_fingerprint, namespace
-from utils.pipeline.environment import ROOT
+from utils.environments.pipeline import ROOT
 
 TOKENS = st.lists(st.integers(0, 3), max_size=20)
 

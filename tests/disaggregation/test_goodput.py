@@ -19,7 +19,7 @@ from utils.disaggregation.goodput import (
     serve_prefill,
     serve_together,
 )
-from utils.pipeline.environment import ROOT
+from utils.environments.pipeline import ROOT
 
 ONE_AT_A_TIME = Workload(prompt_tokens=2048, output_tokens=5, num_requests=20_000)
 

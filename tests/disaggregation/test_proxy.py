@@ -23,7 +23,7 @@ from utils.disaggregation.proxy import (
     start_proxy,
 )
 from utils.disaggregation.vllm_servers import RequestRefused, complete
-from utils.pipeline.vllm.local_server import HOST, listener
+from utils.processes.server import HOST, listener
 from utils.serving.http.tools import event
 
 

@@ -16,8 +16,8 @@ from redis import ConnectionError, RedisError, TimeoutError
 from tests.serving.waiting import PATIENCE, eventually, hang_limit
 from utils.disaggregation import valkey
 from utils.disaggregation.valkey import ValkeyError, ValkeyNotInstalled, ValkeyServer
-from utils.pipeline.environment import ROOT
-from utils.pipeline.vllm.local_server import PortInUse
+from utils.environments.pipeline import ROOT
+from utils.processes.server import PortInUse
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_program_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch
 def test_it_ends_with_whoever_started_it_also_when_killed(who: str) -> None:
     code = (
         "import time; from utils.disaggregation.valkey import ValkeyServer; "
-        "s = ValkeyServer(); print(s.pid, s._watcher.pid, flush=True); time.sleep(600)"
+        "s = ValkeyServer(); print(s.pid, s.process.pid, flush=True); time.sleep(600)"
     )
     notebook = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True

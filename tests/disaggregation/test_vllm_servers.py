@@ -20,8 +20,8 @@ from utils.disaggregation.vllm_servers import (
     complete,
     connected_servers,
 )
-from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import LocalServer
+from utils.processes.server import LocalServer
+from utils.processes.supervised import WorkerError
 from utils.serving.scrape import Reading, scrape
 
 pytestmark = pytest.mark.slow  # one minute or two: both servers start

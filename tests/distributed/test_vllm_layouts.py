@@ -13,7 +13,7 @@ from utils.distributed.vllm_layouts import (
     vllm_data_parallel,
     vllm_tensor_parallel,
 )
-from utils.pipeline.process import WorkerError
+from utils.processes.supervised import WorkerError
 
 
 @pytest.mark.parametrize(

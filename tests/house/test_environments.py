@@ -21,7 +21,7 @@ from tools.distributions import overwritten_files
 from tools.lock import EXTRAS, LEFT_OUT, missing
 from tools.setup import UV_VERSION
 from utils.bootstrap import NEEDED, NEEDED_LATER
-from utils.pipeline.environment import PYTHONS
+from utils.environments.pipeline import PYTHONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.11"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tools.gpu import check, offline, pack, parcels, report, table
 from tools.gpu.steps import PLUGIN, Step, read_cases, read_json, read_lines, read_tests, run_step
 from tools.gpu.test_lines import FILE
-from utils.pipeline.environment import PipelineEnvironmentError
+from utils.environments.pipeline import PipelineEnvironmentError
 
 ROOT = Path(__file__).resolve().parents[2]
 RIGHT = {"base": 0.0, "merge": 0.95, "gptq": 0.9, "awq": 0.85}

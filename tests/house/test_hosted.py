@@ -19,7 +19,7 @@ from tools.hosted.versions import colab as colab_file
 from tools.hosted.versions import kaggle as kaggle_file
 from tools.hosted.versions import kept
 from tools.notebook_files import code_cells, part_one
-from utils.pipeline.environment import PYTHONS, lock_file
+from utils.environments.pipeline import PYTHONS, lock_file
 
 
 def pins(lock: Path) -> dict[str, str]:

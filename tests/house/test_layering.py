@@ -18,18 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 UTILS = ROOT / "utils"
 # A part imports from its own level and from those below it. `bootstrap` prepares a notebook.
 LEVELS: list[set[str]] = [
+    {"processes"},
     {"findings", "gguf_to_hf", "hosted", "hub", "linux_only", "placement", "profiles", "timing"},
+    {"environments"},
     {"engine", "quant"},
-    {
-        "pipeline",
-        "serving",
-        "checks",
-        "viz",
-        "sim",
-        "distributed",
-        "disaggregation",
-        "routing",
-    },
+    {"kv_events", "vllm"},
+    {"serving"},
+    {"routing"},
+    {"disaggregation"},
+    {"checks", "distributed", "pipeline", "sim", "viz"},
     {"bootstrap"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
@@ -100,6 +97,10 @@ def test_arrows_point_down() -> None:
         ("engine/sample/sampler.py", "from ...pipeline.task import data"),
         ("engine/sample/sampler.py", "import matplotlib.pyplot as plt"),
         ("hub.py", "from utils.engine import LLM"),
+        ("processes/ranks.py", "from utils.hub import cache_dir"),
+        ("vllm/serve.py", "from utils.serving.launch import course_server"),
+        ("serving/__main__.py", "from utils.routing.router.router import Router"),
+        ("routing/router/router.py", "from utils.disaggregation.proxy import Proxy"),
         ("viz/style.py", "import tests.conftest"),
     ],
 )

@@ -24,7 +24,7 @@ from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.sampling_params import StructuredOutputsParams
 from utils.engine.structured_output.grammar import StructuredOutputManager
 from utils.pipeline.__main__ import main
-from utils.pipeline.vllm.engine_settings import vllm_environment
+from utils.vllm.engine_settings import vllm_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 # What only macOS has, and IPython asks for there.

@@ -121,9 +121,8 @@ def test_a_model_loaded_in_good_faith_is_found(source: str, number: int) -> None
 
 # What starts a program and does not hand it to the supervisor, and why that is right.
 UNSUPERVISED = {
-    "utils/engine/kv_transfer/engine_process.py",  # it ends when its input does; the engine stands
-    "utils/engine/distributed/launcher.py",  # below the pipeline; its ranks do the same
-    "utils/pipeline/supervisor.py",  # the supervisor itself
+    "utils/processes/ranks.py",  # its ranks end when their input does
+    "utils/processes/supervisor.py",  # the supervisor itself
     "tools/setup.py",  # there is no environment yet; Ctrl+C reaches uv, too, and it is waited for
     "tools/grading/isolation.py",  # the kernel's namespaces end it: --kill-child, --pdeathsig
 }
@@ -145,8 +144,8 @@ def test_no_program_is_started_that_may_outlive_us() -> None:
 # Functions and tensors between a process and its own children, through a socket in a folder that
 # only this user may enter. Nothing is read that others have written.
 PRIVATE_CHANNEL = {
-    "utils/engine/distributed/launcher.py": ["pickle.loads"],
-    "utils/engine/distributed/rank.py": ["pickle.load", "pickle.load"],
+    "utils/processes/ranks.py": ["pickle.loads"],
+    "utils/processes/rank.py": ["pickle.load", "pickle.load"],
     # Tests that show that something can be sent: they read what they have written themselves.
     "tests/engine/config/test_parts.py": ["pickle.loads"],
     "tests/engine/core/test_plain_data.py": ["pickle.loads", "pickle.loads"],

@@ -13,12 +13,12 @@ EXPLAINED = {
     "tools/setup.py": "## Set-up stops",
     "utils/bootstrap.py": "## Colab and Kaggle",
     "utils/engine/kernels/fast_ops.py": "sudo apt install g++",
-    "utils/engine/distributed/launcher.py": '**A program "was killed"',
+    "utils/processes/ranks.py": '**A program "was killed"',
     "utils/hub.py": "pip config set global.proxy",
-    "utils/pipeline/process.py": '**A program "was killed"',
+    "utils/processes/supervised.py": '**A program "was killed"',
     "utils/pipeline/runner.py": '**A program "was killed"',
     "utils/pipeline/stages/quantize.py": '**A program "was killed"',
-    "utils/pipeline/virtual_environment.py": "## Set-up stops",
+    "utils/environments/virtual.py": "## Set-up stops",
 }
 
 

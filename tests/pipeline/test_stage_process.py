@@ -11,11 +11,10 @@ import psutil
 import pytest
 
 from tests.pipeline import fake_stages
-from utils.pipeline import environment, stage_process
-from utils.pipeline.process import WorkerError
+from utils.environments import pipeline as environment
+from utils.pipeline import stage_process
 from utils.pipeline.runner import Runner, Stage, StageError
 from utils.pipeline.stages.chain import run_data
-from utils.pipeline.task.data import DataError
 
 
 @pytest.fixture
@@ -54,14 +53,6 @@ def test_errors_are_passed_on_and_nothing_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_an_error_of_an_unknown_class_keeps_its_text() -> None:
-    answer = {"module": "no_such_package", "error": "Error", "text": "out of luck", "errno": None}
-    error = stage_process._as_exception(answer)
-    assert isinstance(error, WorkerError) and str(error) == "Error: out of luck"
-    answer |= {"module": "utils.pipeline.task.data", "error": "DataError"}
-    assert isinstance(stage_process._as_exception(answer), DataError)
-
-
 @pytest.mark.usefixtures("isolated")
 def test_an_interrupted_call_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,25 +60,19 @@ def test_an_interrupted_call_leaves_no_process(
     started: list[psutil.Process] = []
     pid = tmp_path / "out" / "pid"
 
-    def interrupted(process: stage_process.subprocess.Popen[str]) -> None:
+    def interrupted(process: stage_process.LineProcess, number: int) -> None:
         deadline = time.monotonic() + 60
         while not (pid.exists() and pid.read_text()):
             assert time.monotonic() < deadline, "the stage has not begun"
             time.sleep(0.05)
-        started.extend(psutil.Process(number) for number in (process.pid, int(pid.read_text())))
+        pids = (process.process.pid, int(pid.read_text()))
+        started.extend(psutil.Process(number) for number in pids)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage_process.subprocess.Popen, "wait", interrupted)
-    monkeypatch.setattr(stage_process, "stop", lambda process: _stop_without_wait(process.pid))
+    monkeypatch.setattr(stage_process.LineProcess, "answer", interrupted)
     (tmp_path / "out").mkdir()
     with pytest.raises(KeyboardInterrupt):
         stage_process.call_stage(fake_stages.linger, {}, {}, tmp_path / "out")
     assert len(started) == 2
     _, left = psutil.wait_procs(started, timeout=60)
     assert left == []
-
-
-def _stop_without_wait(pid: int) -> None:
-    process = psutil.Process(pid)
-    process.terminate()
-    process.wait(60)

@@ -19,9 +19,9 @@ from utils.hub import load_hf_model
 from utils.pipeline.quantizers.from_scratch import save_checkpoint
 from utils.pipeline.stages.perplexity import load_model
 from utils.pipeline.studies.first_layers import save_first_layers
-from utils.pipeline.vllm.engine_settings import vllm_environment
 from utils.quant import calibrate, quantize_model
 from utils.quant.calibrate import SAME_INPUT
+from utils.vllm.engine_settings import vllm_environment
 
 GROUP_SIZE = 64
 

@@ -20,7 +20,7 @@ from tests.engine.tiny_engines import tiny_llama, tiny_speaker
 from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, LLMEngine
 from utils.engine.structured_output import grammar
-from utils.pipeline.vllm.local_server import HOST, listener
+from utils.processes.server import HOST, listener
 from utils.serving.api_server import build_app
 from utils.serving.async_engine import AsyncLLM
 from utils.serving.http.guard import PatientProtocol

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from tests.serving.waiting import PATIENCE, eventually
-from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import (
+from utils.kv_events.kv_events import BlockStored
+from utils.kv_events.subscriber import KVEventSubscriber
+from utils.processes.server import (
     HOST,
     LocalServer,
     PortInUse,
@@ -25,8 +26,7 @@ from utils.pipeline.vllm.local_server import (
     free_port,
     listener,
 )
-from utils.routing.events.kv_events import BlockStored
-from utils.routing.events.subscriber import KVEventSubscriber
+from utils.processes.supervised import WorkerError
 from utils.serving.__main__ import parser
 from utils.serving.launch import course_server
 
@@ -57,7 +57,7 @@ main()
 def is_up(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
-    except httpx.ConnectError:
+    except httpx.TransportError:  # nobody there, or about to go
         return False
 
 

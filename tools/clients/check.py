@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 from tools.setup import get_uv, torch_pin, torch_source, uv_environment  # noqa: E402
 from utils.checks.kit.near_ties import hf_oracle  # noqa: E402
 from utils.hub import load_hf_model, load_tokenizer, resolve_model  # noqa: E402
-from utils.pipeline.vllm.command import vllm_command  # noqa: E402
 from utils.serving.launch import course_server  # noqa: E402
+from utils.vllm.command import vllm_command  # noqa: E402
 
 REQUIREMENTS = ROOT / "requirements" / "clients.txt"
 PATIENCE_S = 900

@@ -37,7 +37,7 @@ from tools.gpu.steps import (  # noqa: E402
 )
 from tools.gpu.test_lines import FILE  # noqa: E402
 from tools.notebook_files import part_one  # noqa: E402
-from utils.pipeline.environment import (  # noqa: E402
+from utils.environments.pipeline import (  # noqa: E402
     PipelineEnvironmentError,
     environment_python,
     lock_file,

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from utils.pipeline.environment import BYTES_NEEDED, PYTHONS, hashes_file, lock_file  # noqa: E402
+from utils.environments.pipeline import BYTES_NEEDED, PYTHONS, hashes_file, lock_file  # noqa: E402
 
 LOCK, HASHES, NEEDED = lock_file("gpu"), hashes_file("gpu"), BYTES_NEEDED["gpu"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.gpu.parcels import MODEL, PACKAGES, cut  # noqa: E402
-from utils.pipeline.environment import hashes_file, lock_file  # noqa: E402
-from utils.pipeline.virtual_environment import find_uv, package_sources  # noqa: E402
+from utils.environments.pipeline import hashes_file, lock_file  # noqa: E402
+from utils.environments.virtual import find_uv, package_sources  # noqa: E402
 
 OUT = ROOT / "artifacts" / "gpu-parcels"
 LIMIT_MB = 30

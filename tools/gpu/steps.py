@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from utils.pipeline.process import stop, supervised  # noqa: E402
+from utils.processes.supervised import stop, supervised  # noqa: E402
 
 PLUGIN = "tools.gpu.test_lines"  # writes what `read_tests` reads
 

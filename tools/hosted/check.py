@@ -71,7 +71,7 @@ import dataclasses
 from pathlib import Path
 
 from utils.hub import resolve_model
-from utils.pipeline.environment import pipeline_python
+from utils.environments.pipeline import pipeline_python
 from utils.pipeline.runner import Runner
 from utils.pipeline.stages.chain import BASE, build_stages
 from utils.profiles import get_profile

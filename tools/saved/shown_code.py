@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What draws figures and words findings. The last two lie elsewhere: the pipeline's own figure, and
 # the stations that lesson 18's figure names.
 DRAWS = (
-    "utils.viz.", "utils.findings.", "utils.pipeline.stages.report.", "utils.pipeline.vllm.chain.",
+    "utils.viz.", "utils.findings.", "utils.pipeline.stages.report.", "utils.vllm.chain.",
 )  # fmt: skip
 # How all figures look. A change of it makes no picture wrong, so it counts as something deeper.
 STYLE = {"utils.viz.style", "utils.viz.explore", "utils.viz.figure_text"}

@@ -34,7 +34,7 @@ from tools.verification.provenance import checks_hash, code_hash, git_state, ver
 from tools.verification.rerun import nothing_earned, untouched
 from utils.hub import resolve_model
 from utils.pipeline.manifests import file_hash
-from utils.pipeline.process import stop, supervised
+from utils.processes.supervised import stop, supervised
 
 TARGET = ROOT / "build" / "verify"
 RESULTS = "results.json"

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.pipeline.environment import pipeline_python, worker_environment
+from utils.environments.pipeline import pipeline_python, worker_environment
 
 FACTORY = "distributed/kv_transfer/kv_connector/factory.py"
 

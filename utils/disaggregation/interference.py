@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from utils.disaggregation.vllm_servers import complete, events
-from utils.pipeline.vllm.local_server import LocalServer
+from utils.processes.server import LocalServer
 
 WARM_UP_TOKENS = 10  # of the stream, before anything is measured
 

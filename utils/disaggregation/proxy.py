@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request, Response
 
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.local_server import HOST, LocalServer, PortInUse, as_options, listener
+from utils.environments.pipeline import pipeline_python, worker_environment
+from utils.processes.server import HOST, LocalServer, PortInUse, as_options, listener
 from utils.serving.http.ending import serve
 from utils.serving.http.guard import guard
 from utils.serving.http.tools import (

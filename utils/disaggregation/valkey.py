@@ -12,17 +12,15 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.pipeline.process import stop, supervised
-from utils.pipeline.vllm.local_server import HOST, free_port, require_free
+from utils.processes.server import HOST, free_port, require_free
+from utils.processes.supervised import Program
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -52,7 +50,7 @@ class StoreStats:
     misses: int
 
 
-class ValkeyServer:
+class ValkeyServer(Program):
     """A Valkey server, ready to answer, on the loopback interface only. It writes nothing to disk.
 
     Stop it with `stop()`, or use it in a `with` block. It also ends when nobody refers to it any
@@ -93,21 +91,13 @@ class ValkeyServer:
             require_free(port)
         self.port = port or free_port()
         begin = time.monotonic()
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, open till the end
         self._folder = tempfile.TemporaryDirectory(prefix="valkey-")
         # fmt: off
         options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--appendonly", "no",
                    "--dir", self._folder.name, "--maxmemory", str(max_memory or 0),
                    "--maxmemory-policy", eviction, "--maxmemory-samples", "10"]
         # fmt: on
-        self._watcher = subprocess.Popen(
-            supervised([str(program), *options]),
-            stdout=self._log,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,  # the interrupt of a cell shall not end it
-        )  # fmt: skip
-        self._end = weakref.finalize(self, stop, self._watcher)  # also runs when Python exits
+        super().__init__([str(program), *options])
         try:
             self.pid = self._wait_until_ready()
         except BaseException:  # also when the cell is interrupted
@@ -115,11 +105,6 @@ class ValkeyServer:
             raise
         if verbose:
             print(f"Valkey is ready on port {self.port} after {time.monotonic() - begin:.1f} s.")
-
-    @property
-    def alive(self) -> bool:
-        """Is its process still there? (It may be paused.)"""
-        return self._watcher.poll() is None
 
     def client(self, timeout: float = 1.0, **options: Any) -> Redis:
         """A client that waits `timeout` seconds at most, and does not try again."""
@@ -157,7 +142,7 @@ class ValkeyServer:
         """End it. Does nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError, AttributeError):
             os.kill(self.pid, signal.SIGCONT)  # a paused process does not end politely
-        self._end()
+        super().stop()
         self._folder.cleanup()
 
     def kill(self) -> None:
@@ -174,12 +159,6 @@ class ValkeyServer:
         """Go on after `pause()`."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def __enter__(self) -> ValkeyServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def _wait_until_ready(self) -> int:
         """The number of the server's process, once it answers."""
         from redis import RedisError
@@ -193,10 +172,7 @@ class ValkeyServer:
             except RedisError:  # not listening yet
                 time.sleep(0.02)
         what = f"was not ready after {START_PATIENCE:.0f} s" if self.alive else "ended at once"
-        self._log.seek(0)
-        raise ValkeyError(
-            f"The Valkey server {what}. The end of its output:\n{self._log.read()[-2000:]}"
-        )
+        raise ValkeyError(f"The Valkey server {what}. The end of its output:\n{self.log()}")
 
 
 def find_program() -> Path:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.environments.pipeline import pipeline_python, worker_environment
 from utils.hub import resolve_model
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.engine_settings import EngineSettings, vllm_environment
-from utils.pipeline.vllm.local_server import LocalServer, as_options, start_together
-from utils.pipeline.vllm.serve import SERVER_MODULE
+from utils.processes.server import LocalServer, as_options, start_together
 from utils.serving.scrape import scrape
+from utils.vllm.engine_settings import EngineSettings, vllm_environment
+from utils.vllm.serve import SERVER_MODULE
 
 CONNECTOR, MODULE = "ValkeyConnector", "utils.disaggregation.vllm_connector"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"

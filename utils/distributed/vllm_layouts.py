@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.process import run_worker
-from utils.pipeline.vllm.engine_settings import EngineSettings, vllm_environment
-from utils.pipeline.vllm.local_server import LocalServer, as_options
-from utils.pipeline.vllm.serve import SERVER_MODULE
+from utils.environments.pipeline import pipeline_python, worker_environment
+from utils.processes.server import LocalServer, as_options
+from utils.processes.supervised import run_to_end
 from utils.serving.scrape import parse
+from utils.vllm.engine_settings import EngineSettings, vllm_environment
+from utils.vllm.serve import SERVER_MODULE
 
 WORKER_MODULE = "utils.distributed.vllm_rank_worker"
 FINISHED = "vllm:request_success_total"
@@ -105,7 +105,7 @@ def vllm_tensor_parallel(
         }
         job_file.write_text(json.dumps(job))
         begin = time.perf_counter()
-        run_worker(
+        run_to_end(
             [str(pipeline_python()), "-m", WORKER_MODULE, str(job_file)],
             # The engine in the worker's own process: only the ranks are processes below it.
             _environment(tensor_parallel_size) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},

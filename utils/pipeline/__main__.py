@@ -29,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     from utils.hub import ModelError, resolve_model
     from utils.pipeline.estimates.cards import CARDS
     from utils.pipeline.estimates.dry_run import dry_run, misfits
-    from utils.pipeline.process import WorkerError
     from utils.pipeline.runner import Runner, StageError
     from utils.pipeline.stages.chain import BASE, build_stages
+    from utils.processes.supervised import WorkerError
     from utils.profiles import PROFILES, get_profile, require_device
 
     parser = argparse.ArgumentParser(

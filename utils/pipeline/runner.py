@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from utils.environments.pipeline import package_version
 from utils.pipeline.code_hashes import code_hashes
-from utils.pipeline.environment import package_version
 from utils.pipeline.manifests import (
     MANIFEST,
     file_hash,
@@ -31,8 +31,8 @@ from utils.pipeline.manifests import (
     sealed,
     sizes_of,
 )
-from utils.pipeline.process import PeakMemory, folder_bytes
 from utils.pipeline.stage_process import StageKilledError, call_stage
+from utils.processes.peak_memory import PeakMemory
 
 WORK_PREFIX = ".unfinished-"
 ELSEWHERE = "Give another folder: --out, or the environment variable COURSE_ARTIFACTS."
@@ -343,8 +343,8 @@ def _size(num_bytes: int) -> str:
 
 
 def _disk_full(stage: Stage, out: Path) -> str:
+    used = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return (
         f"Not enough disk space for the stage {stage.name!r} in {out} "
-        f"({_size(folder_bytes(out))} are used by earlier stages). Free some, or choose "
-        "another disk with --out."
+        f"({_size(used)} are used by earlier stages). Free some, or choose another disk with --out."
     )

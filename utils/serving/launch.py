@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.local_server import LocalServer, as_options
+from utils.environments.pipeline import pipeline_python, worker_environment
+from utils.processes.server import LocalServer, as_options
 
 
 def course_server(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM
-from utils.engine.distributed.launcher import RankProcesses
+from utils.processes.ranks import RankProcesses
 
 
 @pytest.fixture(scope="module")

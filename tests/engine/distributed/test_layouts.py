@@ -18,11 +18,11 @@ from utils.engine import (
     SamplingParams,
     SpeculativeConfig,
 )
-from utils.engine.distributed.launcher import RankError
 from utils.engine.distributed.layers import ParallelOps, RowParallelLinear
 from utils.engine.distributed.shard import Shard
 from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.store import MemoryStore
+from utils.processes.ranks import RankError
 
 LAYOUTS = [(2, 1), (1, 2), (2, 2), (1, 3)]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 3, 4], [5, 6, 7, 8, 9, 10], [4], [7, 7, 7, 7, 7], [12, 11]]

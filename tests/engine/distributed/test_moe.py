@@ -106,7 +106,7 @@ def test_answers_and_bytes_and_dummy_batches(alone, spread):
 
 def test_tokens_may_all_go_to_the_other_rank(folder):
     """A router that always takes the first two experts: the second rank computes nothing."""
-    from utils.engine.distributed.launcher import run_ranks
+    from utils.processes.ranks import run_ranks
 
     def run(path):
         from utils.engine.distributed.moe import upcycle

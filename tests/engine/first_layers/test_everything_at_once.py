@@ -10,7 +10,7 @@ import pytest
 from tests.engine.tiny_engines import nothing_is_held
 from tests.near_ties import assert_same_but_for_ties
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
-from utils.pipeline.vllm.answers import vllm_answers
+from utils.vllm.answers import vllm_answers
 
 MAX_TOKENS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 
 from tests.labs.bug_zoo.zoo import Zoo
-from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from utils.kv_events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from utils.routing.prefix_index import KVIndex as EngineIndex
 from utils.routing.prefix_index import RoutingHistory as EngineHistory
 from utils.routing.router.block_names import EventNames, block_name
@@ -271,7 +271,7 @@ class WithTheCoursesParts:
         self.names = [EventNames(self.index, i) for i in range(num_replicas)]
 
     def apply(self, replica, event):
-        from utils.routing.events.kv_events import KVEventBatch
+        from utils.kv_events.kv_events import KVEventBatch
 
         self.names[replica].apply(KVEventBatch(0.0, [event]))
 

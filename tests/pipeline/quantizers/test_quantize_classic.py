@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from utils.pipeline import virtual_environment
+from utils.environments import virtual as virtual_environment
 from utils.pipeline.quantizers.classic import environment
 from utils.pipeline.quantizers.classic.environment import ClassicEnvironmentError, classic_python
 from utils.pipeline.quantizers.classic.patches import cloned_state_dict

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.quant.conftest import import_gptqmodel
+from utils.environments.virtual import MARKER
 from utils.pipeline.quantizers.classic.environment import (
     LOCK,
     classic_python,
@@ -27,8 +28,7 @@ from utils.pipeline.quantizers.packing import dequantized_state_dict, load_tenso
 from utils.pipeline.stages import quantize as quantize_module
 from utils.pipeline.stages.perplexity import BrokenModelError, load_model, load_text, perplexity
 from utils.pipeline.stages.quantize import ROUTES, quantize
-from utils.pipeline.virtual_environment import MARKER
-from utils.pipeline.vllm.engine_settings import vllm_environment
+from utils.vllm.engine_settings import vllm_environment
 
 pytestmark = pytest.mark.slow
 

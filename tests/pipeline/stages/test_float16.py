@@ -19,8 +19,8 @@ from utils.engine import LLM, SamplingParams
 from utils.pipeline.stages.finetune import TrainSettings, encode, finetune
 from utils.pipeline.stages.merge import TOKENIZER_FILES, merge
 from utils.pipeline.task.data import generate
-from utils.pipeline.vllm.engine_settings import EngineSettings
-from utils.pipeline.vllm.session import VllmSession
+from utils.vllm.engine_settings import EngineSettings
+from utils.vllm.session import VllmSession
 
 MAX_TOKENS = 24
 NEAR_TIE = 0.1  # float16 has 11 bits: logits around 20 come in steps of 0.016

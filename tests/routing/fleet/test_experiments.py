@@ -9,8 +9,8 @@ import pytest
 
 from tests.serving.conftest import eventually
 from utils.engine import LLM, SamplingParams
-from utils.pipeline.process import WorkerError
-from utils.pipeline.vllm.local_server import PortInUse, listener
+from utils.processes.server import PortInUse, listener
+from utils.processes.supervised import WorkerError
 from utils.routing.fleet.experiments import ask_warmed, kill_under_load, warm_behind
 from utils.routing.fleet.real_routers import NoReplicaAnswers, real_router
 from utils.routing.fleet.replicas import Replicas, course_replicas

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.engine import LLM, SamplingParams
-from utils.routing.events.engine_events import PublishedEvents
-from utils.routing.events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from utils.kv_events.engine_events import PublishedEvents
+from utils.kv_events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from utils.routing.prefix_index import KVIndex
 from utils.routing.router.block_names import EventNames, block_names
 

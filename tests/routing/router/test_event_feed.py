@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.routing.events.on_the_wire import has_published
+from tests.kv_events.on_the_wire import has_published
 from tests.serving.waiting import PATIENCE
-from utils.routing.events import subscriber
-from utils.routing.events.kv_events import BlockStored, KVEventBatch, KVEventsConfig
-from utils.routing.events.publisher import ZmqEventPublisher
+from utils.kv_events import subscriber
+from utils.kv_events.kv_events import BlockStored, KVEventBatch, KVEventsConfig
+from utils.kv_events.publisher import ZmqEventPublisher
 from utils.routing.prefix_index import KVIndex
 from utils.routing.router.block_names import EventNames, block_names
 from utils.routing.router.event_feed import EventFeed

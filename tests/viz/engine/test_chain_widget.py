@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from utils.pipeline.vllm.chain import STATIONS
 from utils.viz.engine.chain import chain_explorer, plot_station
 from utils.viz.figure_text import figure_text
+from utils.vllm.chain import STATIONS
 
 
 def test_every_station_is_drawn_with_its_functions() -> None:

@@ -23,8 +23,8 @@ from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
 from utils.hub import BUNDLED, load_tokenizer, resolve_model
 from utils.pipeline.task.data import generate
-from utils.pipeline.vllm.engine_settings import EngineSettings
-from utils.pipeline.vllm.session import VllmSession
+from utils.vllm.engine_settings import EngineSettings
+from utils.vllm.session import VllmSession
 
 BLOCK_SIZE = 32  # the smallest of vLLM on a CPU
 NUM_BLOCKS = 40  # for prompts of 6 tenants, whose shared parts alone have 42

@@ -9,11 +9,11 @@ from typing import Any
 from utils.checks.kit.reference import is_hf_greedy
 from utils.checks.kit.runner import Mismatch, call, describe
 from utils.checks.lab_15 import parallel_layers, rings, wire_bytes
-from utils.engine.distributed.launcher import RankError
 from utils.engine.distributed.layers import ParallelOps
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
 from utils.hub import BUNDLED
+from utils.processes.ranks import RankError
 from utils.timing import one_thread
 
 NUM_RANKS = 2  # the model's 3 KV heads do not divide by it

@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.checks.kit.runner import Mismatch, call
 from utils.hub import load_tokenizer, resolve_model
-from utils.routing.events.kv_events import (
+from utils.kv_events.kv_events import (
     MEDIUM_GPU,
     AllBlocksCleared,
     BlockStored,

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_17.histories import Kept
-from utils.routing.events.kv_events import (
+from utils.kv_events.kv_events import (
     MEDIUM_GPU,
     AllBlocksCleared,
     BlockRemoved,

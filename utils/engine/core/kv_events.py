@@ -3,7 +3,7 @@
 In vLLM the block pool keeps a list of events, and the scheduler publishes it after each step
 (`--kv-events-config`). Here the manager and its pool tell a listener, and the engine says when a
 step is over.
-`utils/routing/events/engine_events.py` has one that publishes vLLM's messages.
+`utils/kv_events/engine_events.py` has one that publishes vLLM's messages.
 """
 
 from __future__ import annotations

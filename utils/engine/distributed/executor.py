@@ -20,9 +20,9 @@ from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.parallel import ParallelConfig
 from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from utils.engine.distributed.launcher import RankProcesses
 from utils.engine.distributed.worker import Worker, call_worker, create_worker
 from utils.engine.models.llama import LlamaOps
+from utils.processes.ranks import RankProcesses
 
 PROCESS_BYTES = 350 << 20  # of a Python that has imported PyTorch
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from typing import Any, TextIO
+from typing import Any
 
 from utils.engine.kv_transfer.base import KVConnectorBase
 from utils.engine.kv_transfer.p2p import P2pConsumer, P2pProducer
@@ -19,6 +16,7 @@ from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.valkey_store import ValkeyStore
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
+from utils.processes.json_lines import Answers, questions
 
 
 def valkey_connector(
@@ -50,48 +48,49 @@ def create_connector(kv_connector: str, kv_connector_extra_config: dict[str, Any
 
 
 class Child:
-    """Runs an engine, step by step, and does what its parent writes."""
+    """Runs an engine, step by step, and does what it is asked to."""
 
-    def __init__(self, config: dict[str, Any], out: TextIO) -> None:
-        self.out = out
+    def __init__(
+        self, answers: Answers, kv_connector: str | None, extra: dict[str, Any], llm: dict[str, Any]
+    ) -> None:
+        self.answers = answers
         self.connector: KVConnectorBase | None = None
-        if config["kv_connector"] is not None:
-            self.connector = create_connector(config["kv_connector"], config["extra"])
-        self.llm = LLM(**config["llm"], kv_connector=self.connector)
+        if kv_connector is not None:
+            self.connector = create_connector(kv_connector, extra)
+        self.llm = LLM(**llm, kv_connector=self.connector)
         self.engine = self.llm.llm_engine
         self.times: dict[str, list[float]] = {}  # by request id: arrival, then tokens
-        inbox = self.connector.inbox if isinstance(self.connector, P2pConsumer) else None
-        self.say(config["number"], port=None if inbox is None else inbox.port)
 
-    def say(self, number: int, **reply: Any) -> None:
-        self.out.write(json.dumps({"number": number} | reply) + "\n")
-        self.out.flush()
+    @property
+    def port(self) -> int | None:
+        """Where its connector listens, if it does."""
+        return self.connector.inbox.port if isinstance(self.connector, P2pConsumer) else None
 
-    def run(self, commands: SimpleQueue[dict[str, Any]]) -> None:
+    def run(self, asked: SimpleQueue[tuple[int, str, dict[str, Any]]]) -> None:
         while True:
             busy = self.engine.has_unfinished_requests()
             try:
-                self.do(commands.get(block=not busy))
+                self.do(*asked.get(block=not busy))
                 continue  # all that is there, before the next step
             except Empty:
                 pass
             self.step()
 
-    def do(self, command: dict[str, Any]) -> None:
-        number = command["number"]
+    def do(self, number: int, do: str, arguments: dict[str, Any]) -> None:
         try:
-            if command["do"] == "add":
+            if do == "add":
                 params = SamplingParams(
-                    temperature=0, max_tokens=command["max_tokens"], ignore_eos=True
+                    temperature=0, max_tokens=arguments["max_tokens"], ignore_eos=True
                 )
                 self.times[str(number)] = [time.perf_counter()]
-                self.engine.add_request(str(number), command["prompt"], params)
-            elif command["do"] == "stats":
-                self.say(number, stats=asdict(self.connector.stats) if self.connector else {})
-            elif command["do"] == "reset":
-                self.say(number, done=self.llm.reset_prefix_cache())
-        except Exception:
-            self.say(number, error=traceback.format_exc(limit=-2))
+                self.engine.add_request(str(number), arguments["prompt"], params)
+            elif do == "stats":
+                stats = asdict(self.connector.stats) if self.connector else {}
+                self.answers.result(number, stats)
+            elif do == "reset":
+                self.answers.result(number, self.llm.reset_prefix_cache())
+        except Exception as error:
+            self.answers.error(number, error)
 
     def step(self) -> None:
         for request in self.engine.advance():
@@ -100,32 +99,31 @@ class Child:
             times += [now] * (len(request.output_token_ids) + 1 - len(times))
             if request.is_finished:
                 del self.times[request.request_id]
-                self.say(
-                    int(request.request_id), token_ids=request.output_token_ids, arrival=times[0],
-                    times=times[1:], num_cached_tokens=request.num_cached_tokens,
-                )  # fmt: skip
-
-
-def listen(commands: SimpleQueue[dict[str, Any]]) -> None:
-    """Pass commands on. Their end is the end of the parent, and of this process."""
-    for line in sys.stdin:
-        commands.put(json.loads(line))
-    os._exit(0)
+                answer = {
+                    "token_ids": request.output_token_ids, "arrival": times[0],
+                    "times": times[1:], "num_cached_tokens": request.num_cached_tokens,
+                }  # fmt: skip
+                self.answers.result(int(request.request_id), answer)
 
 
 def main() -> None:
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed goes to the log
-    config = json.loads(sys.stdin.readline())
-    commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    threading.Thread(target=listen, args=[commands], daemon=True).start()
+    answers = Answers()
+    asked: SimpleQueue[tuple[int, str, dict[str, Any]]] = SimpleQueue()
+
+    def listen() -> None:
+        for question in questions():
+            asked.put(question)
+        os._exit(0)  # nobody asks any more
+
+    threading.Thread(target=listen, daemon=True).start()
+    number, _, config = asked.get()
     try:
-        child = Child(config, out)
+        child = Child(answers, **config)
     except Exception as error:
-        out.write(json.dumps({"number": config["number"], "error": f"{error}"}) + "\n")
-        out.flush()
+        answers.error(number, error)
         return
-    child.run(commands)
+    answers.result(number, {"port": child.port})
+    child.run(asked)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
 """An engine in a process of its own, so that prefill and decode can be in two.
 
-The parent writes commands to the child's standard input, the child answers on its standard output,
-each a line of JSON. When the parent is gone, however it ended, the input ends, and so does the
-child.
+It is asked in lines of JSON, and answers a prompt when the answer is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import subprocess
+import signal
 import sys
-import tempfile
-import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from utils.processes.json_lines import LineProcess
+from utils.processes.supervised import WorkerError, program_pid
 
 ROOT = Path(__file__).resolve().parents[3]
 CHILD = "utils.engine.kv_transfer.engine_child"
@@ -73,37 +71,25 @@ class EngineProcess:
         patience: float = 120.0,
         **llm: Any,
     ) -> None:
-        self.patience = patience
-        self._ids = itertools.count()
-        self._replies: dict[int, dict[str, Any]] = {}
-        self._news = threading.Condition()
-        self._ended = False
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, open till the end
         environment = os.environ | {
             "OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._log, text=True, env=environment,
-            start_new_session=True,  # the interrupt of a cell shall not reach it
-        )  # fmt: skip
-        threading.Thread(target=self._listen, daemon=True).start()
-        config = {"kv_connector": kv_connector, "extra": kv_connector_extra_config or {}}
+        self._process = LineProcess([sys.executable, "-m", CHILD], environment, patience=patience)
         try:
-            ready = self._ask(config | {"llm": llm})
+            extra = kv_connector_extra_config or {}
+            ready = self._ask("start", kv_connector=kv_connector, extra=extra, llm=llm)
         except BaseException:
             self.stop()
             raise
         self.port: int | None = ready["port"]  # where its connector listens, if it does
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = program_pid(self._process.process)
 
     def submit(self, prompt: list[int] | str, max_tokens: int = 16) -> int:
         """Start a greedy answer. Returns what `result` wants to know."""
-        return self._tell({"do": "add", "prompt": prompt, "max_tokens": max_tokens})
+        return self._in_words(
+            lambda: self._process.tell("add", prompt=prompt, max_tokens=max_tokens)
+        )
 
     def result(self, number: int) -> ProcessAnswer:
         """Wait for an answer.
@@ -111,10 +97,7 @@ class EngineProcess:
         Raises:
             EngineProcessError: it failed, or took longer than `patience`.
         """
-        reply = self._reply(number)
-        return ProcessAnswer(
-            reply["token_ids"], reply["arrival"], reply["times"], reply["num_cached_tokens"]
-        )
+        return ProcessAnswer(**self._in_words(lambda: self._process.answer(number)))
 
     def generate(self, prompts: list[list[int]], max_tokens: int = 16) -> list[ProcessAnswer]:
         """Answers to many prompts, computed together."""
@@ -122,27 +105,21 @@ class EngineProcess:
 
     def stats(self) -> dict[str, Any]:
         """The fields of its connector's `KVConnectorStats`."""
-        return self._ask({"do": "stats"})["stats"]
+        return self._ask("stats")
 
     def reset_prefix_cache(self) -> None:
         """Let it forget its own blocks. What is in a store stays there."""
-        self._ask({"do": "reset"})
+        self._ask("reset")
 
     def stop(self) -> None:
         """End it. May be called twice."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended already
-                self._process.stdin.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.stop()
 
     def kill(self) -> None:
         """A crash: it is gone at once."""
-        self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.stop()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -150,45 +127,12 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # --- lines ------------------------------------------------------------------------------------
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        return self._in_words(lambda: self._process.ask(do, **arguments))
 
-    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        return self._reply(self._tell(command))
-
-    def _tell(self, command: dict[str, Any]) -> int:
-        number = next(self._ids)
+    def _in_words(self, exchange: Callable[[], Any]) -> Any:
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(command | {"number": number}) + "\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError) as error:
-            raise EngineProcessError(f"The engine's process has ended. {self._tail()}") from error
-        return number
-
-    def _reply(self, number: int) -> dict[str, Any]:
-        end = time.monotonic() + self.patience
-        with self._news:
-            while number not in self._replies:
-                if self._ended:
-                    raise EngineProcessError(f"The engine's process has ended. {self._tail()}")
-                if not self._news.wait(end - time.monotonic()):
-                    raise EngineProcessError(f"The engine was silent for {self.patience:.0f} s.")
-            reply = self._replies.pop(number)
-        if "error" in reply:
-            raise EngineProcessError(f"The engine's process failed:\n{reply['error']}")
-        return reply
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            reply = json.loads(line)
-            with self._news:
-                self._replies[reply["number"]] = reply
-                self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
-
-    def _tail(self) -> str:
-        self._log.seek(0)
-        return f"The end of its output:\n{self._log.read()[-2000:]}"
+            return exchange()
+        except Exception as error:
+            there = f"\n{error.__cause__}" if isinstance(error.__cause__, WorkerError) else ""
+            raise EngineProcessError(f"The engine's process failed: {error}{there}") from error

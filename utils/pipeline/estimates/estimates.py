@@ -26,9 +26,9 @@ from utils.pipeline.estimates.workload import (
 )
 from utils.pipeline.quantizers.calibration import MIN_BUDGET, WINDOW
 from utils.pipeline.stages.chain import BASE
-from utils.pipeline.vllm.engine_settings import EngineSettings
-from utils.pipeline.vllm.serve import TTFT_REPEATS
 from utils.profiles import Profile
+from utils.vllm.engine_settings import EngineSettings
+from utils.vllm.serve import TTFT_REPEATS
 
 FLOAT = 4  # bytes of a float32
 CUDA_CONTEXT = 0.5e9  # what CUDA and its libraries hold on the card, per process

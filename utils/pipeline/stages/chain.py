@@ -182,8 +182,8 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Answer the held-out messages with each model, as it is served; score the answers."""
     from utils.pipeline.task.evaluate import compare, score
-    from utils.pipeline.vllm.engine_settings import EngineSettings
-    from utils.pipeline.vllm.session import VllmSession
+    from utils.vllm.engine_settings import EngineSettings
+    from utils.vllm.session import VllmSession
 
     _quiet()
     examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)
@@ -219,9 +219,9 @@ def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
 def run_serve(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
     """Some of them without and with prefix caching; one question over HTTP to a real server."""
     from utils.pipeline.task.evaluate import parse_answer, score
-    from utils.pipeline.vllm.engine_settings import EngineSettings
-    from utils.pipeline.vllm.serve import measure_prefix_caching, vllm_server
-    from utils.pipeline.vllm.session import VllmSession
+    from utils.vllm.engine_settings import EngineSettings
+    from utils.vllm.serve import measure_prefix_caching, vllm_server
+    from utils.vllm.session import VllmSession
 
     examples = read_jsonl(inputs["data"] / HELD_OUT_FILE)[: settings["messages"]]
     expected = [example.answer for example in examples]

@@ -29,9 +29,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from utils.environments.pipeline import package_version, pipeline_python, worker_environment
 from utils.hub import check_weights
-from utils.pipeline.environment import package_version, pipeline_python, worker_environment
-from utils.pipeline.process import stop, supervised
 from utils.pipeline.quantizers.calibration import calibration_windows
 from utils.pipeline.quantizers.checkpoint import (
     quantization_config,
@@ -41,6 +40,7 @@ from utils.pipeline.quantizers.checkpoint import (
 from utils.pipeline.quantizers.classic.environment import classic_python, locked_packages
 from utils.pipeline.quantizers.classic.worker import PROGRESS
 from utils.pipeline.stages.perplexity import check_perplexity, perplexity
+from utils.processes.supervised import stop, supervised
 from utils.profiles import PROFILES, half_dtype
 
 # The tool that is right and fast, by profile and method.

@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.local_server import HOST, LocalServer, as_options, free_port
+from utils.environments.pipeline import pipeline_python, worker_environment
+from utils.processes.server import HOST, LocalServer, as_options, free_port
 from utils.serving.scrape import Reading, parse
 
 PROGRAMS = {"smg": ("smg", "launch"), "vllm-router": ("vllm-router",)}

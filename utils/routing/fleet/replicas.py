@@ -15,17 +15,17 @@ import psutil
 import torch
 import zmq
 
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.engine_settings import EngineSettings, vllm_environment
-from utils.pipeline.vllm.local_server import (
+from utils.environments.pipeline import pipeline_python, worker_environment
+from utils.processes.server import (
     HOST,
     LocalServer,
     as_options,
     free_port,
     start_together,
 )
-from utils.pipeline.vllm.serve import SERVER_MODULE
 from utils.serving.scrape import Reading, scrape
+from utils.vllm.engine_settings import EngineSettings, vllm_environment
+from utils.vllm.serve import SERVER_MODULE
 
 MODEL_NAME = "smol"
 Start = Callable[..., LocalServer]  # of a number, and a port unless a free one will do

@@ -11,7 +11,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from utils.routing.events.kv_events import (
+from utils.kv_events.kv_events import (
     MEDIUM_GPU,
     AllBlocksCleared,
     BlockStored,

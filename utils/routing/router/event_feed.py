@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from utils.routing.events.kv_events import KVEventBatch
-from utils.routing.events.subscriber import KVEventSubscriber
+from utils.kv_events.kv_events import KVEventBatch
+from utils.kv_events.subscriber import KVEventSubscriber
 
 
 class Listener(Protocol):

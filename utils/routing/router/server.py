@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from utils.pipeline.vllm.local_server import HOST, listener
+from utils.processes.server import HOST, listener
 from utils.routing.fleet.real_routers import require_live
 from utils.routing.fleet.replicas import Replicas
 from utils.routing.prefix_index import KVIndex

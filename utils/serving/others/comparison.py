@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.pipeline.vllm.local_server import LocalServer
+from utils.processes.server import LocalServer
 from utils.serving.load_generator import Body, LoadGenerator, chat_body
 from utils.serving.load_report import LoadReport
 from utils.serving.others.contenders import Contender

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.environments.pipeline import pipeline_python, worker_environment
 from utils.hub import BUNDLED_GGUF, resolve_model
-from utils.pipeline.environment import pipeline_python, worker_environment
-from utils.pipeline.vllm.command import serve
-from utils.pipeline.vllm.local_server import LocalServer, start_together
+from utils.processes.server import LocalServer, start_together
 from utils.profiles import fast_dtype
 from utils.serving.launch import course_server
 from utils.serving.load_generator import Body
+from utils.vllm.command import serve
 
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 8
 # Threads that spin while they wait take the cores from whoever computes, see utils/bootstrap.py.

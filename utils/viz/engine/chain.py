@@ -9,9 +9,9 @@ import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from utils.pipeline.vllm.chain import STATIONS, Place, call_lines, our_folder, vllm_folder
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE
+from utils.vllm.chain import STATIONS, Place, call_lines, our_folder, vllm_folder
 
 WIDTH = 62  # letters in a column
 

@@ -14,8 +14,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from utils.environments.virtual import build, find_uv, package_sources, run
 from utils.hub import cache_dir
-from utils.pipeline.virtual_environment import build, find_uv, package_sources, run
 
 LOCK = Path(__file__).parents[4] / "requirements" / "classic.lock"
 HASHES = LOCK.parent / "hashes" / "classic.txt"  # of all but torch's CPU build

@@ -1,0 +1,1 @@
+"""Which Python runs what needs packages of its own, and how such an environment is built."""
