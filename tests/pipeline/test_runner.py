@@ -19,7 +19,8 @@ import pytest
 
 from tests.pipeline import fake_stages
 from utils.pipeline.manifests import MANIFEST
-from utils.pipeline.runner import WORK_PREFIX, Runner, Stage, StageError
+from utils.pipeline.output_folder import WORK_PREFIX
+from utils.pipeline.runner import Runner, Stage, StageError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -95,22 +96,21 @@ def test_a_damaged_output_is_made_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "one" / "text").read_text() == "a"
 
 
-def test_a_changed_source_folder_or_code_file_counts(tmp_path: Path) -> None:
-    source, code = tmp_path / "source", tmp_path / "code.py"
+def test_a_changed_source_folder_or_version_counts(tmp_path: Path) -> None:
+    source = tmp_path / "source"
     source.mkdir()
     (source / "text").write_text("x")
-    code.write_text("1")
-    stage = Stage("one", fake_stages.write, ("base",), {"text": "a"}, sources=(code,))
 
-    def current() -> bool:
-        return Runner(tmp_path / "out", [stage], {"base": source}).is_current(stage)
+    def runner(version: int = 1) -> Runner:
+        stage = Stage("one", fake_stages.write, ("base",), {"text": "a"}, version)
+        return Runner(tmp_path / "out", [stage], {"base": source})
+
+    def current(version: int = 1) -> bool:
+        return runner(version).is_current(runner(version).stages["one"])
 
     assert not current()
-    Runner(tmp_path / "out", [stage], {"base": source}).run()
-    assert current()
-    code.write_text("2")
-    assert not current()
-    code.write_text("1")
+    runner().run()
+    assert current() and not current(2)
     (source / "text").write_text("y")
     assert not current()
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.scale import only_full
-from utils.pipeline.runner import WORK_PREFIX
+from utils.pipeline.output_folder import WORK_PREFIX
 
 ROOT = Path(__file__).parents[3]
 MARK = "COURSE_TRIAL"

@@ -1,8 +1,8 @@
 """The parts of the suite, each of which `make test-full PART=...` can prove by itself.
 
-A part's recipe is what its proof depends on besides the course's own code: the settings of the
-pipeline's stages at full size, and the locked versions of the libraries that compute. Code is not
-in it, because each run of `make test` runs the code.
+A part's recipe is what its proof depends on besides the course's own code: the settings and
+versions of the pipeline's stages at full size, and the locked versions of the libraries that
+compute. Code is not in it, because each run of `make test` runs the code.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def recipe(part: str) -> str:
 
 
 def _stages() -> dict[str, object]:
-    """Settings of the stages at full size, without what each machine chooses for itself."""
+    """Settings of the stages at full size, without what each machine chooses for itself, and their
+    versions, once they are raised."""
     from utils.pipeline.stages.chain import build_stages
     from utils.profiles import PROFILES
 
@@ -86,6 +87,7 @@ def _stages() -> dict[str, object]:
     stages = build_stages(profile, profile.gptq_tool, profile.awq_tool)
     of_machine = {"dtype", "device"}
     return {
-        stage.name: {k: v for k, v in (stage.settings or {}).items() if k not in of_machine}
+        stage.name: {k: v for k, v in stage.settings.items() if k not in of_machine}
+        | ({"version": stage.version} if stage.version > 1 else {})
         for stage in stages
     }

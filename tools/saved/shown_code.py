@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tools.frames.cells import needed_cells
-from utils.pipeline.code_hashes import used_definitions
+from tools.saved.definitions import used_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 # What draws figures and words findings. The last two lie elsewhere: the pipeline's own figure, and

@@ -11,35 +11,44 @@ MANIFEST = "manifest.json"
 CHECKSUM = "checksum"
 
 
-def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest as it is read again, with a hash of all that it says."""
-    plain = json.loads(json.dumps(manifest))
-    return plain | {CHECKSUM: json_hash(plain)}
+def write_manifest(folder: Path, name: str, about: dict[str, Any]) -> None:
+    """Seal a folder with what is there, what `about` says, and a hash of all that."""
+    manifest = {"stage": name} | about | {"outputs": outputs_of(folder)}
+    plain = json.loads(json.dumps(manifest))  # as it is read again
+    text = json.dumps(plain | {CHECKSUM: json_hash(plain)}, indent=1, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text)
 
 
-def require_manifest(manifest: Any, name: str) -> None:
-    """Check that this is what a complete stage of that name has written, to the last digit.
+def read_manifest(folder: Path, name: str) -> dict[str, Any]:
+    """What the stage of that name has written, to the last digit.
 
     Raises:
-        ValueError: it is not.
+        OSError: there is none.
+        ValueError: it was changed, or is another's.
     """
-    kinds: dict[str, Any] = dict.fromkeys(("inputs", "settings", "versions", "measures"), dict)
-    kinds |= {"stage": str, "key": str, "outputs": dict, "peak_memory_bytes": int,
-              "seconds": (int, float)}  # fmt: skip
-    if not isinstance(manifest, dict) or not all(
-        isinstance(manifest.get(key), kind) for key, kind in kinds.items()
-    ):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    if not isinstance(manifest, dict):
         raise ValueError("not a manifest")
     said = {key: value for key, value in manifest.items() if key != CHECKSUM}
     if manifest.get(CHECKSUM) != json_hash(said):
         raise ValueError("a manifest that was changed")
     if manifest["stage"] != name:
         raise ValueError(f"the manifest of {manifest['stage']!r}")
-    for entry in manifest["outputs"].values():
-        if not isinstance(entry, dict) or {k: type(v) for k, v in entry.items()} != {
-            "bytes": int, "sha256": str,
-        }:  # fmt: skip
-            raise ValueError("an output without its length and hash")
+    return manifest
+
+
+def damage_of(folder: Path, manifest: dict[str, Any]) -> str | None:
+    """The first file that is not as it was written, in words; None if all are. Reads every byte."""
+    here = sizes_of(folder)
+    for file, entry in manifest["outputs"].items():
+        path = folder / file
+        if file not in here:
+            return f"{path} is missing"
+        if here[file] != entry["bytes"]:
+            return f"{path} has another length than it had"
+        if file_hash(path) != entry["sha256"]:
+            return f"{path} has other contents than it had"
+    return None
 
 
 def sizes_of(folder: Path) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from utils.hub import BUNDLED
 from utils.pipeline.manifests import MANIFEST
-from utils.pipeline.runner import Stage, code_files
+from utils.pipeline.runner import Stage
 from utils.pipeline.task.data import Example, generate, read_jsonl, write_jsonl
 from utils.profiles import Profile, fast_dtype, half_dtype
 
@@ -65,7 +65,6 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
                       "calibration_examples": CALIBRATION_EXAMPLES,
                       "calibration_tokens": profile.calibration_tokens,
                       "check_tokens": profile.text_tokens // 2, "seed": seed},
-            sources=code_files("quantizers/**/*.py"),
             packages=(*torch_stack, "gptqmodel"),
             bytes_needed=model_bytes,
             title=f"4-bit {method.upper()} checkpoint by {tool}",
