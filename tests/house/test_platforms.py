@@ -21,8 +21,6 @@ from tests.house.test_repository import code_of
 from tools.setup import wrong_machine
 from utils import bootstrap
 from utils.engine.kernels.fast_ops import load_fast_ops
-from utils.engine.sampling_params import StructuredOutputsParams
-from utils.engine.structured_output.grammar import StructuredOutputManager
 from utils.pipeline.__main__ import main
 from utils.vllm.engine_settings import vllm_environment
 
@@ -174,9 +172,3 @@ def test_the_pipeline_is_refused_with_a_reason(
 ) -> None:
     assert main(["--dry-run"]) == 1
     assert "The pipeline runs on Linux" in capsys.readouterr().err
-
-
-def test_answers_of_a_given_form_are_refused_with_a_reason(mac: None) -> None:
-    manager = StructuredOutputManager(None, 100, (2,))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="structured_outputs runs on Linux"):
-        manager.grammar_init(StructuredOutputsParams(regex="a"))

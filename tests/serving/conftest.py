@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -19,11 +18,9 @@ import uvicorn
 from tests.engine.tiny_engines import tiny_llama, tiny_speaker
 from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, LLMEngine
-from utils.engine.structured_output import grammar
 from utils.processes.server import HOST, listener
 from utils.serving.api_server import build_app
 from utils.serving.async_engine import AsyncLLM
-from utils.serving.http.guard import PatientProtocol
 from utils.serving.scrape import Reading, scrape
 
 
@@ -53,11 +50,11 @@ class Served:
 
 
 @contextmanager
-def serve(engine: LLMEngine, loop: str = "auto", **limits: Any) -> Iterator[Served]:
+def serve(engine: LLMEngine, **limits: Any) -> Iterator[Served]:
     """Run a server on an engine, and stop it at the end."""
     app = build_app(engine, "tiny", **limits)
     with listener(0) as socket:
-        config = uvicorn.Config(app, log_level="error", http=PatientProtocol, loop=loop)  # type: ignore[arg-type]
+        config = uvicorn.Config(app, log_level="critical")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
@@ -108,40 +105,6 @@ class Steps:
     def allow_all(self) -> None:
         self._free = True
         self._allowed.release()
-
-
-class Clock:
-    """The clock of a server's event loop: it stands still, unless a test sets it forward.
-
-    For a server that was started with `serve(..., loop="asyncio")`: uvloop has a clock of its own.
-    """
-
-    def __init__(self, served: Served) -> None:
-        loop = served.engine._loop
-        assert loop is not None
-        self._loop, self._real, self._now = loop, loop.time, loop.time()
-        loop.time = lambda: self._now  # type: ignore[method-assign]
-
-    def advance(self, seconds: float) -> None:
-        """Return when what is due by then has been done."""
-
-        async def forward() -> None:
-            self._now += seconds
-            for _ in range(10):  # a timer, the task that it wakes, what that one calls, ...
-                await asyncio.sleep(0)
-
-        asyncio.run_coroutine_threadsafe(forward(), self._loop).result(PATIENCE)
-
-    def let_go(self) -> None:
-        """From now on it goes on by itself, from where it is: clocks do not go back."""
-        ahead = self._now - self._real()
-        self._loop.time = lambda: self._real() + ahead  # type: ignore[method-assign]
-
-
-@pytest.fixture(autouse=True)
-def _patient_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form has time to be compiled, however busy the machine is."""
-    monkeypatch.setattr(grammar, "MAX_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="session")

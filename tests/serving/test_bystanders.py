@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import select
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.scale import sized
-from tests.serving.conftest import Clock, Served, Steps, serve
+from tests.serving.conftest import Served, Steps
 from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, SamplingParams, StructuredOutputsParams
-from utils.serving.http import guard
-from utils.serving.http.guard import is_local_name
 from utils.serving.protocol import (
     IGNORED,
     NEUTRAL,
@@ -201,120 +197,15 @@ def test_any_body(served: Served, changes: dict[str, Any], path: str) -> None:
 
 def test_a_foreign_name_is_refused(served: Served) -> None:
     refused = ("evil.example", "127.0.0.1.evil.example:80", "")
-    for host in (*refused, "localhost:8000", "[::1]:8000", "127.0.0.1"):
-        status = 403 if host in refused else 200
+    for host in (*refused, "localhost:8000", "127.0.0.1"):
+        status = 400 if host in refused else 200
         response = served.http.get("/health", headers={"Host": host})
         assert response.status_code == status, host
-        assert status == 200 or "localhost" in response.json()["error"]["message"]
-
-
-@given(st.text(max_size=20))
-def test_a_name_is_an_address_or_localhost(host: str) -> None:
-    if is_local_name(host):
-        assert "localhost" in host.lower() or any(c.isdigit() or c == ":" for c in host)
 
 
 def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
     assert served.http.get("/docs").status_code == served.http.get("/redoc").status_code == 404
     assert "/v1/completions" in served.http.get("/openapi.json").json()["paths"]
-
-
-@pytest.fixture
-def clocked(tiny: LLM, arrived: list[bytes]) -> Iterator[Served]:
-    """A server whose connections are watched, and whose clock can be set."""
-    with serve(tiny.llm_engine, loop="asyncio") as server:
-        yield server
-
-
-@pytest.fixture
-def clock(clocked: Served) -> Iterator[Clock]:
-    clock = Clock(clocked)
-    yield clock
-    clock.let_go()  # the server looks at it to see when it must end
-
-
-@pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What reaches a server's connections, piece by piece; b"" when one is made."""
-    pieces: list[bytes] = []
-
-    class Noting(guard.PatientProtocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            pieces.append(b"")
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            pieces.append(data)
-
-    monkeypatch.setattr("tests.serving.conftest.PatientProtocol", Noting)
-    return pieces
-
-
-def connect(served: Served) -> socket.socket:
-    address = served.http.base_url
-    return socket.create_connection((address.host, address.port), timeout=PATIENCE)
-
-
-def is_silent(connection: socket.socket) -> bool:
-    """Whether neither an answer nor the end has come."""
-    return not select.select([connection], [], [], 0)[0]
-
-
-@pytest.mark.parametrize(
-    "beginning",
-    [b"", b"POST /v1/completions HTTP/1.1\r\nHost: local",
-     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-     b"Content-Length: 50\r\n\r\n{"],
-    ids=["nothing", "half a head", "half a body"],
-)  # fmt: skip
-def test_who_does_not_go_on_is_let_go(
-    clocked: Served, clock: Clock, arrived: list[bytes], beginning: bytes
-) -> None:
-    with connect(clocked) as connection:
-        connection.sendall(beginning)
-        eventually(lambda: arrived and b"".join(arrived) == beginning, "it has arrived")
-        clock.advance(guard.PATIENCE - 1)
-        assert is_silent(connection)
-        clock.advance(2)
-        answer = connection.recv(10_000)
-    assert b"408" in answer.partition(b"\r\n")[0] if b"{" in beginning else answer == b""
-
-
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [("POST /v1/completions HTTP/1.1\r\nHost: evil.example", 403),
-     ("POST /nothing HTTP/1.1\r\nHost: localhost", 404),
-     ("GET /health HTTP/1.1\r\nHost: localhost", 200),
-     ("GET /health HTTP/1.0", 200),
-     ("POST /v1/completions HTTP/1.1\r\nHost: localhost", 408)],
-)  # fmt: skip
-def test_who_goes_on_after_the_answer_is_let_go(
-    clocked: Served, clock: Clock, arrived: list[bytes], head: str, status: int
-) -> None:
-    """A byte now and then, of a body that nobody needs."""
-    with connect(clocked) as connection:
-        connection.sendall(f"{head}\r\nContent-Length: 1000\r\n\r\n".encode())
-        eventually(lambda: len(arrived) > 1, "the head has arrived")
-        if status == 408:
-            clock.advance(guard.PATIENCE + 1)
-        answer = connection.recv(10_000)
-        assert answer.startswith(f"HTTP/1.1 {status}".encode())
-        # Every two seconds: after five without a byte, uvicorn itself would close.
-        for num_bytes in range(40):
-            try:
-                connection.sendall(b"x")
-                eventually(lambda: arrived.count(b"x") > num_bytes or not is_silent(connection),  # noqa: B023
-                           "the byte has arrived")  # fmt: skip
-                while not is_silent(connection):  # the rest of the answer, or the end
-                    if not connection.recv(10_000):
-                        raise ConnectionError
-            except ConnectionError:
-                break
-            clock.advance(2)
-        else:
-            pytest.fail("The connection is held open.")
-    assert 2 * num_bytes <= guard.PATIENCE + 4
 
 
 def test_who_sends_the_rest_late_can_go_on(served: Served) -> None:
@@ -331,19 +222,6 @@ def test_who_sends_the_rest_late_can_go_on(served: Served) -> None:
         connection.sock.sendall(b"body")
     assert connection.sock is socket_before
     connection.close()
-
-
-def test_a_long_answer_is_not_too_long(tiny: LLM, clocked: Served, clock: Clock) -> None:
-    """Patience is for what the client says. The answer may take longer."""
-    advance = tiny.llm_engine.advance
-
-    def in_a_while() -> list:
-        clock.advance(guard.PATIENCE)
-        return advance()
-
-    tiny.llm_engine.advance = in_a_while  # type: ignore[method-assign]
-    response = clocked.complete(prompt="w3 w4", max_tokens=10, ignore_eos=True)
-    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 10
 
 
 def test_what_nobody_foresaw_comes_in_openais_format(

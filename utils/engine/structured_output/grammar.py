@@ -9,26 +9,23 @@ for none does not need it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from utils.engine.sampling_params import StructuredOutputsParams
-from utils.engine.structured_output.trial import compile_grammar
-from utils.linux_only import linux_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CHARS = 1 << 16  # of a schema or a grammar
-MAX_SECONDS = 10  # to compile it, in a process of its own
+MAX_LEXER_STATES = 50_000  # of one answer, about a kilobyte each
+# In the search for one mask: milliseconds. Where grammars are ambiguous, it would be seconds, and
+# everybody's next token waits for it. Honest ones need a few hundred.
+MAX_ITEMS = 10_000
 NUM_CACHED = 32  # forms that are not compiled again
 BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
@@ -90,8 +87,8 @@ def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
 class StructuredOutputManager:
     """Compiles forms to grammars, for one vocabulary.
 
-    A new form is first compiled in a process of its own (see `trial.py`), which takes a fraction of
-    a second and has `MAX_SECONDS` and little memory. May be called from several threads at once.
+    May be called from several threads at once. A form of a few lines can take long to compile, or
+    much memory: llguidance has limits of its own, and the server's users are on its own machine.
 
     Args:
         tokenizer: of Hugging Face, a fast one.
@@ -112,9 +109,6 @@ class StructuredOutputManager:
             ValueError: the form is not valid, too large, or not supported; or it needs what this
                 tokenizer, or this environment, does not have. The message says which.
         """
-        # A form is tried first in a process whose memory is limited as Linux does it.
-        if problem := linux_only("structured_outputs"):
-            raise ValueError(problem)
         try:
             import llguidance.hf  # noqa: F401
         except ImportError as error:
@@ -154,25 +148,22 @@ class StructuredOutputManager:
                 grammar = grammar_from(form, text)
         except ValueError as error:
             raise _refusal(kind, str(error)) from error
-        _try(kind, grammar)
         matcher = compile_grammar(self._ll_tokenizer, grammar)
         if matcher.is_error():
             raise _refusal(kind, matcher.get_error())
         return StructuredOutputGrammar(matcher)
 
 
-def _try(kind: str, grammar: str) -> None:
-    """Raise a ValueError unless the grammar can be compiled."""
-    command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))]
-    # One arena: glibc would reserve for a thread more addresses than all that may be taken.
-    changes = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
-    try:
-        trial = subprocess.run(command, input=grammar, capture_output=True, text=True,
-                               timeout=MAX_SECONDS, env=os.environ | changes)  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise _refusal(kind, f"it takes more than {MAX_SECONDS} s to compile") from None
-    if trial.returncode or trial.stdout:
-        raise _refusal(kind, trial.stdout or "it takes too long to compile, or too much memory")
+def compile_grammar(tokenizer: Any, grammar: str) -> Any:
+    """llguidance's matcher, at the beginning of an answer. It says itself what is wrong with it."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES, step_max_items=MAX_ITEMS, verbose_errors=False
+    )
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    matcher.compute_bitmask()  # that nothing at all fits is found only here
+    return matcher
 
 
 def _refusal(kind: str, reason: str) -> ValueError:

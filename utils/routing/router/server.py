@@ -21,7 +21,7 @@ from utils.routing.router.block_names import EventNames
 from utils.routing.router.event_feed import EventFeed, Listener
 from utils.routing.router.router import Policy, Router, Tokenize
 from utils.serving.api_server import MAX_BODY_BYTES
-from utils.serving.http.guard import PatientProtocol, guard
+from utils.serving.http.guard import guard
 from utils.serving.http.tools import ClientLeft, error_response, while_connected
 from utils.serving.scrape import Reading, parse
 
@@ -94,8 +94,7 @@ class RouterServer:
         self._socket = listener(port or 0)
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            build_router_app(router), log_level="error", timeout_graceful_shutdown=2,
-            http=PatientProtocol,
+            build_router_app(router), log_level="error", timeout_graceful_shutdown=2
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -10,8 +10,6 @@ from socket import socket
 import uvicorn
 from fastapi import FastAPI
 
-from utils.serving.http.guard import PatientProtocol
-
 LAST_WORDS_S = 10  # for what ending takes: a step of the engine, and the last event of each stream
 
 
@@ -37,10 +35,7 @@ def serve(
     still goes on `LAST_WORDS_S` seconds later is cut off.
     """
     config = uvicorn.Config(
-        app,
-        log_level="warning",
-        timeout_graceful_shutdown=grace_s + LAST_WORDS_S,
-        http=PatientProtocol,
+        app, log_level="warning", timeout_graceful_shutdown=grace_s + LAST_WORDS_S
     )
     try:
         _EndingServer(config, grace_s, end).run(sockets=[listening])
