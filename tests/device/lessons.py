@@ -168,6 +168,8 @@ def main() -> int:
     options = parser.parse_args()
     if len(options.lessons) == 1:
         [name] = options.lessons
+        if options.pretend:
+            from tests.device import pretend_card  # noqa: F401, before anything imports torch
         size = said_bytes(name) if options.pretend == "said" else options.pretend
         run_lesson(name, options.seconds, size and float(size))
         return 0

@@ -70,7 +70,9 @@ class Wanted:
     code: tuple[str, ...]
 
 
-ENGINE = ("utils/engine", "utils/hub.py", "utils/gguf_to_hf.py", "utils/profiles.py")
+ENGINE = (
+    "utils/engine", "utils/processes", "utils/hub.py", "utils/gguf_to_hf.py", "utils/profiles.py",
+)  # fmt: skip
 WANTED = {
     "card": Wanted(("torch",), False, ("benchmarks/card.py",)),
     "tests": Wanted(("torch", "transformers", "pytest", "hypothesis"), False,
@@ -79,7 +81,7 @@ WANTED = {
     "lessons": Wanted(("torch", "transformers", "gguf", "IPython", "ipywidgets"), True,
                       ("utils", "notebooks", "tests/device/lessons.py")),
     "training": Wanted(("torch", "transformers", "gguf", "peft", "bitsandbytes"), True,
-                       ("utils/pipeline", "utils/hub.py", "utils/profiles.py")),
+                       ("utils/pipeline", "utils/environments", *ENGINE[1:])),
     "steps": Wanted(("torch", "transformers", "gguf"), True, (*ENGINE, "benchmarks")),
 }  # fmt: skip
 LETTERS = dict(zip("abcdef", WANTED, strict=True))
