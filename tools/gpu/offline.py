@@ -26,10 +26,9 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ from tools.gpu.steps import (  # noqa: E402
     PLUGIN,
     Step,
     content,
+    file_name,
     read_json,
     read_lines,
     read_tests,
@@ -155,12 +155,8 @@ def read_training(work: Path) -> dict[str, Any] | None:
 
 def look(pretend: bool) -> dict[str, Any]:
     """The machine: its card, and the versions of what it runs."""
-    code = (
-        "import json, platform, torch, transformers; from benchmarks.card import about; print("
-        f"json.dumps(about({'cpu' if pretend else 'cuda'!r}) | {{'python': platform.python_version"
-        "(), 'torch': torch.__version__, 'transformers': transformers.__version__, 'cuda': "
-        "torch.version.cuda, 'cores': __import__('os').cpu_count()}))"
-    )
+    device = "cpu" if pretend else "cuda"
+    code = f"import json; from benchmarks.card import about; print(json.dumps(about({device!r})))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(
@@ -209,8 +205,7 @@ def main() -> int:
     model_problem = None if whole else f"no bundled model here: {'; '.join(incomplete)}"
 
     machine = look(options.pretend)
-    name = re.sub(r"[^a-z0-9]+", "-", machine["card"].lower()).strip("-")
-    work = WORK / f"{name}-offline"
+    work = WORK / f"{file_name(machine['card'])}-offline"
     work.mkdir(parents=True, exist_ok=True)
     all_steps, bad = steps(work, options.pretend), False
     for letter in letters:
@@ -228,7 +223,7 @@ def main() -> int:
             (work / f"{step.name}.json").write_text(json.dumps(record, indent=1))
             continue
         if options.pretend:
-            step = Step(**{**vars(step), "limit_s": PATIENCE * (step.limit_s or 0)})
+            step = replace(step, limit_s=PATIENCE * (step.limit_s or 0))
         key = hashlib.sha256(json.dumps([machine, code]).encode()).hexdigest()[:16]
         record = run_step(step, work, key, about)
         bad |= record["exit_code"] != 0 or not record["result"]

@@ -1,8 +1,7 @@
 """What travels to a machine without internet, in pieces that each fit through a narrow door.
 
 Packages that such a machine lacks go as one archive, and the bundled model as its GGUF file; both
-together are cut into parcels of equal size. `pack.py` makes them, and `unpack` joins them. It needs
-nothing but Python.
+together are cut into parcels of equal size. `pack.py` makes them, and `unpack` joins them.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
+
+from utils.pipeline.manifests import file_hash
 
 MANIFEST = "parcel.json"
 CONTENT = "content"
@@ -21,11 +22,6 @@ UNPACKED = "unpacked.json"  # what lies in a folder, by checksum
 
 class ParcelError(ValueError):
     """Parcels are damaged or don't belong together. The message says which."""
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cut(files: dict[str, Path], limit: int, out: Path) -> list[Path]:
@@ -44,7 +40,7 @@ def cut(files: dict[str, Path], limit: int, out: Path) -> list[Path]:
     pieces = [whole[i * size : (i + 1) * size] for i in range(count)]
     manifest = {
         "files": [
-            {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+            {"name": name, "bytes": path.stat().st_size, "sha256": file_hash(path)}
             for name, path in files.items()
         ],
         "piece_bytes": size,

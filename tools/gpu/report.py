@@ -9,7 +9,6 @@ counts. Writes benchmarks/results/gpu/CARD-offline.json, and the tables in docs/
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tools.gpu import table  # noqa: E402
+from tools.gpu.steps import file_name  # noqa: E402
 
 STEPS = ("card", "tests", "throughput", "lessons", "training", "steps")
 
 
 def report_path(card: str, kind: str = "") -> Path:
-    """Where the report of a card lies, by the name that it gives itself."""
-    name = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
-    return table.RESULTS / f"{name}{kind}.json"
+    """Where the report of a card lies."""
+    return table.RESULTS / f"{file_name(card)}{kind}.json"
 
 
 def assemble(folders: Iterable[Path]) -> dict[str, Any]:

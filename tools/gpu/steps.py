@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -155,6 +156,11 @@ def revision() -> str | None:
     if not commit:
         return None
     return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else commit
+
+
+def file_name(card: str) -> str:
+    """Of what belongs to a card, by the name that it gives itself."""
+    return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
 
 
 def content(paths: Iterable[str]) -> str:

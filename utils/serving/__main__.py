@@ -57,7 +57,7 @@ def main() -> None:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     name = options.served_model_name or Path(options.model).name
     app = build_app(llm.llm_engine, name, options.max_num_queued_reqs, options.max_body_bytes,
-                    options.enable_scale_out)  # fmt: skip
+                    options.enable_scale_out, options.host)  # fmt: skip
     print(f"Serving {name} on http://{options.host}:{socket.getsockname()[1]}", flush=True)
     serve(app, socket, options.shutdown_timeout, end=app.state.engine.stop)
 

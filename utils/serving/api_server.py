@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from utils.engine import LLMEngine
 from utils.engine.input_processor import check_salt
 from utils.engine.output_processor import RequestState
+from utils.processes.server import HOST
 from utils.serving.answers import Formatter
 from utils.serving.async_engine import AsyncLLM
 from utils.serving.http.guard import guard
@@ -67,6 +68,7 @@ def build_app(
     max_num_queued_reqs: int | None = MAX_QUEUED,
     max_body_bytes: int = MAX_BODY_BYTES,
     enable_scale_out: bool = False,
+    host: str = HOST,
 ) -> FastAPI:
     """The server, as an application that uvicorn can run.
 
@@ -77,6 +79,7 @@ def build_app(
         max_body_bytes: the largest body of a request; larger ones get status 413.
         enable_scale_out: also say how a request is tokenized, without answering it. A router needs
             that to compare a prompt with the blocks that an engine has.
+        host: the address that it listens on.
     """
     metrics = ServerMetrics(model_name)
     engine = AsyncLLM(llm_engine, metrics, max_num_queued_reqs)
@@ -90,7 +93,7 @@ def build_app(
 
     # FastAPI's pages /docs and /redoc load scripts from elsewhere. /openapi.json is ours.
     app = FastAPI(title="From KV Cache to vLLM", lifespan=lifespan, docs_url=None, redoc_url=None)
-    guard(app, max_body_bytes)
+    guard(app, max_body_bytes, host)
     app.state.engine = engine
     add_error_handlers(app)
 

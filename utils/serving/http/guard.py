@@ -10,17 +10,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from utils.processes.server import HOST
 from utils.serving.http.tools import error_response
 
 # A page of another origin can let its own name lead here (DNS rebinding), and the browser would
 # send it our answers. But it also sends that name, in the header Host.
-LOCAL = ["localhost", "127.0.0.1"]
+LOCAL = ["localhost", HOST]
 
 
-def guard(app: FastAPI, max_bytes: int) -> None:
-    """Answer those only who call this machine by a name of its own, and who do not say too much."""
+def guard(app: FastAPI, max_bytes: int, host: str = HOST) -> None:
+    """Answer those only who call this machine by a name of its own, and who do not say too much.
+
+    Args:
+        host: the address that the server listens on, another loopback address perhaps.
+    """
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL, www_redirect=False)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL, host], www_redirect=False)
 
     @app.exception_handler(Exception)
     async def unforeseen(http: Request, error: Exception) -> Response:
