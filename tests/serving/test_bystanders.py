@@ -241,5 +241,7 @@ def test_what_nobody_foresaw_comes_in_openais_format(
     response = served.complete(prompt="w3 w4")
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "The server failed: RuntimeError."
+    # uvicorn closes the connection. A client that isn't told sends its next question into it.
+    assert response.headers["connection"] == "close"
     monkeypatch.undo()
     assert served.complete(prompt="w3 w4").status_code == 200

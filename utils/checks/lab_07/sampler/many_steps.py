@@ -39,7 +39,7 @@ def too_far(counts: Mapping[Any, float], expected: Mapping[Any, float]) -> bool:
     cells = [(counts.get(outcome, 0.0), expected[outcome]) for outcome in frequent]
     came, wanted = (sum(cell[i] for cell in cells) for i in range(2))
     rest = sum(expected.values()) - wanted
-    if rest > 0.5:
+    if rest >= 5:
         cells.append((sum(counts.values()) - came, rest))
     if len(cells) < 2:
         return False
