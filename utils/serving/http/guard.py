@@ -29,7 +29,7 @@ def guard(app: FastAPI, max_bytes: int, host: str = HOST) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(http: Request, error: Exception) -> Response:
-        # uvicorn logs it, with its traceback, and closes the connection, which the client must know.
+        # uvicorn logs it, with its traceback, and closes the connection: the client must know.
         text = f"The server failed: {type(error).__name__}."
         return error_response(500, text, headers={"Connection": "close"})
 
