@@ -34,8 +34,8 @@ from utils.engine import LLM, SamplingParams  # noqa: E402
 from utils.hub import load_hf_model  # noqa: E402
 from utils.pipeline.artifacts import need_stages  # noqa: E402
 from utils.pipeline.quantizers.calibration import WINDOW  # noqa: E402
-from utils.pipeline.stages.chain import HELD_OUT_FILE, MODEL  # noqa: E402
-from utils.pipeline.stages.finetune import ATTENTION, answer_perplexity, encode  # noqa: E402
+from utils.pipeline.stages.folders import HELD_OUT_FILE, MODEL  # noqa: E402
+from utils.pipeline.stages.packed_batches import ATTENTION, answer_perplexity, encode  # noqa: E402
 from utils.pipeline.stages.perplexity import perplexity  # noqa: E402
 from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows  # noqa: E402
 from utils.pipeline.studies.merge_bases import linear_weights, save_checkpoint  # noqa: E402

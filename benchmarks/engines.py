@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from utils.processes.json_lines import LineProcess, serve  # noqa: E402
+from utils.vllm.recipe import preloaded  # noqa: E402
 
 CARD_SHARE = 0.3  # of its memory, for vLLM: the other engines are on it too
 Run = Callable[[list[list[int]], list[int]], list[list[int]]]  # prompts, how many tokens each
@@ -152,7 +153,8 @@ class Engine:
 
     def __init__(self, name: str, dtype: str, device: str = "cpu", limits: Limits = LIMITS) -> None:
         self.name = name
-        self.process = LineProcess([sys.executable, __file__])
+        env = os.environ | (preloaded() if device == "cpu" else {})
+        self.process = LineProcess([sys.executable, __file__], env)
         self.error = self._ask("load", name=name, dtype=dtype, device=device, limits=limits).get(
             "error"
         )

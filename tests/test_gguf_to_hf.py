@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from utils import hub
+from utils.bundled_model import bundled_gguf
 from utils.gguf_to_hf import write_hf_folder
 
 
@@ -20,7 +20,7 @@ def test_converted_weights_are_those_of_the_gguf_file(model_path: Path) -> None:
     from gguf.quants import dequantize
     from safetensors.torch import load_file
 
-    tensors = {t.name: t for t in GGUFReader(hub._bundled_gguf()).tensors}
+    tensors = {t.name: t for t in GGUFReader(bundled_gguf()).tensors}
     ours = load_file(model_path / "model.safetensors")
 
     def original(name: str) -> torch.Tensor:
@@ -71,6 +71,6 @@ def test_other_versions_of_transformers_make_the_same_folder(
     monkeypatch.setattr(
         transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("asked")
     )
-    write_hf_folder(hub._bundled_gguf(), tmp_path)
+    write_hf_folder(bundled_gguf(), tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
         assert (tmp_path / name).read_bytes() == (model_path / name).read_bytes(), name

@@ -21,7 +21,7 @@ from utils.checks.lab_03.states import painted
 from utils.checks.lab_03.steps import right_step
 from utils.sim.allocators import BuddyAllocator, FirstFitAllocator
 from utils.sim.memory_map import map_memory
-from utils.sim.memory_waste import STATES, Contiguous, Paged
+from utils.sim.memory_policies import STATES, Contiguous, Paged
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)

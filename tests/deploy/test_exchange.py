@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 from tests.scale import only_full
 from tools import make_labs
 from tools.grading.grade import grade
-from utils.hub import cache_dir
+from utils.model_folder import cache_dir
 
 pytestmark = only_full("nbgrader's commands one after the other, through a real exchange")
 ROOT = make_labs.ROOT

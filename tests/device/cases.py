@@ -39,7 +39,7 @@ from utils.engine.config.model import ModelConfig
 from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.store import MemoryStore
 from utils.hub import resolve_model
-from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_loss, pack, pad
+from utils.pipeline.stages.packed_batches import ATTENTION, Tokens, answer_loss, pack, pad
 from utils.pipeline.studies.lora import add_lora, merge_and_unload
 from utils.quant import quantize_model
 from utils.quant.model import checkpoint_tensors

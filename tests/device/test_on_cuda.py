@@ -14,17 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.device.cases import (
-    Case,
-    engine_cases,
-    form_cases,
-    model_cases,
-    problems,
-    training_cases,
-)
+from tests.device.cases import Case, engine_cases, form_cases, model_cases, problems, training_cases
 from tests.engine.tiny_engines import gaps_below_best, tiny_llama
 from utils.engine import LLM, SamplingParams
-from utils.hub import ModelError, load_hf_model, load_tokenizer, resolve_model
+from utils.hub import load_hf_model, load_tokenizer, resolve_model
+from utils.model_folder import ModelError
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("COURSE_CARD", "cuda")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from utils.disaggregation.cacheblend import Prompt, Study, at_random, first_of_each, run_study
-from utils.disaggregation.cacheblend import prompts as all_prompts
+from utils.disaggregation.cacheblend import Study, at_random, first_of_each, run_study
+from utils.disaggregation.reuse_prompts import Prompt
+from utils.disaggregation.reuse_prompts import prompts as all_prompts
 from utils.engine.config.model import ModelConfig
 from utils.engine.models.weights import load_model
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.scale import PIPELINE_PROFILE
 from utils.pipeline.manifests import MANIFEST
-from utils.pipeline.stages.chain import BASE, MODELS, QUANTIZED
+from utils.pipeline.stages.folders import BASE, MODELS, QUANTIZED
 from utils.pipeline.task.data import read_jsonl
 from utils.pipeline.task.evaluate import compare, score
 from utils.profiles import get_profile

@@ -14,7 +14,7 @@ from tests.pipeline import fake_stages
 from utils.environments import pipeline as environment
 from utils.pipeline import stage_process
 from utils.pipeline.runner import Runner, Stage, StageError
-from utils.pipeline.stages.chain import run_data
+from utils.pipeline.stages.functions import run_data
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from utils.sim.memory import GIB, MODEL_SHAPES, kv_bytes_per_token
 from utils.sim.memory_map import NOBODY, USED, as_text, map_memory
-from utils.sim.memory_waste import STATES, Contiguous, MemoryUsage, Paged, Policy, simulate
+from utils.sim.memory_policies import STATES, Contiguous, MemoryUsage, Paged, Policy
+from utils.sim.memory_waste import simulate
 from utils.sim.traces import sharegpt_like_lengths
 
 NUM_SLOTS = int(12 * GIB // kv_bytes_per_token(MODEL_SHAPES["OPT-13B"]))  # table 1 of the paper

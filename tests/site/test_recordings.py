@@ -19,8 +19,8 @@ from tools.notebook_rules import WIDGET
 from utils.viz.distributed.layout_widget import layout_explorer
 from utils.viz.engine.chain import chain_explorer
 from utils.viz.explore import Explorer
-from utils.viz.memory.block_pool import block_pool_explorer
-from utils.viz.memory.memory_map import memory_explorer
+from utils.viz.memory.block_story import block_pool_explorer
+from utils.viz.memory.memory_explorer import memory_explorer
 from utils.viz.serving.vllm_prefix_widget import hit_explorer
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from utils.pipeline.task.answer_schema import CURRENCIES, answer_schema
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 from utils.processes.supervised import WorkerError
 from utils.vllm import session as vllm_session
 from utils.vllm.session import VllmRefused, VllmSession

@@ -13,7 +13,7 @@ import ipywidgets
 from tools.frames.plans import PLANS, Grid, Guesses, Loads, Prompts, Texts
 from tools.frames.states import NoTitle, Recording, Shown, record_grid
 from utils.viz.explore import Explorer
-from utils.viz.memory.prefix_blocks import PrefixBlocksWidget
+from utils.viz.memory.prefix_blocks_widget import PrefixBlocksWidget
 from utils.viz.model.tokens import TokenViewer
 from utils.viz.serving.dashboard import Dashboard, plot_dashboard
 from utils.viz.spec_decode.guess_stepper import GuessStepper

@@ -71,7 +71,8 @@ class Wanted:
 
 
 ENGINE = (
-    "utils/engine", "utils/processes", "utils/hub.py", "utils/gguf_to_hf.py", "utils/profiles.py",
+    "utils/engine", "utils/processes", "utils/hub.py", "utils/bundled_model.py",
+    "utils/model_folder.py", "utils/gguf_to_hf.py", "utils/profiles.py",
 )  # fmt: skip
 WANTED = {
     "card": Wanted(("torch",), False, ("benchmarks/card.py",)),

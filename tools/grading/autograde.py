@@ -18,7 +18,7 @@ from nbgrader.converters import Autograde
 from nbgrader.preprocessors import Execute
 from nbgrader.utils import is_grade
 
-from utils.hub import cache_dir
+from utils.model_folder import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ISOLATION = Path(__file__).with_name("isolation.py")

@@ -73,7 +73,8 @@ from pathlib import Path
 from utils.hub import resolve_model
 from utils.environments.pipeline import pipeline_python
 from utils.pipeline.runner import Runner
-from utils.pipeline.stages.chain import BASE, build_stages
+from utils.pipeline.stages.chain import build_stages
+from utils.pipeline.stages.folders import BASE
 from utils.profiles import get_profile
 
 profile = dataclasses.replace(

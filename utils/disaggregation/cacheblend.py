@@ -10,7 +10,7 @@ Yao et al., "CacheBlend: Fast Large Language Model Serving for RAG with Cached K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from utils.disaggregation.reuse_prompts import Prompt, prompts
 from utils.engine.attention.batch import Batch
 from utils.engine.config.model import ModelConfig
 from utils.engine.models.llama import LlamaForCausalLM, apply_rotary, rotary_cos_sin
@@ -26,48 +27,9 @@ from utils.engine.models.weights import load_model
 from utils.hub import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 LOOKED_AT = 1  # the layer whose deviation chooses; it and those before are computed for all tokens
-SYSTEM = "<|im_start|>system\nAnswer from the notes.<|im_end|>\n<|im_start|>user\n"
-PEOPLE = (
-    ("Anna", "a red boat", "Lisbon"), ("Ben", "a white horse", "Oslo"),
-    ("Clara", "an old piano", "Vienna"), ("David", "a green tent", "Nairobi"),
-    ("Eva", "a silver watch", "Geneva"), ("Farid", "a blue kite", "Cairo"),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Token ids, tensors [T]: the system prompt, a first note, further notes, and the question.
-
-    System prompt and first note are a prefix, and right as they are. The further notes are not.
-    """
-
-    system: Tensor
-    first_note: Tensor
-    notes: list[Tensor]
-    question: Tensor
-
-    @property
-    def head(self) -> Tensor:
-        """What is a prefix."""
-        return torch.cat([self.system, self.first_note])
-
-    @property
-    def ids(self) -> Tensor:
-        return torch.cat([self.head, *self.notes, self.question])
-
-    @property
-    def num_reused(self) -> int:
-        """Tokens before the question."""
-        return len(self.ids) - len(self.question)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where each of the further notes begins."""
-        ends = torch.tensor([len(self.head), *map(len, self.notes)]).cumsum(0)
-        return ends[:-1].tolist()
 
 
 @dataclass(frozen=True)
@@ -202,25 +164,6 @@ def first_of_each(prompt: Prompt, pieces: Memory, right: Memory, count: int) -> 
     each = count // len(prompt.notes)
     pairs = zip(prompt.starts, prompt.notes, strict=True)
     return torch.cat([torch.arange(s, s + min(each, len(note))) for s, note in pairs])
-
-
-def prompts(tokenizer: PreTrainedTokenizerBase) -> Iterator[Prompt]:
-    """Six prompts of four notes each, about different people, with a question about one of them."""
-
-    def ids(text: str) -> Tensor:
-        return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
-
-    for number in range(len(PEOPLE)):
-        four = [PEOPLE[(number + i) % len(PEOPLE)] for i in range(4)]
-        notes = [
-            f"Note: {name} lives in {town} and owns {thing}. The neighbours like it very much, as "
-            "the town's paper wrote in the spring.\n"
-            for name, thing, town in four
-        ]
-        who = four[(2, 3, 1)[number % 3]][0]
-        question = f"Where does {who} live?<|im_end|>\n<|im_start|>assistant\n{who} lives in"
-        first, *others = map(ids, notes)
-        yield Prompt(ids(SYSTEM), first, others, ids(question))
 
 
 # Name, what the notes saw, re-rotated?, share computed again, which.

@@ -29,12 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from utils.disaggregation.block_keys import (
-    chain_keys,
-    computed_by,
-    model_fingerprint,
-    namespace,
-)
+from utils.disaggregation.block_keys import chain_keys, computed_by, model_fingerprint, namespace
 from utils.disaggregation.block_store import BlockStore
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def environment_python(target: str) -> Path:
     Raises:
         PipelineEnvironmentError: as `pipeline_python`.
     """
-    from utils.hub import cache_dir
+    from utils.model_folder import cache_dir
 
     lock, needed = lock_file(target), BYTES_NEEDED[target]
     packages = sum("==" in line for line in lock.read_text().splitlines())
@@ -170,7 +170,7 @@ def _install(python: Path, lock: Path, target: str) -> None:
 
 def _uv() -> str:
     """uv: what is here, or the locked version, fetched with pip into the cache folder."""
-    from utils.hub import cache_dir
+    from utils.model_folder import cache_dir
 
     if found := find_uv():
         return found

@@ -26,11 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(problem, file=sys.stderr)
         return 1
 
-    from utils.hub import ModelError, resolve_model
+    from utils.hub import resolve_model
+    from utils.model_folder import ModelError
     from utils.pipeline.estimates.cards import CARDS
     from utils.pipeline.estimates.dry_run import dry_run, misfits
     from utils.pipeline.runner import Runner, StageError
-    from utils.pipeline.stages.chain import BASE, build_stages
+    from utils.pipeline.stages.chain import build_stages
+    from utils.pipeline.stages.folders import BASE
     from utils.processes.supervised import WorkerError
     from utils.profiles import PROFILES, get_profile, require_device
 

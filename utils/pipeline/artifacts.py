@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.pipeline.runner import Runner
-from utils.pipeline.stages.chain import BASE, build_stages
+from utils.pipeline.stages.chain import build_stages
+from utils.pipeline.stages.folders import BASE
 from utils.profiles import Profile, get_profile
 
 # About how long a stage takes with the cpu profile on two cores, in words for the reader.

@@ -1,8 +1,7 @@
 """Routing policies that look at load or at a session, and what all policies have in common.
 
-A policy is one method, `choose(request, replicas)`: given the replicas that are alive, the `index`
-of one. The same objects route the simulator's requests and real ones.
-Policies that look for a cached prefix are in `prefix_policies.py`.
+A policy has one method, `choose(request, replicas)`: the `index` of one of those alive. The same
+objects route the simulator's requests and real ones.
 """
 
 from __future__ import annotations

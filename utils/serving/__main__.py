@@ -13,10 +13,10 @@ from pathlib import Path
 
 from utils.engine import LLM
 from utils.engine.config.engine_args import EngineArgs
-from utils.hub import ModelError
 from utils.kv_events.engine_events import PublishedEvents
 from utils.kv_events.kv_events import KVEventsConfig
 from utils.kv_events.publisher import ZmqEventPublisher
+from utils.model_folder import ModelError
 from utils.processes.server import HOST, PortInUse, listener
 from utils.serving.api_server import MAX_BODY_BYTES, MAX_QUEUED, build_app
 from utils.serving.http.ending import serve

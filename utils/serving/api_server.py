@@ -27,6 +27,7 @@ from utils.serving.async_engine import AsyncLLM
 from utils.serving.http.guard import guard
 from utils.serving.http.tools import (
     ClientLeft,
+    ErrorResponse,
     EventStream,
     error_response,
     while_connected,
@@ -38,12 +39,7 @@ from utils.serving.mailbox import (
     QueueOverflowError,
 )
 from utils.serving.metrics import ServerMetrics
-from utils.serving.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    ErrorResponse,
-    GenerationRequest,
-)
+from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
 MAX_QUEUED = 256

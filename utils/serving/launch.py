@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ def course_server(
     *,
     port: int | None = None,
     verbose: bool = True,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> LocalServer:
     """Start `python -m utils.serving` on a local port, a free one unless told.
@@ -23,6 +25,7 @@ def course_server(
     also when this process is killed.
 
     Args:
+        env: variables beside those of this process.
         options: of the command line, with underscores: `max_num_seqs=8`.
 
     Raises:
@@ -32,6 +35,6 @@ def course_server(
     name = options.get("served_model_name") or Path(model).name
     return LocalServer(
         [str(pipeline_python()), "-m", "utils.serving", *as_options(arguments)],
-        os.environ | worker_environment(), name,
+        os.environ | worker_environment() | dict(env or {}), name,
         name="our server", port=port, verbose=verbose,
     )  # fmt: skip

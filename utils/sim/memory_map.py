@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from utils.sim.allocators import next_power_of_two
-from utils.sim.memory_waste import STATES, Contiguous, Paged, Policy, check_trace
+from utils.sim.memory_policies import STATES, Contiguous, Paged, Policy, check_trace
 
 USED, RESERVED, INTERNAL, EXTERNAL, FREE = range(len(STATES))
 NOBODY = -1

@@ -18,14 +18,14 @@ from utils.engine.models.weights import load_model
 from utils.engine.spec_decode.medusa import MedusaHeads
 from utils.pipeline.drafts import distill, draft_model, medusa_heads, target_answers
 from utils.pipeline.drafts.chat_questions import chat_questions
-from utils.pipeline.drafts.draft_model import DraftSettings
+from utils.pipeline.drafts.initial_draft import DraftSettings
 from utils.pipeline.drafts.medusa_heads import MedusaSettings
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import minimize
 from utils.pipeline.runner import Runner, Stage
 from utils.pipeline.stage_process import StageFunction
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
-from utils.pipeline.stages.finetune import Tokens
+from utils.pipeline.stages.packed_batches import Tokens
 from utils.profiles import PROFILES
 
 DRAFT = DraftSettings(hidden_size=64, num_layers=1, steps=4, batch_size=2, learning_rate=1e-3)

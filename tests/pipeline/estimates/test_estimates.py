@@ -15,12 +15,13 @@ from tests.scale import PIPELINE_PROFILE
 from utils.pipeline.__main__ import main
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS, USABLE, get_card
 from utils.pipeline.estimates.dry_run import card_for, dry_run, misfits
-from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, _answers, estimate_stages
+from utils.pipeline.estimates.estimates import HOST_LIBRARIES, Estimate, estimate_stages
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
 from utils.pipeline.estimates.training_memory import training_memory
 from utils.pipeline.estimates.workload import (
     SHAPE_OF_MODEL,
     EstimateError,
+    _answers,
     compute_seconds,
     int4_bytes,
     kv_bytes_per_token,
@@ -29,7 +30,9 @@ from utils.pipeline.estimates.workload import (
 )
 from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.quantizers.calibration import calibration_windows
-from utils.pipeline.stages.chain import MODELS, build_stages, calibration_texts
+from utils.pipeline.stages.chain import build_stages
+from utils.pipeline.stages.folders import MODELS
+from utils.pipeline.stages.functions import calibration_texts
 from utils.profiles import PROFILES, Profile, fast_dtype, get_profile
 from utils.sim.memory import MODEL_SHAPES
 from utils.sim.memory import kv_bytes_per_token as kv_bytes_of_notebook_02

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from utils.pipeline.quantizers.calibration import WINDOW, calibration_windows
-from utils.pipeline.stages.chain import (
+from utils.pipeline.stages.folders import TRAIN_FILE
+from utils.pipeline.stages.functions import (
     CALIBRATION_EXAMPLES,
     CUSTOMERS_PER_CHAT,
-    TRAIN_FILE,
     calibration_texts,
 )
 from utils.pipeline.stages.perplexity import load_text
-from utils.pipeline.task.data import SYSTEM_PROMPT, generate, write_jsonl
+from utils.pipeline.task.data import SYSTEM_PROMPT, write_jsonl
+from utils.pipeline.task.messages import generate
 from utils.profiles import PROFILES, PROOF_PROFILE
 
 

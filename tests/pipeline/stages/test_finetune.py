@@ -17,21 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.scale import sized
 from utils.pipeline.estimates.train_shapes import TrainShape
 from utils.pipeline.estimates.training_memory import training_memory
-from utils.pipeline.stages.finetune import (
+from utils.pipeline.stages.finetune import TrainSettings, add_lora, finetune, load_nf4, one_cycle
+from utils.pipeline.stages.packed_batches import (
     ATTENTION,
-    TrainSettings,
-    add_lora,
     answer_loss,
     answer_perplexity,
     batches,
     encode,
-    finetune,
-    load_nf4,
-    one_cycle,
     pack,
     pad,
 )
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 from utils.profiles import fast_dtype
 
 ROOT = Path(__file__).parents[3]
@@ -137,7 +133,7 @@ def test_padding_changes_neither_loss_nor_gradients(
 MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 from utils.pipeline.stages.finetune import TrainSettings, finetune
 from utils.profiles import fast_dtype
 

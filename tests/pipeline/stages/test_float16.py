@@ -16,16 +16,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tests.engine.tiny_engines import gaps_below_best
 from utils.engine import LLM, SamplingParams
-from utils.pipeline.stages.finetune import TrainSettings, encode, finetune
+from utils.pipeline.stages.finetune import TrainSettings, finetune
 from utils.pipeline.stages.merge import TOKENIZER_FILES, merge
-from utils.pipeline.task.data import generate
+from utils.pipeline.stages.packed_batches import encode
+from utils.pipeline.task.messages import generate
 from utils.vllm.engine_settings import EngineSettings
 from utils.vllm.session import VllmSession
 
 MAX_TOKENS = 24
 NEAR_TIE = 0.1  # float16 has 11 bits: logits around 20 come in steps of 0.016
-
-
 SETTINGS = TrainSettings(
     steps=4, batch_size=1, learning_rate=2e-2, lora_r=4, lora_alpha=8, dtype="float16",
     gradient_checkpointing=True,

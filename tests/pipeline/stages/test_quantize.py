@@ -22,9 +22,10 @@ from utils.pipeline.quantizers.checkpoint import (
 )
 from utils.pipeline.quantizers.classic.clip_search import best_clip
 from utils.pipeline.quantizers.packing import dequantized_state_dict
+from utils.pipeline.quantizers.tool_process import QuantizeError
 from utils.pipeline.stages import quantize as quantize_module
 from utils.pipeline.stages.perplexity import load_text
-from utils.pipeline.stages.quantize import DEFAULT_TOOLS, ROUTES, QuantizeError, Route, quantize
+from utils.pipeline.stages.quantize import DEFAULT_TOOLS, ROUTES, Route, quantize
 from utils.profiles import PROFILES
 from utils.quant.packing import dequantize_awq, dequantize_gptq, unpack_int4, unpack_int4_awq
 
@@ -57,7 +58,7 @@ def test_wrong_arguments(
     arguments: dict[str, Any], message: str, model_path: Path, texts: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(quantize_module, "_run", lambda *_: pytest.fail("a tool was started"))
+    monkeypatch.setattr(quantize_module, "run_tool", lambda *_: pytest.fail("a tool was started"))
     good: dict[str, Any] = {
         "method": "gptq", "tool": "gptqmodel", "model_dir": model_path,
         "out_dir": tmp_path / "out", "calibration_texts": texts,

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from utils.pipeline.stages.chain import TRAIN_FILE
+from utils.pipeline.stages.folders import TRAIN_FILE
 from utils.pipeline.studies.calibration_choices import CHOICES, choice_windows, layer_inputs
-from utils.pipeline.task.data import generate, write_jsonl
+from utils.pipeline.task.data import write_jsonl
+from utils.pipeline.task.messages import generate
 
 
 @pytest.fixture(scope="module")

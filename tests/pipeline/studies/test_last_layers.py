@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_loss, pack
+from utils.pipeline.stages.packed_batches import ATTENTION, Tokens, answer_loss, pack
 from utils.pipeline.studies.last_layers import keep_last_layers, last_layers_loss
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from utils.engine.models.weights import read_safetensors
-from utils.pipeline.stages.finetune import ATTENTION, Tokens, answer_perplexity, pack, quiet_peft
+from utils.pipeline.stages.finetune import quiet_peft
 from utils.pipeline.stages.merge import AdapterError, merged_model
+from utils.pipeline.stages.packed_batches import ATTENTION, Tokens, answer_perplexity, pack
 from utils.pipeline.studies.merge_bases import (
     linear_weights,
     load_adapter,

@@ -7,7 +7,7 @@ import re
 from huggingface_hub import DatasetCard
 
 from utils.pipeline.task.card import CARD, SAMPLE, data_card
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 from utils.profiles import PROFILES
 
 

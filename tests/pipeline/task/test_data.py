@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.pipeline.task import data
-from utils.pipeline.task.data import FIELDS, DataError, Example, generate, read_jsonl, write_jsonl
+from utils.pipeline.task.data import FIELDS, DataError, Example, read_jsonl, write_jsonl
+from utils.pipeline.task.messages import generate
 from utils.pipeline.task.phrases import HELD_OUT, TRAIN, Phrases
 
 TRAINING = generate("train", 600)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from utils.pipeline.task.data import FIELDS, generate
+from utils.pipeline.task.data import FIELDS
 from utils.pipeline.task.evaluate import compare, parse_answer, same_value, score
+from utils.pipeline.task.messages import generate
 
 RIGHT = {
     "customer": "Zoë O'Brien", "order_id": "AB-123", "product": "tea kettle", "quantity": 2,

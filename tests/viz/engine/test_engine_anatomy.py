@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -14,13 +15,8 @@ from tests.engine.tiny_engines import tiny_llama
 from utils.engine import LLM, ContiguousKVCache, LLMEngine, SamplingParams, SpeculativeConfig
 from utils.engine.attention.paged_kv_cache import slot_mapping
 from utils.viz.engine import step_time
-from utils.viz.engine.step_anatomy import (
-    REQUEST_COLORS,
-    StepAnatomy,
-    anatomy_explorer,
-    plot_anatomy,
-    record_anatomy,
-)
+from utils.viz.engine.anatomy_record import StepAnatomy, record_anatomy
+from utils.viz.engine.step_anatomy import REQUEST_COLORS, anatomy_explorer, plot_anatomy
 from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
 from utils.viz.engine.throughput import (
     FILES,
@@ -31,6 +27,7 @@ from utils.viz.engine.throughput import (
     throughput_finding,
 )
 from utils.viz.model.logit_gaps import plot_logit_gaps, plot_noise
+from utils.vllm.recipe import describe
 
 CONFIG = dict(num_gpu_blocks=24, block_size=4, max_model_len=64, max_num_batched_tokens=12,
               max_num_seqs=4)  # fmt: skip
@@ -219,10 +216,14 @@ def test_changed_tokens_stand_out() -> None:
     assert changed.get_offsets().tolist() == [[0.1, 0.3]]
 
 
+def report(engines: dict[str, Any]) -> dict[str, Any]:
+    return {"results": {"engines": engines}, "machine": {"threads": 2}, "vllm": describe()}
+
+
 def test_an_engine_that_failed_has_no_bar() -> None:
     speeds = {"ours": {"tokens_per_s": 30.0}, "HF": {"tokens_per_s": 20.0}}
     failed = {"ours": {"tokens_per_s": 50.0}, "HF": {"error": "out of memory"}}
-    figure = plot_throughput({"float32": {"batch 1": speeds, "batch 8": failed}}, "title")
+    figure = plot_throughput(report({"float32": {"batch 1": speeds, "batch 8": failed}}))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [30.0, 50.0, 20.0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "HF"]
@@ -242,9 +243,10 @@ def test_the_finding_is_that_of_the_largest_batch() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_committed_benchmarks_can_be_drawn(file: str) -> None:
-    engines = read_report(RESULTS / file)["results"]["engines"]
+    measured = read_report(RESULTS / file)
+    engines = measured["results"]["engines"]
     assert engines and throughput_finding(engines).count("times vLLM") == len(engines)
-    assert plot_throughput(engines, "title").axes
+    assert plot_throughput(measured).axes
 
 
 def test_a_missing_benchmark_is_named(tmp_path: Path) -> None:

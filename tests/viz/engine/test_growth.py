@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from utils.viz.engine.growth import plot_growth, steepest, times_as_fast
+from utils.vllm.recipe import describe
 
 CURVE = {
     "1": {"ours": [0.001, 0.003, 0.002], "vLLM": [0.002, 0.006, 0.003]},
@@ -15,7 +16,8 @@ CURVE = {
 
 
 def test_points_are_medians_and_titles_say_least_and_most() -> None:
-    figure = plot_growth({"float32": {"requests": CURVE}})
+    results = {"float32": {"requests": CURVE}}
+    figure = plot_growth({"results": results, "machine": {"threads": 2}, "vllm": describe()})
     figure.canvas.draw()  # while it is measured, it is drawn with what there is
     axes, *others = figure.axes
     ours, theirs = axes.lines

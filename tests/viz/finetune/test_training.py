@@ -10,8 +10,8 @@ import pytest
 
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
 from utils.pipeline.estimates.training_memory import training_memory
-from utils.pipeline.stages.finetune import encode
-from utils.pipeline.task.data import generate
+from utils.pipeline.stages.packed_batches import encode
+from utils.pipeline.task.messages import generate
 from utils.viz.explore import Explorer
 from utils.viz.finetune.training import (
     GB,

@@ -8,15 +8,9 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import FancyArrowPatch
 
-from utils.viz.memory.block_pool import (
-    BlockStory,
-    PoolState,
-    block_pool_explorer,
-    plot_block_size_tradeoff,
-    plot_blocks_over_steps,
-    plot_pool,
-    tell_story,
-)
+from utils.viz.memory.block_counts import plot_block_size_tradeoff, plot_blocks_over_steps
+from utils.viz.memory.block_pool import PoolState, plot_pool
+from utils.viz.memory.block_story import BlockStory, block_pool_explorer, tell_story
 
 BLOCK_SIZES = (2, 4, 8)
 WRITE_AFTER_FORK, C_COMES, B_LEAVES, C_AGAIN, A2_DROPPED = 6, 8, 10, 11, 12

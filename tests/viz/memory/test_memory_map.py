@@ -9,7 +9,9 @@ from matplotlib.colors import to_rgb
 
 from tests.viz.test_widgets import move_everything
 from utils.sim.memory_map import NOBODY, map_memory
-from utils.sim.memory_waste import STATES, Contiguous, Paged, simulate
+from utils.sim.memory_policies import STATES, Contiguous, Paged
+from utils.sim.memory_waste import simulate
+from utils.viz.memory import memory_explorer
 from utils.viz.memory import memory_map as pictures
 
 
@@ -46,7 +48,7 @@ def test_lines_separate_owners() -> None:
     memory = map_memory(Paged(4), [4, 4], [1, 2], 12)
     assert memory.owners[0].tolist() == [0] * 4 + [1] * 4 + [NOBODY] * 4
     _, axes = plt.subplots()
-    pictures._draw_map(axes, memory)
+    pictures.draw_map(axes, memory)
     vertical, _horizontal = axes.collections
     first_step = {line[0][0] for line in vertical.get_segments() if line[0][1] == -0.5}
     assert first_step == {3.5, 7.5}
@@ -58,7 +60,7 @@ def test_large_maps_have_no_letters() -> None:
 
 
 def test_request_names() -> None:
-    assert [pictures._letter(n) for n in (0, 25, 26)] == ["A", "Z", "26"]
+    assert [pictures.letter(n) for n in (0, 25, 26)] == ["A", "Z", "26"]
 
 
 def test_waste_has_a_bar_for_each_share() -> None:
@@ -106,7 +108,7 @@ def _as_array(line: plt.Line2D) -> plt.Line2D:
 
 
 def test_explorer_draws_every_choice() -> None:
-    explorer = pictures.memory_explorer()
+    explorer = memory_explorer.memory_explorer()
     plt.close("all")
     assert move_everything(explorer) >= 12
     assert plt.get_fignums() == []
@@ -117,8 +119,8 @@ def test_explorer_draws_every_choice() -> None:
 
 
 def test_explorer_reports_what_it_shows() -> None:
-    figure = pictures.plot_policy("reserve the maximum, first fit", 128, 4)
+    figure = memory_explorer.plot_policy("reserve the maximum, first fit", 128, 4)
     assert "all done after 194" in figure.get_suptitle()  # one request at a time
     assert "preemption" not in figure.get_suptitle()
-    assert sum(pictures._OUTPUTS) == 194
-    assert "preemptions" in pictures.plot_policy("blocks", 64, 4).get_suptitle()
+    assert sum(memory_explorer._OUTPUTS) == 194
+    assert "preemptions" in memory_explorer.plot_policy("blocks", 64, 4).get_suptitle()

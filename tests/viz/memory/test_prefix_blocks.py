@@ -13,7 +13,8 @@ import torch
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.input_processor import InputProcessor
-from utils.viz.memory.prefix_blocks import EXAMPLES, PrefixBlocksWidget, plot_prefix_blocks
+from utils.viz.memory.prefix_blocks import plot_prefix_blocks
+from utils.viz.memory.prefix_blocks_widget import EXAMPLES, PrefixBlocksWidget
 
 
 @pytest.fixture(scope="module")

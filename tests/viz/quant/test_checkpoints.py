@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from matplotlib.colors import to_rgba
 from safetensors.torch import save_file
 
-from utils.hub import _bundled_gguf
+from utils.bundled_model import bundled_gguf
 from utils.pipeline.studies.stored_weights import StoredWeight, read_tensor
 from utils.quant import pack_awq, pack_gptq, rtn
 from utils.viz.quant.checkpoints import (
@@ -55,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def reader() -> GGUFReader:
-    return GGUFReader(_bundled_gguf())
+    return GGUFReader(bundled_gguf())
 
 
 def test_bytes_by_kind() -> None:

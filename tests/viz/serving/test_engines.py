@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from utils.viz.serving.engines import plot_engines, read_engines
+from utils.vllm.recipe import describe
 
 LOADS = {
     load: {
@@ -17,10 +18,11 @@ LOADS = {
     for load in ("1 user", "8 users")
 }  # fmt: skip
 WEIGHTS = {"ours": "bfloat16", "vLLM": "bfloat16", "llama.cpp": "Q4_1"}
+REPORT = {"results": LOADS, "weights": WEIGHTS, "machine": {"threads": 2}, "vllm": describe()}
 
 
 def test_bars_are_the_medians_in_their_units() -> None:
-    figure = plot_engines(LOADS, WEIGHTS, "Finding")
+    figure = plot_engines(REPORT, "Finding")
     heights = [sorted({bar.get_height() for bar in axes.patches}) for axes in figure.axes]
     assert heights == [[20, 40, 50], [20, 25, 50], [40, 50, 100]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
@@ -31,7 +33,7 @@ def test_bars_are_the_medians_in_their_units() -> None:
 
 
 def test_lines_join_the_rounds_and_numbers_stand_above_them() -> None:
-    axes = plot_engines(LOADS, WEIGHTS, "Finding").axes[0]
+    axes = plot_engines(REPORT, "Finding").axes[0]
     lines = axes.lines
     assert len(lines) == 6 and list(lines[0].get_ydata()) == [45.0, pytest.approx(55.0)]
     numbers = [(text.get_text(), text.xy[1]) for text in axes.texts]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
-from utils.sim.memory_waste import STATES
+from utils.sim.memory_policies import STATES
 
 Step = tuple[Any, ...]
 NAMES: tuple[Any, ...] = ("a", "b", 0, "", ("c", 1), None, "0")

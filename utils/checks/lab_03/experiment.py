@@ -27,7 +27,8 @@ from utils.checks.lab_03.states import COUNT_STATES, painted
 from utils.checks.lab_03.steps import ADVANCE
 from utils.checks.lab_03.steps import right_step as course_advance
 from utils.sim.memory import GIB, MODEL_SHAPES, kv_bytes_per_token
-from utils.sim.memory_waste import STATES, Contiguous, MemoryUsage, Paged, simulate
+from utils.sim.memory_policies import STATES, Contiguous, MemoryUsage, Paged
+from utils.sim.memory_waste import simulate
 from utils.sim.traces import sharegpt_like_lengths
 
 NUM_SLOTS = int(12 * GIB // kv_bytes_per_token(MODEL_SHAPES["OPT-13B"]))

@@ -10,7 +10,7 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, Given, Once, R
 from utils.checks.kit.contracts.differences import shown
 from utils.checks.kit.runner import Mismatch, call
 from utils.checks.lab_03.kinds import Request, Running
-from utils.sim.memory_waste import STATES
+from utils.sim.memory_policies import STATES
 
 Holes = Sequence[tuple[int, int]]
 

@@ -21,7 +21,8 @@ import utils
 from utils.checks.kit.contracts.faults import Raised, attempt
 from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
-from utils.hub import ModelError, load_hf_model, load_tokenizer, resolve_model
+from utils.hub import load_hf_model, load_tokenizer, resolve_model
+from utils.model_folder import ModelError
 from utils.quant import rtn
 
 MakeCheckpoint = Callable[..., Any]

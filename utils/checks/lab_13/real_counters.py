@@ -22,7 +22,7 @@ from utils.checks.lab_13.scrapes import HIT_RATE
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
 from utils.hub import BUNDLED, load_tokenizer, resolve_model
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 from utils.vllm.engine_settings import EngineSettings
 from utils.vllm.session import VllmSession
 

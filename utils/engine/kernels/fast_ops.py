@@ -22,7 +22,7 @@ from torch import Tensor
 
 from utils.engine.attention.paged_attention import AttentionMetadata
 from utils.engine.models.llama import LlamaOps
-from utils.hub import cache_dir
+from utils.model_folder import cache_dir
 
 SOURCE = Path(__file__).parent / "csrc" / "kernels.cpp"
 HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))

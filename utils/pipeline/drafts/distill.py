@@ -120,10 +120,11 @@ def run_draft(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> d
     from transformers.utils import logging
 
     from utils.hub import load_tokenizer
-    from utils.pipeline.drafts.draft_model import DraftSettings, train_draft
+    from utils.pipeline.drafts.draft_model import train_draft
+    from utils.pipeline.drafts.initial_draft import DraftSettings
     from utils.pipeline.drafts.target_answers import load_answers
-    from utils.pipeline.stages.finetune import encode
-    from utils.pipeline.task.data import generate
+    from utils.pipeline.stages.packed_batches import encode
+    from utils.pipeline.task.messages import generate
 
     logging.disable_progress_bar()
     settings = dict(settings)

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from utils.engine import LLM, SamplingParams
 from utils.pipeline.drafts.chat_questions import chat_questions
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 
 FILE = "answers.safetensors"
 TOP_K = 32  # tokens of a distribution that are kept; the bundled model's hold 95 % and more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils.engine import LLM, SamplingParams
 from utils.pipeline.drafts.chat_questions import chat_questions
-from utils.pipeline.task.data import generate
+from utils.pipeline.task.messages import generate
 
 NUM_MESSAGES, NUM_QUESTIONS, NUM_SOLVED = 3, 16, 2
 

@@ -16,6 +16,7 @@ from utils.pipeline.estimates.workload import (
     EFFICIENCY,
     TRAINING_EFFICIENCY,
     Lengths,
+    answer_seconds,
     compute_seconds,
     int4_bytes,
     kv_bytes_per_token,
@@ -25,7 +26,7 @@ from utils.pipeline.estimates.workload import (
     transfer_seconds,
 )
 from utils.pipeline.quantizers.calibration import MIN_BUDGET, WINDOW
-from utils.pipeline.stages.chain import BASE
+from utils.pipeline.stages.folders import BASE
 from utils.profiles import Profile
 from utils.vllm.engine_settings import EngineSettings
 from utils.vllm.serve import TTFT_REPEATS
@@ -38,7 +39,6 @@ GRAPH_BYTES = 0.5e9  # those graphs
 PROFILED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its `LLM` on cards below 70 GiB
 COLUMN_SECONDS = 2e-4  # GPTQ: a dozen small kernels for each input channel, one after the other
 SCALE_TRIALS = 20  # AWQ: scales that are tried for each group of layers, on half of the tokens
-ANSWER_STEPS = 1.3  # the longest answer of a batch, in mean answers
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _vllm(
             batches = {True: profile.base_messages if name == BASE else profile.eval_examples}
         for caching, asked in batches.items():
             seconds += START_SECONDS
-            seconds += _answers(asked, shape, lengths, card, size, seqs, caching)
+            seconds += answer_seconds(asked, shape, lengths, card, size, seqs, caching)
     if stage == "serve":
         seconds += START_SECONDS  # the server
     else:
@@ -239,17 +239,3 @@ def _scored(shape: TrainShape) -> dict[str, float]:
         "logits": (HALF + 2 * FLOAT) * 512 * shape.vocab_size,
         "CUDA": CUDA_CONTEXT,
     }
-
-
-def _answers(
-    requests: int, shape: TrainShape, lengths: Lengths, card: Card, weights: float, seqs: int,
-    prefix_caching: bool,
-) -> float:  # fmt: skip
-    """All messages at once: prefill by compute, decode by whichever is slower."""
-    new = requests * (lengths.message if prefix_caching else lengths.prompt)
-    prefill = compute_seconds(new, shape, card)
-    steps = -(-requests // seqs) * lengths.answer * ANSWER_STEPS
-    cached = seqs * (lengths.prompt + lengths.answer / 2) * kv_bytes_per_token(shape)
-    return prefill + steps * max(
-        transfer_seconds(weights + cached, card), compute_seconds(seqs, shape, card)
-    )

@@ -12,8 +12,8 @@ from utils.hub import BUNDLED, load_tokenizer
 from utils.pipeline.estimates.cards import Card
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES, TrainShape
 from utils.pipeline.estimates.training_memory import HALF
-from utils.pipeline.stages.finetune import encode, pack
-from utils.pipeline.task.data import generate
+from utils.pipeline.stages.packed_batches import encode, pack
+from utils.pipeline.task.messages import generate
 from utils.profiles import Profile
 
 SHAPE_OF_MODEL = {
@@ -25,6 +25,7 @@ SHAPE_OF_MODEL = {
 # two thirds of its own. Less for training: many small kernels.
 EFFICIENCY, TRAINING_EFFICIENCY, BANDWIDTH_EFFICIENCY = 0.5, 0.35, 0.65
 DISK_BANDWIDTH = 0.5e9  # bytes per second
+ANSWER_STEPS = 1.3  # the longest answer of a batch, in mean answers
 
 
 class EstimateError(ValueError):
@@ -103,3 +104,17 @@ def transfer_seconds(num_bytes: float, card: Card) -> float:
 def load_seconds(shape: TrainShape) -> float:
     """Seconds to read or write the 16-bit model on a disk."""
     return HALF * shape.num_parameters() / DISK_BANDWIDTH
+
+
+def answer_seconds(
+    requests: int, shape: TrainShape, lengths: Lengths, card: Card, weights: float, seqs: int,
+    prefix_caching: bool,
+) -> float:  # fmt: skip
+    """All messages at once: prefill by compute, decode by whichever is slower."""
+    new = requests * (lengths.message if prefix_caching else lengths.prompt)
+    prefill = compute_seconds(new, shape, card)
+    steps = -(-requests // seqs) * lengths.answer * ANSWER_STEPS
+    cached = seqs * (lengths.prompt + lengths.answer / 2) * kv_bytes_per_token(shape)
+    return prefill + steps * max(
+        transfer_seconds(weights + cached, card), compute_seconds(seqs, shape, card)
+    )

@@ -15,32 +15,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
-from utils.environments.pipeline import package_version, pipeline_python, worker_environment
-from utils.hub import check_weights
+from utils.environments.pipeline import package_version, pipeline_python
+from utils.model_folder import check_weights
 from utils.pipeline.quantizers.calibration import calibration_windows
-from utils.pipeline.quantizers.checkpoint import (
-    quantization_config,
-    write_checkpoint,
-    write_source,
-)
+from utils.pipeline.quantizers.checkpoint import quantization_config, write_checkpoint, write_source
 from utils.pipeline.quantizers.classic.environment import classic_python, locked_packages
-from utils.pipeline.quantizers.classic.worker import PROGRESS
+from utils.pipeline.quantizers.tool_process import run_tool
 from utils.pipeline.stages.perplexity import check_perplexity, perplexity
-from utils.processes.supervised import stop, supervised
 from utils.profiles import PROFILES, half_dtype
 
 # The tool that is right and fast, by profile and method.
@@ -52,22 +43,7 @@ DEFAULT_TOOLS = {
 # are wrong has hundreds or thousands of times as much.
 MAX_PERPLEXITY_RATIO = 1.5
 CHECK_TOKENS = 2048
-
-WORKER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",  # the model is local; no library should ask for anything
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONUNBUFFERED": "1",
-    # gptqmodel wants two workers and counts one on a machine with two cores.
-    "GPTQMODEL_CPU_WORKERS": "2",
-    "BUILD_CUDA_EXT": "0",  # quantizing needs no compiled kernels
-}
-
-_PROGRESS_LINE = re.compile(rf"{PROGRESS} (\d+) (\d+)")
 _QUANTIZERS = Path(__file__).parents[1] / "quantizers"
-
-
-class QuantizeError(RuntimeError):
-    """A quantizer's subprocess failed. The message ends with the last lines of its output."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +148,7 @@ def quantize(
         }
         (work / "job.json").write_text(json.dumps(job))
         started = time.perf_counter()
-        _run(python, route.script, work / "job.json", f"{method} by {tool}", use_tqdm)
+        run_tool(python, route.script, work / "job.json", f"{method} by {tool}", use_tqdm)
         seconds = time.perf_counter() - started
         tool_version = route.tool_version()
         entry = quantization_config(method, group_size, tool, tool_version)
@@ -256,51 +232,3 @@ def _check_perplexities(max_tokens: int, *folders: Path) -> tuple[float, ...]:
     return tuple(
         perplexity(folder, max_tokens=max_tokens, dtype=dtype, use_tqdm=False) for folder in folders
     )
-
-
-# --- the subprocess -----------------------------------------------------------------------------
-
-
-def _run(python: Path, script: Path, job: Path, name: str, use_tqdm: bool) -> None:
-    """Run a worker and turn its progress lines into a bar.
-
-    Raises:
-        QuantizeError: it failed; the message holds the last lines it printed.
-    """
-    env = os.environ | WORKER_ENVIRONMENT
-    if script.parent.name == "classic":
-        env.pop("PYTHONPATH", None)  # the classic tools must not see this environment
-    else:
-        env |= worker_environment()
-    tail: deque[str] = deque(maxlen=30)
-    with (
-        subprocess.Popen(
-            supervised([str(python), str(script), str(job)]), env=env, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
-            cwd=job.parent,  # gptqmodel writes a folder of logs wherever it stands
-        ) as process,
-        tqdm(desc=name, unit="layer", disable=not use_tqdm) as bar,
-    ):  # fmt: skip
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                # Not `match`: a tool's own progress bar may have left the line unfinished.
-                if found := _PROGRESS_LINE.search(line):
-                    done, bar.total = map(int, found.groups())
-                    bar.update(done - bar.n)
-                elif line.strip():
-                    tail.append(line.rstrip())
-        except BaseException:  # a cell was interrupted: the worker must not go on alone
-            stop(process)
-            raise
-        code = process.wait()
-        if code == 0 and bar.total:
-            bar.update(bar.total - bar.n)
-    if code:
-        reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        memory = (
-            " Signal 9 usually means that memory ran out: see docs/troubleshooting.md."
-            if code == -9
-            else ""
-        )
-        raise QuantizeError(f"{name} {reason}.{memory} Its last lines:\n" + "\n".join(tail))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.pipeline.quantizers.calibration import WINDOW, all_windows
-from utils.pipeline.stages.chain import calibration_texts
+from utils.pipeline.stages.functions import calibration_texts
 
 CHOICES = ("customers", "novel", "random tokens", "customers and novel")
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.pipeline.stages.finetune import Batch
+from utils.pipeline.stages.packed_batches import Batch
 
 
 @torch.no_grad()

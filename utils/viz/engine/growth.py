@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from utils.viz.style import BLUE, ORANGE
+from utils.viz.style import BLUE, GREY, ORANGE
+from utils.vllm.recipe import in_words
 
 GROWTH = "growth_avx512.json"  # the committed report: of a processor with AVX-512 and no AMX
 # size -> engine -> seconds of each round
@@ -23,14 +25,16 @@ PANELS = {
 }
 
 
-def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
+def plot_growth(report: Mapping[str, Any]) -> Figure:
     """A row per number format, a panel per curve; both axes are logarithmic.
 
     A point is the median of the rounds, its line goes from the fastest to the slowest.
 
     Args:
-        results: dtype -> "requests", "context" or "prompt" -> `Curve`.
+        report: of `benchmarks/growth.py`. Its results are dtype -> "requests", "context" or
+            "prompt" -> `Curve`.
     """
+    results: Mapping[str, Mapping[str, Curve]] = report["results"]
     size = (11.5, 0.6 + 3.4 * len(results))
     figure, rows = plt.subplots(len(results), len(PANELS), figsize=size, squeeze=False)
     for row, (dtype, curves) in zip(rows, results.items(), strict=True):
@@ -53,6 +57,7 @@ def plot_growth(results: Mapping[str, Mapping[str, Curve]]) -> Figure:
             axes.set_xlabel(across)
             axes.set_ylabel(up)
         row[0].legend()
+    figure.supxlabel(in_words(report), x=0.01, ha="left", fontsize=8, color=GREY)
     return figure
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -15,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from torch import Tensor
 
-from utils.engine import LLMEngine, ModelRunner
 from utils.engine.core.step_record import StepRecord
+from utils.viz.engine.anatomy_record import StepAnatomy, _events
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREEN, GREY, INK, MAX_HEIGHT, ORANGE, RED
 
@@ -29,60 +26,6 @@ REQUEST_COLORS = (BLUE, ORANGE, GREEN, "#7a4fa3", "#c9b037", "#3f8f8a", RED, "#8
 EMPTY = "#f4f4f4"
 BLOCKS_PER_ROW = 8
 MAX_CELLS = 32  # of the flat batch in one row
-
-
-@dataclass(frozen=True)
-class StepAnatomy:
-    """What one step gave to the model.
-
-    Args:
-        record: the engine's record of the step.
-        input_ids: [T], the flat batch.
-        positions: [T], of each token in its request.
-        slots: [T], where its keys and values went.
-        block_tables: by request id, the blocks of each scheduled request.
-    """
-
-    record: StepRecord
-    input_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    block_tables: dict[str, list[int]]
-
-    @property
-    def owners(self) -> list[str]:
-        """The request id of each token of the flat batch."""
-        return [name for name, new in self.record.tokens.items() for _ in range(new.num_new)]
-
-
-@contextmanager
-def record_anatomy(engine: LLMEngine) -> Iterator[list[StepAnatomy]]:
-    """Record the engine's steps while the context lasts. The list is filled when it ends.
-
-    Raises:
-        ValueError: the engine has no paged KV cache.
-    """
-    if engine.kv_cache is None or not isinstance(engine.executor, ModelRunner):
-        raise ValueError("Only an engine with a paged KV cache has blocks to show.")
-    given: list[tuple[list[int], list[int], list[int], list[list[int]]]] = []
-
-    def record(module: Any, arguments: tuple[Tensor, Tensor, Any]) -> None:
-        input_ids, positions, batch = arguments
-        tables = [table.tolist() for table in batch.metadata.block_tables]
-        slots = batch.metadata.slot_mapping.tolist()
-        given.append((input_ids.tolist(), positions.tolist(), slots, tables))
-
-    anatomy: list[StepAnatomy] = []
-    before, engine.step_trace = engine.step_trace, []
-    hook = engine.executor.model.register_forward_pre_hook(record)
-    try:
-        yield anatomy
-    finally:
-        hook.remove()
-        steps, engine.step_trace = engine.step_trace, before
-    for step, (input_ids, positions, slots, tables) in zip(steps, given, strict=True):
-        by_request = dict(zip(step.tokens, tables, strict=True))
-        anatomy.append(StepAnatomy(step, input_ids, positions, slots, by_request))
 
 
 def plot_anatomy(
@@ -148,13 +91,6 @@ def anatomy_explorer(
         return plot_anatomy(anatomy, tokenizer, num_blocks, block_size, title, names)
 
     return Explorer(draw, step=slider)
-
-
-def _events(record: StepRecord) -> tuple[int, int, int]:
-    """How much a step has to show: kinds of events first, then guesses, then requests."""
-    kinds = (record.preempted_req_ids, record.resumed_req_ids, record.finished_req_ids)
-    guesses = sum(new.num_draft for new in record.tokens.values())
-    return sum(map(bool, kinds)) + bool(guesses), guesses, len(record.tokens)
 
 
 def _draw_flat_batch(

@@ -11,10 +11,11 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
+from utils.vllm.recipe import in_words, require_todays
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-# Of processors with AVX-512 and AMX, with AVX-512, and with AVX2 only
-FILES = ("throughput.json", "throughput_avx512.json", "throughput_avx2.json")
+# Of processors with AVX-512 and instructions for bfloat16, and with AVX2 only
+FILES = ("throughput_avx512_bf16.json", "throughput_avx2.json")
 LOOKS = {
     "ours": (BLUE, ""), "vLLM": (ORANGE, ""), "HF": (GREY, ""), "HF continuous": (GREEN, "////"),
 }  # fmt: skip
@@ -25,24 +26,27 @@ def read_report(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the benchmark has not been run; the message says how.
+        OldRecipe: vLLM was given something else there than it is today.
     """
+    script = path.stem.partition("_")[0]
     if not path.is_file():
-        script = path.stem.partition("_")[0]
         raise FileNotFoundError(f"{path.name} is missing. Run: python benchmarks/{script}.py")
     report: dict[str, Any] = json.loads(path.read_text())
+    require_todays(report, path.name, script)
     return report
 
 
-def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -> Figure:
+def plot_throughput(report: dict[str, Any]) -> Figure:
     """Tokens per second of each engine, a panel per number format and a group per workload.
 
     A bar is the median of the rounds, its line goes from the slowest round to the fastest.
 
     Args:
-        engines: dtype -> workload -> engine -> `{"tokens_per_s": ..., "seconds": [...]}`, median
-            and rounds, or `{"error": ...}` for an engine that failed, which has no bar.
-        title: the finding.
+        report: as `read_report` returns it. Its results' `engines` are dtype -> workload -> engine
+            -> `{"tokens_per_s": ..., "seconds": [...]}`, median and rounds, or `{"error": ...}` for
+            an engine that failed, which has no bar.
     """
+    engines = report["results"]["engines"]
     size = (10.5, 4.3)
     figure, panels = plt.subplots(1, len(engines), figsize=size, sharey=True, squeeze=False)
     for axes, (dtype, workloads) in zip(panels[0], engines.items(), strict=True):
@@ -70,13 +74,17 @@ def plot_throughput(engines: dict[str, dict[str, dict[str, Any]]], title: str) -
         axes.set_title(dtype, fontsize=11, weight="normal")
         axes.grid(axis="x", visible=False)
     panels[0][0].set_ylabel("tokens per second")
+    title = throughput_finding(engines)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", color=INK)
     patches = [
         plt.Rectangle((0, 0), 1, 1, facecolor=color, hatch=hatch, edgecolor="white", label=name)
         for name, (color, hatch) in LOOKS.items()
         if any("tokens_per_s" in w.get(name, {}) for ws in engines.values() for w in ws.values())
     ]
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9.5)
+    figure.legend(
+        handles=patches, loc="outside lower left", ncols=len(patches), fontsize=9.5,
+        title=in_words(report), title_fontsize=8, alignment="left",
+    )  # fmt: skip
     return figure
 
 

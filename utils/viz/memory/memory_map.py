@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,9 +11,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.sim.memory_map import NOBODY, MemoryMap, map_memory
-from utils.sim.memory_waste import STATES, Contiguous, MemoryUsage, Paged, Policy
-from utils.viz.explore import Explorer
+from utils.sim.memory_map import NOBODY, MemoryMap
+from utils.sim.memory_policies import STATES, MemoryUsage
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 # Each brighter than the one before, so that they differ in grey as well.
@@ -50,20 +48,22 @@ def plot_memory_map(memory: MemoryMap, title: str) -> Figure:
             if owner != NOBODY:
                 used = memory.states[step, slot] == STATES.index("used")
                 axes.text(
-                    slot, step, _letter(owner), ha="center", va="center",
+                    slot, step, letter(owner), ha="center", va="center",
                     color="white" if used else INK, weight="bold" if used else "normal",
                 )  # fmt: skip
-    _draw_map(axes, memory)
+    draw_map(axes, memory)
     axes.set_title(title)
-    _legend(figure)
+    draw_legend(figure)
     return figure
 
 
-def _letter(request: int) -> str:
+def letter(request: int) -> str:
+    """The name of a request."""
     return chr(ord("A") + request) if request < 26 else str(request)
 
 
-def _draw_map(axes: Axes, memory: MemoryMap) -> None:
+def draw_map(axes: Axes, memory: MemoryMap) -> None:
+    """The map itself, in axes that are given."""
     num_steps, num_slots = memory.states.shape
     axes.imshow(
         memory.states, cmap=_COLORS, vmin=0, vmax=len(STATES) - 1,
@@ -84,7 +84,8 @@ def _draw_map(axes: Axes, memory: MemoryMap) -> None:
         axes.spines[side].set_visible(True)
 
 
-def _legend(figure: Figure) -> None:
+def draw_legend(figure: Figure) -> None:
+    """What the colors of the states mean."""
     patches = [
         Patch(
             facecolor=STATE_COLORS[state], edgecolor=INK, linewidth=0.8, label=STATE_LABELS[state]
@@ -142,7 +143,7 @@ def plot_usage_over_time(usages: Mapping[str, MemoryUsage], num_steps: int, titl
     axes.set_xlabel("step (every running request gains one token per step)")
     figure.supylabel("% of the KV memory", fontsize=11)
     figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
-    _legend(figure)
+    draw_legend(figure)
     return figure
 
 
@@ -186,7 +187,7 @@ def plot_waste(
     axes.set_xlabel("% of the KV memory, mean over time")
     axes.set_title(title)
     axes.grid(visible=False)
-    _legend(figure)
+    draw_legend(figure)
     return figure
 
 
@@ -213,68 +214,3 @@ def plot_block_sizes(
     axes.set_title("A request leaves half of a block empty, on average")
     axes.legend()
     return figure
-
-
-# A small trace for the widget: 14 requests of at most 32 tokens, all waiting from the beginning.
-_PROMPTS = (6, 13, 3, 9, 4, 17, 2, 8, 11, 5, 3, 14, 7, 4)
-_OUTPUTS = (9, 17, 25, 4, 12, 8, 20, 6, 19, 28, 3, 11, 22, 10)
-_NUM_SLOTS = 128
-EXPLORED: dict[str, tuple[str, str]] = {
-    "reserve the maximum, first fit": ("max", "first_fit"),
-    "reserve the maximum, buddies": ("max", "buddy"),
-    "reserve to a power of two, first fit": ("pow2", "first_fit"),
-    "reserve to a power of two, buddies": ("pow2", "buddy"),
-    "reserve exactly, first fit": ("oracle", "first_fit"),
-    "reserve exactly, buddies": ("oracle", "buddy"),
-    "blocks": ("", ""),
-}
-
-
-def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
-    """The memory map of a small trace under one policy, and the share that holds tokens.
-
-    Args:
-        allocator: a key of `EXPLORED`.
-        max_model_len: what "the maximum" is; at least 32, the longest request of the trace.
-        block_size: tokens per block, for "blocks".
-    """
-    reserve, placement = EXPLORED[allocator]
-    policy: Policy = Paged(block_size)
-    if reserve:
-        policy = Contiguous(reserve, placement, max_model_len)  # type: ignore[arg-type]
-    memory = map_memory(policy, _PROMPTS, _OUTPUTS, _NUM_SLOTS)
-    num_steps = len(memory.states)
-    used = memory.count("used") / _NUM_SLOTS
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 5), width_ratios=(4, 1), sharey=True)
-    _draw_map(left, memory)
-    first_steps = slice(0, 25)
-    starts = [np.argwhere(memory.owners == request)[0] for request in range(len(_PROMPTS))]
-    for request, (step, slot) in enumerate(starts):
-        left.text(slot + 0.3, step + 0.3, _letter(request), color="white", va="top", fontsize=9)
-    right.barh(range(num_steps), 100 * used, height=1.0, color=BLUE)
-    right.set_xlim(0, 100)
-    right.set_xlabel("% used")
-    preempted = f", {memory.num_preemptions} preemptions" if memory.num_preemptions else ""
-    figure.suptitle(
-        f"{allocator}: {used[first_steps].mean():.0%} used in the first 25 steps, "
-        f"all done after {num_steps}{preempted}",
-        fontsize=12, weight="bold", x=0.01, ha="left",
-    )  # fmt: skip
-    _legend(figure)
-    return figure
-
-
-def memory_explorer() -> Explorer:
-    """`plot_policy` with a control for each of its arguments."""
-    return Explorer(
-        plot_policy,
-        allocator=ipywidgets.Dropdown(
-            options=list(EXPLORED), value="reserve exactly, first fit", description="allocator"
-        ),
-        max_model_len=ipywidgets.SelectionSlider(
-            options=[32, 48, 64, 96, 128], value=64, description="maximum"
-        ),
-        block_size=ipywidgets.SelectionSlider(
-            options=[1, 2, 4, 8, 16, 32], value=4, description="block size"
-        ),
-    )

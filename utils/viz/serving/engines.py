@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from utils.viz.style import BLUE, GREEN, GREY, ORANGE
+from utils.vllm.recipe import in_words, require_todays
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results/engines_under_load.json"
 LOOKS = {"ours": BLUE, "vLLM": ORANGE, "llama.cpp": GREEN, "Hugging Face": GREY}
@@ -26,26 +27,27 @@ def read_engines(path: Path = RESULTS) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the benchmark has not been run; the message says how.
+        OldRecipe: vLLM was given something else there than it is today.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"{path.name} is missing. Run: python benchmarks/engines_under_load.py"
         )
     report: dict[str, Any] = json.loads(path.read_text())
+    require_todays(report, path.name, "engines_under_load")
     return report
 
 
-def plot_engines(
-    loads: Mapping[str, Mapping[str, Any]], weights: Mapping[str, str], title: str
-) -> Figure:
+def plot_engines(report: Mapping[str, Any], title: str) -> Figure:
     """Three panels: throughput, and the medians of TTFT and of the time per further token.
 
     Args:
-        loads: load -> engine -> `tokens_per_second`, `ttft`, `tpot`, and `rounds`, the tokens per
-            second of each round, whose slowest and fastest a thin line joins.
-        weights: engine -> number format, for the legend.
+        report: as `read_engines` returns it. Its `results` are load -> engine ->
+            `tokens_per_second`, `ttft`, `tpot`, and `rounds`, the tokens per second of each round,
+            whose slowest and fastest a thin line joins; its `weights`, engine -> number format.
         title: the finding.
     """
+    loads, weights = report["results"], report["weights"]
     figure, panels = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
     names = [name for name in LOOKS if all(name in found for found in loads.values())]
     width = 0.86 / len(names)
@@ -66,5 +68,8 @@ def plot_engines(
             axes.set_yscale("log")
         axes.margins(y=0.12)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=12)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=4,
+        title=in_words(report), title_fontsize=8, alignment="left",
+    )  # fmt: skip
     return figure

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from utils.environments.virtual import build, find_uv, package_sources, run
-from utils.hub import cache_dir
+from utils.model_folder import cache_dir
 
 LOCK = Path(__file__).parents[4] / "requirements" / "classic.lock"
 HASHES = LOCK.parent / "hashes" / "classic.txt"  # of all but torch's CPU build
