@@ -17,7 +17,7 @@ EXPLAINED = {
     "utils/hub.py": "pip config set global.proxy",
     "utils/processes/supervised.py": '**A program "was killed"',
     "utils/pipeline/runner.py": '**A program "was killed"',
-    "utils/pipeline/stages/quantize.py": '**A program "was killed"',
+    "utils/pipeline/quantizers/tool_process.py": '**A program "was killed"',
     "utils/environments/virtual.py": "## Set-up stops",
 }
 

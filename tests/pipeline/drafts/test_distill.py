@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from utils.engine import LLM, ModelConfig, SamplingParams, SpeculativeConfig
 from utils.engine.models.weights import load_model
 from utils.engine.spec_decode.medusa import MedusaHeads
-from utils.pipeline.drafts import distill, draft_model, medusa_heads, target_answers
+from utils.pipeline.drafts import distill, draft_model, initial_draft, medusa_heads, target_answers
 from utils.pipeline.drafts.chat_questions import chat_questions
 from utils.pipeline.drafts.initial_draft import DraftSettings
 from utils.pipeline.drafts.medusa_heads import MedusaSettings
@@ -130,7 +130,7 @@ def test_with_all_directions_the_projection_loses_nothing() -> None:
     torch.manual_seed(0)
     hidden, lm_head = torch.randn(200, 16), torch.randn(50, 16)
     targets = target_answers.soft_targets(hidden, lm_head, k=20)
-    to_draft, head = draft_model.project(hidden, lm_head, targets, 16)
+    to_draft, head = initial_draft.project(hidden, lm_head, targets, 16)
     torch.testing.assert_close(hidden @ to_draft @ head.T, hidden @ lm_head.T, rtol=1e-3, atol=1e-3)
 
 
@@ -139,7 +139,7 @@ def test_the_projection_keeps_more_of_the_distribution_than_chance() -> None:
     hidden = torch.randn(400, 32) * torch.logspace(0, -1.5, 32)
     lm_head = torch.randn(60, 32)
     targets = target_answers.soft_targets(hidden, lm_head, k=30)
-    to_draft, head = draft_model.project(hidden, lm_head, targets, 8)
+    to_draft, head = initial_draft.project(hidden, lm_head, targets, 8)
     basis = torch.linalg.qr(torch.randn(32, 8)).Q
     exact = (hidden @ lm_head.T).log_softmax(-1)
 
@@ -156,7 +156,7 @@ def test_the_embedding_is_the_mean_state_after_a_token() -> None:
     states = torch.where(tokens[:, None] == 3, torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
     states = states + 0.1 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
     embedding = torch.eye(6, 8)
-    rows = draft_model.bigram_embedding(tokens, states, embedding)
+    rows = initial_draft.bigram_embedding(tokens, states, embedding)
     torch.testing.assert_close(rows[3], torch.tensor([1.0, 0.0]), atol=0.05, rtol=0)
     torch.testing.assert_close(rows[4], torch.tensor([0.0, 1.0]), atol=0.05, rtol=0)
 
@@ -167,7 +167,7 @@ def test_an_untrained_draft_is_a_bigram_model(
     """Its guess depends on the last token alone, because its layers do nothing yet."""
     hidden = torch.cat([answer.hidden for answer in answers])
     targets = target_answers.soft_targets(hidden, llm.model.lm_head.weight)
-    draft = draft_model.new_draft(llm.model, small_model_dir, answers, targets, DRAFT)
+    draft = initial_draft.new_draft(llm.model, small_model_dir, answers, targets, DRAFT)
     draft.set_attn_implementation("sdpa")
     before = torch.tensor([t for a in answers for t in [a.prompt[-1], *a.answer[:-1]]])
     with torch.inference_mode():
@@ -270,7 +270,7 @@ def test_a_draft_needs_enough_answers_and_a_fitting_width(
     with pytest.raises(ValueError, match="one batch needs"):
         draft_model.train_draft(llm.model, small_model_dir, answers[:1], [], tmp_path, DRAFT)
     with pytest.raises(ValueError, match="multiple of 64"):
-        draft_model.draft_config(small_model_dir, DraftSettings(100, 1, 1, 1, 1e-3))
+        initial_draft.draft_config(small_model_dir, DraftSettings(100, 1, 1, 1, 1e-3))
 
 
 # --- Medusa -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.pipeline.task import data
+from utils.pipeline.task import data, messages
 from utils.pipeline.task.data import FIELDS, DataError, Example, read_jsonl, write_jsonl
 from utils.pipeline.task.messages import generate
 from utils.pipeline.task.phrases import HELD_OUT, TRAIN, Phrases
@@ -87,7 +87,7 @@ def check_answer(example: Example) -> None:
         digits = re.sub(r"\D", "", message)
         cents = round(answer["amount"] * 100)
         assert str(cents) in digits
-        assert answer["currency"] in data._MONEY
+        assert answer["currency"] in messages._MONEY
     if answer["date"] is not None:
         year, _, day = answer["date"].split("-")
         assert year in message and day in message
@@ -103,12 +103,12 @@ def test_answers_are_json_that_reads_back() -> None:
     ("cents", "expected"), [(129900, "1.299,00"), (50, "0,50"), (123456789, "1.234.567,89")]
 )
 def test_number_formats(cents: int, expected: str) -> None:
-    assert data._german(cents) == expected
+    assert messages._german(cents) == expected
 
 
 @given(st.integers(1, 10**9))
 def test_every_money_format_keeps_the_digits(cents: int) -> None:
-    for currency, styles in data._MONEY.items():
+    for currency, styles in messages._MONEY.items():
         for style in styles:
             assert int(re.sub(r"\D", "", style(cents))) == cents, currency
 
@@ -120,7 +120,7 @@ def test_the_system_prompt_spans_several_cache_blocks(tokenizer) -> None:
 
 
 def test_the_system_prompt_names_every_field_and_value() -> None:
-    for word in (*FIELDS, *data.ISSUES, *data.REQUESTS, *data._MONEY):
+    for word in (*FIELDS, *data.ISSUES, *data.REQUESTS, *messages._MONEY):
         assert word in data.SYSTEM_PROMPT
 
 
