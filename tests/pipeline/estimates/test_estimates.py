@@ -21,7 +21,7 @@ from utils.pipeline.estimates.training_memory import training_memory
 from utils.pipeline.estimates.workload import (
     SHAPE_OF_MODEL,
     EstimateError,
-    _answers,
+    answer_seconds,
     compute_seconds,
     int4_bytes,
     kv_bytes_per_token,
@@ -166,7 +166,7 @@ def test_larger_models_and_slower_cards_take_longer() -> None:
 def test_prefix_caching_saves_prefill() -> None:
     shape, lengths, card = shape_of(PROFILES["gpu"]), task_lengths(), CARDS["L4"]
     cached, uncached = (
-        _answers(100, shape, lengths, card, int4_bytes(shape, 128), 64, caching)
+        answer_seconds(100, shape, lengths, card, int4_bytes(shape, 128), 64, caching)
         for caching in (True, False)
     )
     shared = 100 * (lengths.prompt - lengths.message)  # tokens of the system prompt
