@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from utils.bundled_model import BUNDLED_GGUF as BUNDLED_GGUF  # lessons find it here
 from utils.bundled_model import bundled_folder
 from utils.model_folder import ModelError, check_folder
 
