@@ -12,9 +12,10 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from utils.environments.pipeline import package_version
 
 # Raise it when vLLM is given something else: the plugin (older_cpus.py), or how a benchmark starts
 # it. `tests/benchmarks/test_recipe.py` notices that. Then measure anew what is committed, or take
@@ -54,7 +55,8 @@ def describe() -> dict[str, Any]:
     """
     from utils.profiles import fast_dtype
 
-    builds = (f"{whose} {b} {version(b)}" for b, whose in BUILDS.items() if _installed(b))
+    found = {package: package_version(package) for package in BUILDS}
+    builds = (f"{BUILDS[p]} {p} {v}" for p, v in found.items() if v != "not installed")
     return {
         "recipe": RECIPE,
         "build": next(builds, "not installed"),
@@ -93,11 +95,3 @@ def require_todays(report: Mapping[str, Any], name: str, script: str) -> None:
             f"{name} isn't drawn: vLLM ran by recipe {found} there, and today's is {RECIPE} (see "
             f"utils/vllm/recipe.py). Measure it anew: python benchmarks/{script}.py"
         )
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
