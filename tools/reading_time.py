@@ -1,4 +1,4 @@
-"""How long a lesson takes: counted from its words and lines of code, main line and optional parts.
+"""How long a lesson takes: counted from its words and those of its code, main line and optional.
 
     python tools/reading_time.py [NOTEBOOK ...]
 
@@ -17,13 +17,14 @@ import nbformat
 from nbformat import NotebookNode
 
 WORDS_PER_MINUTE = 200
-CODE_LINES_PER_MINUTE = 4
+CODE_WORDS_PER_MINUTE = 30  # of code, however it is laid out: about four lines
 TOLERANCE = 0.15
 SLACK = 2.5  # minutes, since those stated end with 0 or 5
 STATED = re.compile(r"\*\*Time\.\*\* (\d+) minutes")
 STATED_OPTIONAL = re.compile(r"\*\*Time\.\*\*[^*]*?(\d+) more for what is marked \*optional\*")
 # Lines of links: to be clicked on, not read.
 LINKS = re.compile(r"^\*\*(In the cloud|Before and after|Go on)\.\*\*.*$", re.MULTILINE)
+CODE_WORD = re.compile(r"\w+")
 HEADING = re.compile(r"^(#+) +(.*)$", re.MULTILINE)
 SECTIONS = re.compile(r"^(?=#+ )", re.MULTILINE)
 
@@ -50,7 +51,7 @@ def counted(notebook: NotebookNode) -> Minutes:
                 if not optional_level or level <= optional_level:
                     optional_level = level if "optional" in title.lower() else 0
             if code:
-                taken = sum(map(bool, map(str.strip, part.splitlines()))) / CODE_LINES_PER_MINUTE
+                taken = len(CODE_WORD.findall(part)) / CODE_WORDS_PER_MINUTE
             else:
                 taken = len(LINKS.sub("", part).split()) / WORDS_PER_MINUTE
             if optional_level:

@@ -11,10 +11,10 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tools.notebook_files import ROOT, solutions
-from tools.reading_time import CODE_LINES_PER_MINUTE, WORDS_PER_MINUTE, counted, problems
+from tools.reading_time import CODE_WORDS_PER_MINUTE, WORDS_PER_MINUTE, counted, problems
 
 TEN_MINUTES = "word " * (10 * WORDS_PER_MINUTE)
-FIVE_MINUTES_OF_CODE = "x = 1\n\n" * (5 * CODE_LINES_PER_MINUTE)
+FIVE_MINUTES_OF_CODE = "x = 1 + 2\n\n" * (5 * CODE_WORDS_PER_MINUTE // 3)
 
 
 def lesson(time: str) -> NotebookNode:

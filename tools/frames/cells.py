@@ -175,10 +175,30 @@ def drawing_modules(codes: Sequence[str], last: str) -> list[str]:
 
 
 def fingerprint(code: str) -> str:
-    """Of a source, without its comment lines and empty lines."""
-    lines = (line.rstrip() for line in code.splitlines())
-    kept = [line for line in lines if line and not line.lstrip().startswith("#")]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+    """Of a source, taken from its syntax tree: comments, docstrings and layout don't count."""
+    return _hash(bare(_parse(code)))
+
+
+def bare(node: ast.stmt | ast.Module) -> str:
+    """The code of a statement or a file, without docstrings."""
+    tree = _parse(ast.unparse(node))
+    for inner in ast.walk(tree):
+        body = getattr(inner, "body", None)
+        if isinstance(body, list) and body and _is_text(body[0]):
+            del body[0]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fingerprints(lesson: Lesson, plan: object) -> dict[str, str]:
@@ -186,4 +206,4 @@ def fingerprints(lesson: Lesson, plan: object) -> dict[str, str]:
     cell = lesson.codes[lesson.widget]
     paths = drawing_modules(lesson.codes[: lesson.widget + 1], cell)
     modules = {path: fingerprint((ROOT / path).read_text()) for path in paths}
-    return {"widget's cell": fingerprint(cell), "plan": fingerprint(repr(plan)), **modules}
+    return {"widget's cell": fingerprint(cell), "plan": _hash(repr(plan)), **modules}

@@ -14,18 +14,17 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.frames.cells import needed_cells
+from tools.frames.cells import bare, needed_cells
 from tools.saved.definitions import used_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 # What draws figures and words findings. The last two lie elsewhere: the pipeline's own figure, and
 # the stations that lesson 18's figure names.
-DRAWS = (
-    "utils.viz.", "utils.findings.", "utils.pipeline.stages.report.", "utils.vllm.chain.",
-)  # fmt: skip
+DRAWS = ("utils.viz.", "utils.findings.", "utils.pipeline.stages.report.", "utils.vllm.chain.")
 # How all figures look. A change of it makes no picture wrong, so it counts as something deeper.
 STYLE = {"utils.viz.style", "utils.viz.explore", "utils.viz.figure_text"}
 WHOLE = "*"
+_bare = functools.cache(bare)
 # A cell's syntax may hold `await` outside of a function.
 FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -198,25 +197,6 @@ def _modules(tree: ast.Module) -> list[str]:
 @functools.cache
 def _module(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def _bare(node: ast.stmt | ast.Module) -> str:
-    """The code of a statement or a file, without docstrings."""
-    tree = compile(ast.unparse(node), "code", "exec", FLAGS)
-    for inner in ast.walk(tree):
-        body = getattr(inner, "body", None)
-        if isinstance(body, list) and body and _is_text(body[0]):
-            del body[0]
-    return ast.unparse(tree)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def _hash(text: str) -> str:
