@@ -67,8 +67,9 @@ class Bench:
         }
         self.linears = [
             f"model.layers.{name.removesuffix('.weight')}"
-            for name, t in self.original.items() if t.ndim == 2
-        ]  # fmt: skip
+            for name, t in self.original.items()
+            if t.ndim == 2
+        ]
         self.reference: list[str] | None = None  # the merged model's answers
 
     def stats(self, windows: list[list[int]]) -> LayerStats:
@@ -158,9 +159,15 @@ def main() -> None:
         bar.update()
         if not quick:  # after each run: a benchmark that is stopped leaves what it has
             write_report(
-                "calibration", results, ["transformers"], model="SmolLM2-135M-Instruct, merged",
-                window=WINDOW, seed=SEED, dtype="bfloat16", **grid,
-            )  # fmt: skip
+                "calibration",
+                results,
+                ["transformers"],
+                model="SmolLM2-135M-Instruct, merged",
+                window=WINDOW,
+                seed=SEED,
+                dtype="bfloat16",
+                **grid,
+            )
 
     record(results, "merged", bench.measure())
     seconds = bench.quantize("rtn", **grid)
@@ -174,8 +181,13 @@ def main() -> None:
             done = size
             collecting = time.perf_counter() - started
             seconds = bench.quantize("gptq", stats, act_group_aware=True, **grid)
-            run = {"choice": choice, "windows": size, "tokens": size * WINDOW,
-                   "seconds_collecting": collecting, "seconds": seconds}  # fmt: skip
+            run = {
+                "choice": choice,
+                "windows": size,
+                "tokens": size * WINDOW,
+                "seconds_collecting": collecting,
+                "seconds": seconds,
+            }
             record(results["gptq"], None, run | bench.measure())
     bar.close()
     if not quick:

@@ -95,18 +95,23 @@ def measures(device: str, small: bool) -> Iterator[tuple[str, Any]]:
 def about(device: str) -> dict[str, Any]:
     """Which card this is, and what runs here; whatever cannot be read of the card is left out."""
     found: dict[str, Any] = {
-        "card": "no card: this processor", "python": platform.python_version(),
-        "torch": torch.__version__, "transformers": version("transformers"),
-        "cuda": torch.version.cuda, "cores": os.cpu_count(),
-    }  # fmt: skip
+        "card": "no card: this processor",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "cuda": torch.version.cuda,
+        "cores": os.cpu_count(),
+    }
     if device != "cuda":
         return found
     card = torch.cuda.get_device_properties(0)
     found |= {
-        "card": card.name, "memory_bytes": card.total_memory,
+        "card": card.name,
+        "memory_bytes": card.total_memory,
         "compute_capability": f"{card.major}.{card.minor}",
-        "multiprocessors": card.multi_processor_count, "l2_bytes": card.L2_cache_size,
-    }  # fmt: skip
+        "multiprocessors": card.multi_processor_count,
+        "l2_bytes": card.L2_cache_size,
+    }
     if newest := driver_cuda_version():
         found["driver_cuda"] = "{}.{}".format(*newest)
     command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader", "--id=0"]

@@ -110,9 +110,12 @@ def sections(engine: Any, steps: int, device: str) -> dict[str, float]:
 def measure(kernels: str, batch: int, device: str) -> dict[str, Any]:
     """A decode step of `batch` requests with 256 tokens of context and more."""
     llm = LLM(
-        dtype=half_dtype() if device == "cuda" else "float32", device=device, kernels=kernels,
-        max_model_len=512, max_num_seqs=batch,
-    )  # fmt: skip
+        dtype=half_dtype() if device == "cuda" else "float32",
+        device=device,
+        kernels=kernels,
+        max_model_len=512,
+        max_num_seqs=batch,
+    )
     engine = llm.llm_engine
     total = WARM + TIMED + 2 * WATCHED + 8
     params = SamplingParams(temperature=0, max_tokens=total, ignore_eos=True)
@@ -141,9 +144,10 @@ def measure(kernels: str, batch: int, device: str) -> dict[str, Any]:
 def decode_steps(engine: Any, batch: int) -> list[Any]:
     """The steps in which each request got one token."""
     return [
-        step for step in engine.step_trace
+        step
+        for step in engine.step_trace
         if len(step.tokens) == batch and all(t.num_new == 1 for t in step.tokens.values())
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

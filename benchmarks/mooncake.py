@@ -125,9 +125,12 @@ def a_million(count: int) -> dict[str, dict[str, float]]:
         started = time.process_time()
         result = simulate(trace, make(), 8, config)
         seconds = time.process_time() - started
-        found[name] = {"seconds": seconds, "hit_rate": result.hit_rate,
-                       "ttft_p50": result.ttft_percentile(50),
-                       "ttft_p99": result.ttft_percentile(99)}  # fmt: skip
+        found[name] = {
+            "seconds": seconds,
+            "hit_rate": result.hit_rate,
+            "ttft_p50": result.ttft_percentile(50),
+            "ttft_p99": result.ttft_percentile(99),
+        }
         print(f"{count} requests, {name}: {seconds:.1f} s of processor time", flush=True)
     return found
 
@@ -148,10 +151,12 @@ def main() -> None:
     }
     largest = {name: row["ratio"] for name, row in results["table_2"].items()}
     results["figure_9"] = {
-        name: {f"{size:.0e}".replace("e+0", "e"): one_cache(trace, size)["hit_rate"] / largest[name]
-               for size in SIZES}
+        name: {
+            f"{size:.0e}".replace("e+0", "e"): one_cache(trace, size)["hit_rate"] / largest[name]
+            for size in SIZES
+        }
         for name, trace in traces.items()
-    }  # fmt: skip
+    }
     results["figure_10"] = {name: sharing(trace) for name, trace in traces.items()}
     trace = traces["conversation"].faster(FASTER)
     config = ReplicaConfig(llama3_70b_on_a800(), NODE_TOKENS // trace.block_size)

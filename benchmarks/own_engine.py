@@ -23,10 +23,13 @@ def scheduler_cost(
     params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
     result = {}
     for batch in batches:
-        engine = llm.new_engine(changes={
-            "max_num_seqs": batch, "max_num_batched_tokens": 300 * batch,
-            "num_gpu_blocks": 8 * batch + 32,  # the prefix is shared
-        })  # fmt: skip
+        engine = llm.new_engine(
+            changes={
+                "max_num_seqs": batch,
+                "max_num_batched_tokens": 300 * batch,
+                "num_gpu_blocks": 8 * batch + 32,  # the prefix is shared
+            }
+        )
         engine.executor.execute_model = lambda output: ModelRunnerOutput(  # type: ignore[method-assign]
             {request.request_id: [word] for request in output.scheduled_requests}
         )

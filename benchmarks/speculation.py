@@ -71,10 +71,8 @@ def compare(llm: LLM, guessers: dict[str, SpeculativeConfig], bar: tqdm) -> dict
             "speedup": statistics.median(run[PLAIN] / run[name] for run in runs[1:]),
             "acceptance_rate": stats.acceptance_rate,
             "mean_acceptance_length": stats.mean_acceptance_length,
-            "same_answers": sum(
-                a == b for a, b in zip(answers[PLAIN], answers[name], strict=True)
-            ),
-        }  # fmt: skip
+            "same_answers": sum(a == b for a, b in zip(answers[PLAIN], answers[name], strict=True)),
+        }
     return result
 
 
@@ -92,8 +90,14 @@ def main() -> None:
             results[dtype] = compare(llm, guessers, bar)
             for name in guessers:
                 tqdm.write(f"{dtype}, {name}: {results[dtype][name]['speedup']:.2f} x plain")
-    write_report(args.name, results, ["transformers"], model="SmolLM2-135M-Instruct, fine-tuned",
-                 answers=ANSWERS, max_tokens=MAX_TOKENS)  # fmt: skip
+    write_report(
+        args.name,
+        results,
+        ["transformers"],
+        model="SmolLM2-135M-Instruct, fine-tuned",
+        answers=ANSWERS,
+        max_tokens=MAX_TOKENS,
+    )
 
 
 if __name__ == "__main__":

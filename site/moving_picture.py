@@ -57,9 +57,11 @@ class Moment:
 def run() -> list[Moment]:
     """The requests through the engine; one moment for each step."""
     llm = LLM(
-        device="cpu", max_model_len=128, max_num_seqs=MAX_SEQS,
+        device="cpu",
+        max_model_len=128,
+        max_num_seqs=MAX_SEQS,
         num_gpu_blocks_override=NUM_BLOCKS + 1,
-    )  # fmt: skip
+    )
     engine, names = llm.llm_engine, [question for _, question in QUESTIONS]
     engine.step_trace = []
     moments: list[Moment] = []
@@ -91,9 +93,9 @@ def _moment(
         if name in answers:
             texts[name] = answers[name].outputs[0].text  # type: ignore[attr-defined]
         running = name in answers and not answers[name].finished  # type: ignore[attr-defined]
-        states[name] = "runs" if running else "waits" if name in waiting else (
-            "done" if name in texts else ""
-        )  # fmt: skip
+        states[name] = (
+            "runs" if running else "waits" if name in waiting else ("done" if name in texts else "")
+        )
         if running:
             for block in engine.kv_cache_manager.get_block_ids(name):
                 owners.setdefault(block, []).append(number)
@@ -118,8 +120,14 @@ def draw(moment: Moment, step: int) -> Figure:
         Patch(facecolor=INK, label="shared by several"),
         Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, kept for a hit"),
     ]
-    figure.legend(handles=labels, loc="lower right", bbox_to_anchor=(0.99, 0.02), ncols=2,
-                  frameon=False, fontsize=9.5)  # fmt: skip
+    figure.legend(
+        handles=labels,
+        loc="lower right",
+        bbox_to_anchor=(0.99, 0.02),
+        ncols=2,
+        frameon=False,
+        fontsize=9.5,
+    )
     return figure
 
 
@@ -132,8 +140,15 @@ def _draw_requests(ax: Axes, moment: Moment) -> None:
         if not state:
             continue
         faded = GREY if state == "waits" else INK
-        ax.add_patch(Rectangle((0, row + 0.1), 0.016, 0.78, color=COLORS[row],
-                               alpha=0.25 if state == "waits" else 1))  # fmt: skip
+        ax.add_patch(
+            Rectangle(
+                (0, row + 0.1),
+                0.016,
+                0.78,
+                color=COLORS[row],
+                alpha=0.25 if state == "waits" else 1,
+            )
+        )
         ax.text(0.04, row + 0.22, name, size=11.5, weight="bold", color=faded, va="center")
         ax.text(0.99, row + 0.22, state, size=11, color=faded, va="center", ha="right")
         text = " ".join(moment.texts.get(name, "").split())
@@ -154,11 +169,28 @@ def _draw_pool(ax: Axes, moment: Moment) -> None:
         held = moment.owners.get(block, [])
         color = INK if len(held) > 1 else COLORS[held[0]] if held else "white"
         kept = block in moment.kept
-        ax.add_patch(Rectangle((x + 0.07, y + 0.07), 0.86, 0.86, facecolor=color, edgecolor=GREY,
-                               linewidth=0.8, hatch="////" if kept else None))  # fmt: skip
+        ax.add_patch(
+            Rectangle(
+                (x + 0.07, y + 0.07),
+                0.86,
+                0.86,
+                facecolor=color,
+                edgecolor=GREY,
+                linewidth=0.8,
+                hatch="////" if kept else None,
+            )
+        )
         if len(held) > 1:
-            ax.text(x + 0.5, y + 0.52, str(len(held)), color="white", size=11, weight="bold",
-                    ha="center", va="center")  # fmt: skip
+            ax.text(
+                x + 0.5,
+                y + 0.52,
+                str(len(held)),
+                color="white",
+                size=11,
+                weight="bold",
+                ha="center",
+                va="center",
+            )
 
 
 def picture(figure: Figure) -> Image.Image:
@@ -173,8 +205,16 @@ def main() -> None:
     frames = [picture(draw(moment, step)) for step, moment in enumerate(moments)]
     durations = [MS_PER_STEP] * (len(frames) - 1) + [6 * MS_PER_STEP]
     images = HERE.parent / "notebooks" / "images"
-    frames[0].save(images / "engine.webp", save_all=True, append_images=frames[1:],
-                   duration=durations, loop=0, lossless=False, quality=70, method=6)  # fmt: skip
+    frames[0].save(
+        images / "engine.webp",
+        save_all=True,
+        append_images=frames[1:],
+        duration=durations,
+        loop=0,
+        lossless=False,
+        quality=70,
+        method=6,
+    )
     busiest = max(range(len(moments)), key=lambda i: len(moments[i].owners))
     frames[busiest].quantize(64).save(images / "engine.png", optimize=True)
     size = (images / "engine.webp").stat().st_size

@@ -114,11 +114,14 @@ def _introduce(
     about = " ".join(goal.removeprefix("Goal.").split()) or PROJECT["description"]
     title = unescape(re.sub("<[^>]+>", "", context.get("title") or app.config.project))
     tags = {
-        "og:type": "website", "og:site_name": app.config.project, "og:title": title,
-        "og:description": about, "og:url": f"{site_address()}{page}.html",
+        "og:type": "website",
+        "og:site_name": app.config.project,
+        "og:title": title,
+        "og:description": about,
+        "og:url": f"{site_address()}{page}.html",
         "og:image": f"{site_address()}_static/engine.png",
         "og:image:alt": "An inference engine at work: requests share blocks of one KV cache.",
-    }  # fmt: skip
+    }
     lines = [f'<meta property="{name}" content="{escape(text)}">' for name, text in tags.items()]
     lines.append(f'<meta name="description" content="{escape(about)}">')
     lines.append('<meta name="twitter:card" content="summary_large_image">')

@@ -171,10 +171,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "(dp2.chat(chats, greedy, use_tqdm=False)) == answers",
             "(dp2.chat(chats, brief, use_tqdm=False)) == [ids[:4] for ids in answers]",
         ),
-        (
-            "dp2 = LLM(",
-            "brief = SamplingParams(temperature=0, max_tokens=4)\ndp2 = LLM(",
-        ),
+        ("dp2 = LLM(", "brief = SamplingParams(temperature=0, max_tokens=4)\ndp2 = LLM("),
         ("token_ids(moe.chat(chats, greedy", "token_ids(moe.chat(chats, brief"),
         ("token_ids(ep2.chat(chats, greedy", "token_ids(ep2.chat(chats, brief"),
         # Of the two layouts one writes all tokens: its steps are counted, and compared.

@@ -120,8 +120,14 @@ def test_an_entry_of_a_wrong_type_is_told_in_words(tiny: Path, tmp_path: Path) -
             text = json.dumps(right | {name: value})
             with contextlib.suppress(ValueError, ModelError):  # any other error is a traceback
                 LLM(damaged(tiny, tmp_path, "config.json", text), device="cpu")
-    for name, value in {"architectures": 3, "hidden_size": "x", "max_position_embeddings": None,
-                        "dtype": [], "rms_norm_eps": "x", "head_dim": 8.0}.items():  # fmt: skip
+    for name, value in {
+        "architectures": 3,
+        "hidden_size": "x",
+        "max_position_embeddings": None,
+        "dtype": [],
+        "rms_norm_eps": "x",
+        "head_dim": 8.0,
+    }.items():
         text = json.dumps(right | {name: value})
         with pytest.raises(ValueError, match=rf"config\.json has {name}=.*Expected "):
             LLM(damaged(tiny, tmp_path, "config.json", text), device="cpu")

@@ -110,9 +110,12 @@ def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_card_left_alone_is_mentioned(
-    driver: Any, available: bool, cuda: str | None, words: str | None,
+    driver: Any,
+    available: bool,
+    cuda: str | None,
+    words: str | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(profiles, "driver_cuda_version", lambda: driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -121,8 +124,7 @@ def test_a_card_left_alone_is_mentioned(
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("cpu", "cpu"), ("gpu-small", "gpu-bundled"), ("gpu", "gpu-bundled")],
+    ("name", "expected"), [("cpu", "cpu"), ("gpu-small", "gpu-bundled"), ("gpu", "gpu-bundled")]
 )
 def test_a_lesson_with_many_models_takes_the_bundled_one(
     name: str, expected: str, monkeypatch: pytest.MonkeyPatch

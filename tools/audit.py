@@ -34,12 +34,33 @@ def commands(lock: Path) -> dict[str, list[str]]:
     run = [get_uv(), "tool", "run", "--quiet", "--python", sys.executable]
     bill = OUT / f"{lock.stem}.cdx.json"
     return {
-        "bill": [*run, "--from", BILL, "cyclonedx-py", "requirements", str(lock),
-                 "--pyproject", str(ROOT / "pyproject.toml"), "-o", str(bill)],
+        "bill": [
+            *run,
+            "--from",
+            BILL,
+            "cyclonedx-py",
+            "requirements",
+            str(lock),
+            "--pyproject",
+            str(ROOT / "pyproject.toml"),
+            "-o",
+            str(bill),
+        ],
         # The lock is complete, so nothing is resolved. What the database doesn't know is an error.
-        "audit": [*run, "--from", AUDIT, "pip-audit", "--strict", "--no-deps", "--disable-pip",
-                  "--progress-spinner", "off", "-r", str(lock)],
-    }  # fmt: skip
+        "audit": [
+            *run,
+            "--from",
+            AUDIT,
+            "pip-audit",
+            "--strict",
+            "--no-deps",
+            "--disable-pip",
+            "--progress-spinner",
+            "off",
+            "-r",
+            str(lock),
+        ],
+    }
 
 
 def unrefused_hashes() -> list[str]:
@@ -57,8 +78,18 @@ def unrefused_hashes() -> list[str]:
             ("no hash", pin, "have a hash"),
         ):
             asked.write_text(text)
-            command = [get_uv(), "pip", "install", "--no-deps", "--target", f"{folder}/here",
-                       "--reinstall", "--require-hashes", "-r", str(asked)]  # fmt: skip
+            command = [
+                get_uv(),
+                "pip",
+                "install",
+                "--no-deps",
+                "--target",
+                f"{folder}/here",
+                "--reinstall",
+                "--require-hashes",
+                "-r",
+                str(asked),
+            ]
             done = subprocess.run(command, env=uv_environment(), capture_output=True, text=True)
             refused = bool(done.returncode)
             if refused != (says is not None) or (says or "") not in done.stderr:

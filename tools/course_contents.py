@@ -34,8 +34,11 @@ KERNEL = METADATA["kernelspec"]["name"]
 VIEW = {"collapsed", "scrolled", "jupyter", "execution", "jp-MarkdownHeadingCollapsed"}
 # What the property inspector writes into a cell that is clicked on: it says nothing.
 DEFAULTS: dict[str, Any] = {
-    "editable": True, "deletable": True, "slideshow": {"slide_type": ""}, "tags": [],
-}  # fmt: skip
+    "editable": True,
+    "deletable": True,
+    "slideshow": {"slide_type": ""},
+    "tags": [],
+}
 
 
 def is_of_the_course(path: Path) -> bool:
@@ -84,7 +87,9 @@ class CourseContents(AsyncLargeFileManager):
         spec = manager.get_kernel_spec(KERNEL)
         return {
             "kernelspec": {
-                "name": KERNEL, "display_name": spec.display_name, "language": spec.language,
+                "name": KERNEL,
+                "display_name": spec.display_name,
+                "language": spec.language,
             },
             "language_info": IPythonKernel.language_info,
-        }  # fmt: skip
+        }

@@ -19,9 +19,16 @@ from importlib.metadata import Distribution, distributions, packages_distributio
 
 # What packages put into site-packages by mistake, and nobody imports.
 STRAY = {
-    "tests", "test", "docs", "examples", "benchmarks", "scripts", "tools", "bin",
+    "tests",
+    "test",
+    "docs",
+    "examples",
+    "benchmarks",
+    "scripts",
+    "tools",
+    "bin",
     "build_backend.py",
-}  # fmt: skip
+}
 # What cannot be imported by itself, and why. None of it is a fault of the lock.
 NOT_IMPORTED = {
     "PyNvVideoCodec": "asks for the driver's video encoder",
@@ -52,9 +59,10 @@ def failed_imports() -> dict[str, str]:
     names = [
         name
         for name in sorted(packages_distributions())
-        if name.isidentifier() and not name.startswith("_")
+        if name.isidentifier()
+        and not name.startswith("_")
         and name not in STRAY | NOT_IMPORTED.keys()
-    ]  # fmt: skip
+    ]
     names += [part for part in PARTS if part.split(".")[0] in names]
     failed = {}
     for name in names:

@@ -91,8 +91,9 @@ def anchors(file: Path, in_jupyterlab: bool) -> set[str]:
         for heading in HEADING.findall(FENCE.sub("", text)):
             plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
             slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-            number = sum(name == slug or re.fullmatch(rf"{slug}-\d+", name) is not None
-                         for name in found)  # fmt: skip
+            number = sum(
+                name == slug or re.fullmatch(rf"{slug}-\d+", name) is not None for name in found
+            )
             found.add(f"{slug}-{number}" if number else slug)
             if in_jupyterlab:
                 found.add(plain.replace(" ", "-"))
@@ -144,8 +145,11 @@ def problems(files: Iterable[Path], root: Path = ROOT) -> list[str]:
     found = []
     for file in files:
         found += [said for link in links_of(file) if (said := broken(link, root))]
-        found += [f"{name} does not exist" for name in named_files(file)
-                  if not (root / name.target).exists()]  # fmt: skip
+        found += [
+            f"{name} does not exist"
+            for name in named_files(file)
+            if not (root / name.target).exists()
+        ]
     return found
 
 

@@ -41,8 +41,9 @@ def generate(names: list[str], target: Path) -> None:
         for name in names:
             shutil.rmtree(target / name, ignore_errors=True)
             (target / name).mkdir()
-            shutil.copyfile(course / "labs" / name / f"{name}.ipynb",
-                            target / name / f"{name}.ipynb")  # fmt: skip
+            shutil.copyfile(
+                course / "labs" / name / f"{name}.ipynb", target / name / f"{name}.ipynb"
+            )
 
 
 def nbgrader(course: Path, *arguments: str) -> None:

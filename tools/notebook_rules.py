@@ -98,9 +98,7 @@ def _navigation_rules(path: Path, notebook: NotebookNode) -> Iterator[str]:
     if source is None:
         return
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    for text, mark, line in (
-        (texts[0], TOP, top_line(source)), (texts[-1], END, end_line(source)),
-    ):  # fmt: skip
+    for text, mark, line in ((texts[0], TOP, top_line(source)), (texts[-1], END, end_line(source))):
         if text.count(mark) != 1 or line not in text.splitlines():
             yield f"lacks the line {line!r}: run `python tools/navigation.py`"
 

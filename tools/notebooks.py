@@ -187,9 +187,11 @@ def main() -> None:
     paths = with_their_groups(paths)
     now = datetime.datetime.now(datetime.UTC)
     about = {
-        "commit": _commit(), "when": f"{now:%Y-%m-%d}", "session": f"{now:%Y-%m-%dT%H:%M}",
+        "commit": _commit(),
+        "when": f"{now:%Y-%m-%d}",
+        "session": f"{now:%Y-%m-%dT%H:%M}",
         "machine": machine(),
-    }  # fmt: skip
+    }
     work, failed = FixedWork(), False
     for number, path in enumerate(paths, 1):
         print(f"[{number}/{len(paths)}] {path.name} ...", end=" ", flush=True)
@@ -205,8 +207,10 @@ def main() -> None:
         rebuild(path)  # the same lesson in other languages has its code and outputs
         print(f"{time.monotonic() - started:.0f} s")
         if watch.busy:
-            print(f"    recorded on a busy machine: {len(watch.busy)} cells, others took up to "
-                  f"{watch.record()['others_percent']} % of it")  # fmt: skip
+            print(
+                f"    recorded on a busy machine: {len(watch.busy)} cells, others took up to "
+                f"{watch.record()['others_percent']} % of it"
+            )
         for problem in problems(path):
             print(f"    {problem}")
             failed = True

@@ -147,8 +147,10 @@ def get_uv() -> str:
     if not has_pip(sys.executable):
         if there := shutil.which("uv"):
             return there
-        fail(f"{sys.executable} has no pip, and there is no uv. Install one of them, such as with "
-             "`sudo apt install python3-pip`, and run the same make command again.")  # fmt: skip
+        fail(
+            f"{sys.executable} has no pip, and there is no uv. Install one of them, such as with "
+            "`sudo apt install python3-pip`, and run the same make command again."
+        )
     # Older pips see a hash only beside the requirement itself, not among constraints.
     hashes = HASHES.read_text().replace("\\\n", " ").splitlines()
     asked = UV_HOME.with_name("uv.txt")
@@ -264,10 +266,15 @@ def install(uv: str, env: dict[str, str], python: str, version: tuple[int, int])
     print("[1/3] Virtual environment", flush=True)
     hint = OFFLINE
     if sys.version_info[:2] != version:
-        print(f"      The packages are for Python 3.11 to 3.13, not {platform.python_version()}. "
-              f"uv finds or fetches Python {python}.", flush=True)  # fmt: skip
-        hint = ("If it cannot: install Python 3.11, 3.12 or 3.13, and name it, such as with "
-                "`make setup PYTHON=python3.12`.")  # fmt: skip
+        print(
+            f"      The packages are for Python 3.11 to 3.13, not {platform.python_version()}. "
+            f"uv finds or fetches Python {python}.",
+            flush=True,
+        )
+        hint = (
+            "If it cannot: install Python 3.11, 3.12 or 3.13, and name it, such as with "
+            "`make setup PYTHON=python3.12`."
+        )
     run([uv, "venv", "--quiet", "--seed", "--python", python, str(VENV)], env, hint)
     print(f"[2/3] {packages} packages at exact versions (about 1 GB to download)", flush=True)
     # Compiled here once, and not again by every program that starts.

@@ -25,10 +25,7 @@ PER_EXERCISE = 3  # mistakes shown: a contract names those first that most make
 
 # Of each plan: its parts, each with lessons and labs ("lab 02: 1, 3" are exercises of a lab).
 PLANS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "half a day": (
-        ("before the break", ("00", "02")),
-        ("after it", ("04", "lab 04: 1, 2, 3")),
-    ),
+    "half a day": (("before the break", ("00", "02")), ("after it", ("04", "lab 04: 1, 2, 3"))),
     "two days": (
         ("day 1, morning", ("00", "02", "lab 02")),
         ("day 1, afternoon", ("04", "lab 04: 1, 2, 3", "05")),

@@ -224,8 +224,10 @@ def report(lesson: str, into: Language) -> list[str]:
     done = sum(string.valid for string in now)
     stale = [string for string in now if string.text and not string.valid]
     missing = len(now) - done - len(stale)
-    print(f"{into.code} {lesson}: {done} of {len(now)} blocks translated, {len(stale)} stale, "
-          f"{missing} missing")  # fmt: skip
+    print(
+        f"{into.code} {lesson}: {done} of {len(now)} blocks translated, {len(stale)} stale, "
+        f"{missing} missing"
+    )
     for string in now:
         if not string.valid:
             kind = "stale" if string.text else "missing"

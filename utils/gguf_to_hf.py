@@ -35,9 +35,10 @@ def write_hf_folder(gguf: Path, work: Path) -> None:
     model.load_state_dict(loaded.state_dict())
     model = model.to(torch.bfloat16)
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
-    )  # fmt: skip
+    )
     model.save_pretrained(work)
     _speak_both_dialects(work / "config.json")
     _write_tokenizer(gguf, work)
@@ -82,9 +83,10 @@ def _write_tokenizer(gguf: Path, work: Path) -> None:
     tokenizer.add_special_tokens(
         [
             AddedToken(token, normalized=False, special=True)
-            for token, kind in zip(tokens, types, strict=True) if kind == SPECIAL
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == SPECIAL
         ]
-    )  # fmt: skip
+    )
     tokenizer.save(str(work / "tokenizer.json"))
     settings = {
         "bos_token": tokens[field("tokenizer.ggml.bos_token_id")],

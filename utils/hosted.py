@@ -11,9 +11,15 @@ import os
 MARKS = {"Kaggle": "KAGGLE_KERNEL_RUN_TYPE", "Colab": "COLAB_RELEASE_TAG"}
 # Some of these are set there. They are about the host's packages, and name files that are not here.
 ABOUT_ITS_PACKAGES = (
-    "PYTHONPATH", "VIRTUAL_ENV", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT",
-    "UV_OVERRIDE", "UV_PRERELEASE", "PIP_CONSTRAINT",
-)  # fmt: skip
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "UV_SYSTEM_PYTHON",
+    "UV_CONSTRAINT",
+    "UV_BUILD_CONSTRAINT",
+    "UV_OVERRIDE",
+    "UV_PRERELEASE",
+    "PIP_CONSTRAINT",
+)
 
 
 def host() -> str | None:

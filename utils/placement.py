@@ -69,8 +69,10 @@ def where_to_start(answers: Mapping[int, str]) -> Markdown:
         ValueError: a question is missing, or an answer is no such letter.
     """
     if answers.keys() != QUESTIONS.keys():
-        raise ValueError(f"Expected answers to the questions 1 to {len(QUESTIONS)}, got those to "
-                         f"{', '.join(map(str, answers))}.")  # fmt: skip
+        raise ValueError(
+            f"Expected answers to the questions 1 to {len(QUESTIONS)}, got those to "
+            f"{', '.join(map(str, answers))}."
+        )
     given = {number: letter.strip(" )").lower() or UNANSWERED for number, letter in answers.items()}
     for number, letter in given.items():
         if letter not in (*LETTERS, UNANSWERED):

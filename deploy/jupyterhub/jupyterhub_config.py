@@ -63,8 +63,9 @@ c.PAMAuthenticator.admin_groups = {"instructors"}  # they may start and stop ser
 
 # --- A learner's server -------------------------------------------------------------------------
 c.JupyterHub.spawner_class = {
-    "systemd": "systemdspawner.SystemdSpawner", "local": "jupyterhub.spawner.LocalProcessSpawner",
-}[SPAWNER]  # fmt: skip
+    "systemd": "systemdspawner.SystemdSpawner",
+    "local": "jupyterhub.spawner.LocalProcessSpawner",
+}[SPAWNER]
 c.Spawner.cmd = [sys.executable, str(COURSE / "deploy" / "learner_server.py")]
 c.Spawner.args = [
     f"--MappingKernelManager.cull_idle_timeout={IDLE_KERNEL}",

@@ -87,9 +87,12 @@ def measure(path: Path) -> dict[str, float]:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, kernel_name="python3", timeout=1200, startup_timeout=300,
+            notebook,
+            kernel_name="python3",
+            timeout=1200,
+            startup_timeout=300,
             resources={"metadata": {"path": folder}},
-        )  # fmt: skip
+        )
         started = time.monotonic()
         with client.setup_kernel():
             peak = Peak(client.km.provisioner.pid)
@@ -113,9 +116,11 @@ def server(patience: float = 300) -> Iterator[int]:
         command += ["--port=0", f"--ServerApp.root_dir={folder}"]
         command += ["--allow-root"] if os.geteuid() == 0 else []
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env=os.environ | {"JUPYTER_RUNTIME_DIR": folder},
-        )  # fmt: skip
+        )
         try:
             end = time.monotonic() + patience
             while not list(Path(folder).glob("jpserver-*.json")):  # written when it listens
@@ -153,9 +158,12 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"| {kind}{title} | {own:.1f} | {files:.1f} |")
     fit = ", ".join(f"{learners(size, report)} on {size} GB" for size in MACHINES)
     machine = report["machine"]
-    lines += ["", f"So if everybody runs the largest of these at the same time: {fit}.",
-              f"(Measured on {machine['date']}, {machine['cpu']}, {machine['system']}, torch "
-              f"{machine['torch']}, {machine['threads']} thread per kernel.)"]  # fmt: skip
+    lines += [
+        "",
+        f"So if everybody runs the largest of these at the same time: {fit}.",
+        f"(Measured on {machine['date']}, {machine['cpu']}, {machine['system']}, torch "
+        f"{machine['torch']}, {machine['threads']} thread per kernel.)",
+    ]
     return "\n".join(lines)
 
 

@@ -25,10 +25,17 @@ from utils.processes.supervised import stop, supervised
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # As root in a container Chromium has no sandbox; and it shall look nothing up at its maker's.
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--remote-debugging-port=0", "--hide-scrollbars",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+    "--hide-scrollbars",
+)
 PATIENCE_S = 120  # on a busy machine
 # The keys that have no letter: what the protocol wants beside their name.
 KEYS = {"Enter": 13, "Tab": 9, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
@@ -62,8 +69,13 @@ class Page:
 
     def open(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Go there, and wait until all that the page asks for has come."""
-        self._send("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        self._send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._send("Emulation.setEmulatedMedia", features=[scheme])
         self._send("Page.navigate", url=address)
@@ -71,8 +83,9 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression; of a promise, what it promises."""
-        result = self._send("Runtime.evaluate", expression=script, returnByValue=True,
-                            awaitPromise=True)  # fmt: skip
+        result = self._send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 

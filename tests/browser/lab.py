@@ -78,13 +78,21 @@ def a_lab(folder: Path) -> Iterator[Lab]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     # The model is converted once per machine, not once per home.
     cache = env.get("COURSE_CACHE") or str(Path("~/.cache/from-kv-cache-to-vllm").expanduser())
-    env |= {"HOME": str(home), "COURSE_CACHE": cache, "JUPYTER_RUNTIME_DIR": str(home),
-            "PYTHONDONTWRITEBYTECODE": "1", "COURSE_PROFILE": "cpu"}  # fmt: skip
+    env |= {
+        "HOME": str(home),
+        "COURSE_CACHE": cache,
+        "JUPYTER_RUNTIME_DIR": str(home),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COURSE_PROFILE": "cpu",
+    }
     with open(home / "log", "w") as log:
         server = subprocess.Popen(
             supervised([*command, f"LAB_OPTIONS={options}"]),
-            cwd=course, env=env, stdout=log, stderr=log,
-        )  # fmt: skip
+            cwd=course,
+            env=env,
+            stdout=log,
+            stderr=log,
+        )
     try:
         end = monotonic() + PATIENCE_S
         while not (about := said_by_server(home)):

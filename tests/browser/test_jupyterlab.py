@@ -24,7 +24,7 @@ SEEN = "(r => r.width > 200 && r.top >= 0 && r.top + r.height / 2 < innerHeight)
 FIGURE = '<img src="data:image'
 JUPYTERLABS_OWN = {
     ("image-alt", FIGURE): "its renderer of figures writes no alt, though the output's metadata "
-    "has the text, from which the site and nbconvert write it",
+    "has the text, from which the site and nbconvert write it"
 }
 
 

@@ -132,8 +132,20 @@ def test_the_engines_own_scheduler_does_the_same_step_by_step():
 
 def test_the_stories_reach_every_corner():
     seen = dict.fromkeys(
-        ("two victims of one", "computed again", "in chunks", "full", "two aborted",
-         "a victim aborted", "large", "many", "a twin", "another order"), 0)  # fmt: skip
+        (
+            "two victims of one",
+            "computed again",
+            "in chunks",
+            "full",
+            "two aborted",
+            "a victim aborted",
+            "large",
+            "many",
+            "a twin",
+            "another order",
+        ),
+        0,
+    )
 
     class Observed(RightScheduler):
         def make_room(self, request, count, **switches):

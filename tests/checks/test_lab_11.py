@@ -32,8 +32,9 @@ def by_peft(folder: Path, **options: Any) -> tuple[Any, Any, Any, Any]:
     return config, tensors, base, {name: t.detach() for name, t in merged.items()}
 
 
-@pytest.mark.parametrize("options", [{"r": 4, "lora_alpha": 16},
-                                     {"r": 3, "lora_alpha": 5, "use_rslora": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{"r": 4, "lora_alpha": 16}, {"r": 3, "lora_alpha": 5, "use_rslora": True}]
+)
 def test_the_oracle_merges_as_peft_does(tmp_path: Path, options: dict[str, Any]) -> None:
     config, tensors, base, merged = by_peft(tmp_path, **options)
     expected = state.right_state(config, tensors, base)
@@ -44,9 +45,14 @@ def test_the_oracle_merges_as_peft_does(tmp_path: Path, options: dict[str, Any])
     changed = {n for n in base if not torch.equal(base[n], merged[n])}
     assert changed == set(matching.by_expression(config, tensors, base))
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
-    for wrong, word in ((base, "not merged"), (state.right_state(
-        config | {"lora_alpha": config["lora_alpha"] / scale}, tensors, base), "scale forgotten"),
-        (state.right_state(config, tensors, merged), "merged twice")):  # fmt: skip
+    for wrong, word in (
+        (base, "not merged"),
+        (
+            state.right_state(config | {"lora_alpha": config["lora_alpha"] / scale}, tensors, base),
+            "scale forgotten",
+        ),
+        (state.right_state(config, tensors, merged), "merged twice"),
+    ):
         assert verdicts.judged(config, tensors, base, wrong) == dict.fromkeys(changed, word)
 
 
@@ -88,8 +94,10 @@ def test_each_spoiled_adapter_is_refused_and_each_reason_comes_up() -> None:
             pairs = matching.by_expression(*given.args)
             accepted += 1
             assert sum(map(len, pairs.values())) == len(given.args[1])
-            assert all(PREFIX + name[: -len(".weight")] + ".lora_A.weight" in given.args[1]
-                       for name in pairs)  # fmt: skip
+            assert all(
+                PREFIX + name[: -len(".weight")] + ".lora_A.weight" in given.args[1]
+                for name in pairs
+            )
         except ValueError:
             refused += 1
     assert min(refused, accepted) > 60
@@ -103,8 +111,16 @@ def test_planted_faults_of_all_kinds_are_told_apart() -> None:
         found = verdicts.judged(*given.args)
         words.update(found.values())
         right += not found
-    assert set(words) == {"missing", "extra", "shape", "not merged", "merged twice",
-                          "scale forgotten", "other", "changed"}  # fmt: skip
+    assert set(words) == {
+        "missing",
+        "extra",
+        "shape",
+        "not merged",
+        "merged twice",
+        "scale forgotten",
+        "other",
+        "changed",
+    }
     assert right > 50
 
 

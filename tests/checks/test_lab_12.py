@@ -79,9 +79,10 @@ def test_what_the_course_writes_is_sound() -> None:
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(2))
     shapes = {"a": (32, 64), "b": (32, 64)}
     tensors = {
-        f"{layer}.{part}": tensor for layer in shapes
+        f"{layer}.{part}": tensor
+        for layer in shapes
         for part, tensor in pack_gptq(rtn(weight, group_size=16)).items()
-    }  # fmt: skip
+    }
     entry: dict[str, Any] = {"bits": 4, "group_size": 16, "desc_act": False}
     assert damage.smallest(entry, shapes, tensors) == set()
     assert damage.smallest(entry | {"bits": 8}, shapes, tensors) == {"bits"}
@@ -152,8 +153,11 @@ def test_a_refusal_by_gptqmodel_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_other_weights_and_other_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = "model.layers.0.mlp.up_proj"
     linear = real_files.real_state()[f"{layer}.weight"]
-    read = {layer: real_files.expected_weight(linear), "logits": torch.ones(2, 4),
-            "text": torch.tensor([1])}  # fmt: skip
+    read = {
+        layer: real_files.expected_weight(linear),
+        "logits": torch.ones(2, 4),
+        "text": torch.tensor([1]),
+    }
     monkeypatch.setattr(real_files, "LINEARS", ("mlp.up_proj",))
     monkeypatch.setattr(real_files, "NUM_BLOCKS", 1)
     monkeypatch.setattr(real_files, "write_folder", lambda *_: 1)

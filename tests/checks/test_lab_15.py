@@ -12,12 +12,7 @@ from utils.checks import lab_15
 from utils.checks.kit import patience
 from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
-from utils.checks.lab_15 import (
-    pipelines,
-    shards,
-    simulated_ranks,
-    wire_bytes,
-)
+from utils.checks.lab_15 import pipelines, shards, simulated_ranks, wire_bytes
 from utils.checks.lab_15.messages import BadMessage, Deadlock
 from utils.checks.lab_15.simulated_ranks import SimulatedRanks
 from utils.distributed.layouts import Layout, Rank
@@ -156,8 +151,9 @@ def test_parts_of_the_mlp_add_up() -> None:
             return (torch.nn.functional.silu(gate) * up) @ down.T
 
         parts = [shards.cut_mlp(gate_up, down, rank, size) for rank in range(size)]
-        torch.testing.assert_close(sum(mlp(*part) for part in parts), mlp(gate_up, down),
-                                   rtol=1e-4, atol=1e-5)  # fmt: skip
+        torch.testing.assert_close(
+            sum(mlp(*part) for part in parts), mlp(gate_up, down), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_equal_stages_have_the_known_bubble() -> None:

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from utils.checks.kit.runner import Mismatch
 from utils.checks.lab_17 import histories, matches, real_servers, ring, truths
 from utils.kv_events.kv_events import KVEventBatch
-from utils.routing.policies import (
-    ConsistentHash,
-    ReplicaLoad,
-    RoutingRequest,
-    stable_hash,
-)
+from utils.routing.policies import ConsistentHash, ReplicaLoad, RoutingRequest, stable_hash
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import LongestPrefixAndLoad
 from utils.routing.router.block_names import EventNames
@@ -61,8 +56,9 @@ def test_the_index_is_that_of_the_course() -> None:
             last = dice.randrange(len(truths.NAMES_OF[prompt]))
             kinds: list[Any] = [
                 (0, "stored", 1, prompt, dice.randrange(last + 1), last),
-                (0, "removed", 1, prompt, (last,)), (0, "cleared", 1),
-            ]  # fmt: skip
+                (0, "removed", 1, prompt, (last,)),
+                (0, "cleared", 1),
+            ]
             steps.append(dice.choices(kinds, (6, 4, 1))[0])
         story = truths.Story(2, "the same", tuple(steps))
         plain, index = truths.PlainIndex(2), KVIndex(2)
@@ -77,8 +73,10 @@ def test_the_index_is_that_of_the_course() -> None:
 
 @given(
     st.lists(st.sets(st.integers(0, 2)), max_size=6),
-    st.lists(st.integers(0, 50), min_size=3, max_size=3), st.integers(1, 8), st.integers(0, 7),
-)  # fmt: skip
+    st.lists(st.integers(0, 50), min_size=3, max_size=3),
+    st.integers(1, 8),
+    st.integers(0, 7),
+)
 def test_matches_and_the_choice_are_those_of_the_course(
     held: list[set[int]], waiting: list[int], block_size: int, rest: int
 ) -> None:
@@ -121,9 +119,8 @@ def test_an_error_in_front_of_the_servers_is_told_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("yours", "words"),
-    [(0.3, "no more in the caches"), (0.5, "not as foretold"), (0.7, "")],
-)  # fmt: skip
+    ("yours", "words"), [(0.3, "no more in the caches"), (0.5, "not as foretold"), (0.7, "")]
+)
 def test_the_servers_counters_decide(yours: float, words: str) -> None:
     def report(rate: float) -> real_servers.RunReport:
         return real_servers.RunReport([3, 3], [50, 50], [int(100 * rate), 0], 1.0)

@@ -51,10 +51,14 @@ class Person:
         programs = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
         kept = {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "KMP_"))}
         return kept | {
-            "HOME": str(self.home), "PATH": os.pathsep.join(programs), "LANG": "C.UTF-8",
-            "JUPYTER_CONFIG_PATH": str(SETTINGS), "JUPYTER_PREFER_ENV_PATH": "1",
-            "COURSE_EXCHANGE": str(self.exchange), "COURSE_CACHE": str(cache_dir()),
-        }  # fmt: skip
+            "HOME": str(self.home),
+            "PATH": os.pathsep.join(programs),
+            "LANG": "C.UTF-8",
+            "JUPYTER_CONFIG_PATH": str(SETTINGS),
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "COURSE_EXCHANGE": str(self.exchange),
+            "COURSE_CACHE": str(cache_dir()),
+        }
 
     def nbgrader(self, *arguments: str, folder: Path | None = None) -> str:
         """Run a command as this person, in a folder; what it said."""
@@ -106,9 +110,12 @@ def solve(student: Person, solution: nbformat.NotebookNode) -> nbformat.Notebook
         if nbgrader.get("solution"):
             cell.source = answers[nbgrader["grade_id"]].source
     client = NotebookClient(
-        lab, kernel_name="python3", timeout=300, startup_timeout=300,
+        lab,
+        kernel_name="python3",
+        timeout=300,
+        startup_timeout=300,
         resources={"metadata": {"path": str(path.parent)}},
-    )  # fmt: skip
+    )
     client.execute(env=student.variables)
     nbformat.write(lab, path)
     return lab
@@ -158,19 +165,22 @@ def test_a_lab_runs_in_a_students_folder(room: Classroom) -> None:
     first = next(cell for cell in room.ran.cells if cell.cell_type == "code")
     assert "bootstrap" in first.metadata.tags
     assert "Ready." in "".join(output.get("text", "") for output in first.outputs)
-    assert [o for cell in room.ran.cells for o in cell.get("outputs", ())
-            if o.output_type == "error"] == []  # fmt: skip
+    assert [
+        o for cell in room.ran.cells for o in cell.get("outputs", ()) if o.output_type == "error"
+    ] == []
     assert sorted(path.name for path in (room.ana.labs / LAB).iterdir()) == [
-        f"{LAB}.ipynb", "feedback",
-    ]  # fmt: skip
+        f"{LAB}.ipynb",
+        "feedback",
+    ]
 
 
 def test_one_has_all_points_and_the_other_none(room: Classroom) -> None:
     assert room.problems == {"ana": "", "ben": ""}
     cells = first_cells("solutions").cells
     most = sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells)
-    scores = {name: (float(row["score"]), float(row["max_score"]))
-              for name, row in room.grades.items()}  # fmt: skip
+    scores = {
+        name: (float(row["score"]), float(row["max_score"])) for name, row in room.grades.items()
+    }
     assert most > 0
     assert scores == {"ana": (most, most), "ben": (0, most)}
 

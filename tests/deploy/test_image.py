@@ -49,17 +49,26 @@ def test_everything_that_is_copied_exists_and_is_sent() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["solutions/02_kv_cache/02_kv_cache.ipynb", "tests/labs/bug_zoo/lab_01.py", ".git/config",
-     ".venv/bin/python", "artifacts/x.json", "utils/__pycache__/hub.pyc", "gradebook.db",
-     "submitted/ana/02_kv_cache/02_kv_cache.ipynb", "site.yaml"],
-)  # fmt: skip
+    [
+        "solutions/02_kv_cache/02_kv_cache.ipynb",
+        "tests/labs/bug_zoo/lab_01.py",
+        ".git/config",
+        ".venv/bin/python",
+        "artifacts/x.json",
+        "utils/__pycache__/hub.pyc",
+        "gradebook.db",
+        "submitted/ana/02_kv_cache/02_kv_cache.ipynb",
+        "site.yaml",
+    ],
+)
 def test_no_solution_and_nothing_private_is_sent(path: str) -> None:
     assert not enters(path)
 
 
 def test_the_base_is_named_by_digest_and_has_a_python_of_the_lock() -> None:
-    base = re.search(r"^ARG BASE=\S+python:(\d+)\.(\d+)\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$",
-                     TEXT, re.M)  # fmt: skip
+    base = re.search(
+        r"^ARG BASE=\S+python:(\d+)\.(\d+)\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", TEXT, re.M
+    )
     assert base
     assert PYTHONS[0] <= (int(base[1]), int(base[2])) <= PYTHONS[1]
     assert set(re.findall(r"^FROM (\S+)", TEXT, re.M)) == {"${BASE}", "programs"}

@@ -62,16 +62,24 @@ def settings() -> Any:
 
 def test_everything_listens_on_this_machine_alone(variables: Path) -> None:
     config = settings()
-    urls = [config.JupyterHub.bind_url, config.JupyterHub.hub_bind_url,
-            config.ConfigurableHTTPProxy.api_url]  # fmt: skip
+    urls = [
+        config.JupyterHub.bind_url,
+        config.JupyterHub.hub_bind_url,
+        config.ConfigurableHTTPProxy.api_url,
+    ]
     assert urls == [f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002)]
     assert config.Spawner.ip == "127.0.0.1"
     assert "reverse_proxy 127.0.0.1:{$COURSE_HUB_PORT:8000}" in (HUB / "Caddyfile").read_text()
 
 
 def test_limits_are_set_by_variables(variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MEMORY": "3G", "PROCESSORS": "1.5", "LEARNERS": "12",
-                        "IDLE_SERVER": "60", "IDLE_KERNEL": "50"}.items():  # fmt: skip
+    for name, value in {
+        "MEMORY": "3G",
+        "PROCESSORS": "1.5",
+        "LEARNERS": "12",
+        "IDLE_SERVER": "60",
+        "IDLE_KERNEL": "50",
+    }.items():
         monkeypatch.setenv(f"COURSE_{name}", value)
     config = settings()
     assert (config.Spawner.mem_limit, config.Spawner.cpu_limit) == ("3G", 1.5)
@@ -128,8 +136,10 @@ def plugins(*folders: str) -> set[str]:
 def test_a_learner_sees_the_list_of_labs_and_nothing_for_instructors(variables: Path) -> None:
     """Each plugin of the installed nbgrader is decided on, and each server part, too."""
     choose = settings().Spawner.environment["JUPYTER_CONFIG_PATH"]
-    folders = {admin: choose(SimpleNamespace(user=SimpleNamespace(admin=admin))).split(":")
-               for admin in (True, False)}  # fmt: skip
+    folders = {
+        admin: choose(SimpleNamespace(user=SimpleNamespace(admin=admin))).split(":")
+        for admin in (True, False)
+    }
     extension = Path(sys.prefix) / "share/jupyter/labextensions/@jupyter/nbgrader/static"
     code = "".join(file.read_text() for file in extension.glob("*.js"))
     offered = set(re.findall(r"@jupyter/nbgrader:[a-z-]+", code))
@@ -137,8 +147,9 @@ def test_a_learner_sees_the_list_of_labs_and_nothing_for_instructors(variables: 
     shown = {"@jupyter/nbgrader:assignment-list", "@jupyter/nbgrader:menu"}
     assert plugins(*folders[False]) == offered - shown
     off = json.loads((HUB / "jupyter/learner/jupyter_server_config.json").read_text())
-    parts = {name.rpartition(".")[2]: on
-             for name, on in off["ServerApp"]["jpserver_extensions"].items()}  # fmt: skip
+    parts = {
+        name.rpartition(".")[2]: on for name, on in off["ServerApp"]["jpserver_extensions"].items()
+    }
     package = Path(importlib.util.find_spec("nbgrader").submodule_search_locations[0])  # type: ignore[union-attr, index]
     installed = {path.parent.name for path in (package / "server_extensions").glob("*/handlers.py")}
     assert set(parts) == installed - {"assignment_list"}
@@ -210,15 +221,19 @@ def test_jupyterhub_accepts_the_settings(variables: Path) -> None:
     hashes = str(ROOT / "requirements" / "hashes" / "hub.txt")
     subprocess.run(
         [*install, "--python", sys.executable, "--require-hashes", "-r", hashes],
-        check=True, env=uv_environment(),
-    )  # fmt: skip
+        check=True,
+        env=uv_environment(),
+    )
     environment = os.environ | {"PYTHONPATH": str(folder)}
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, cwd=variables,
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=variables,
             env=environment,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -234,9 +249,14 @@ def test_a_process_that_takes_memory_is_seen() -> None:
     code = "kept = bytearray(300_000_000)\nkept[::4096] = bytes(len(kept[::4096]))\nprint(flush=1)"
     code += "\ninput()"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', "
-         f"{code!r}])"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdin and process.stdout
     process.stdout.readline()  # of the child, which holds it now
     own, _ = memory.memory_of(process.pid)
@@ -245,8 +265,11 @@ def test_a_process_that_takes_memory_is_seen() -> None:
 
 
 def test_a_kernels_memory_is_measured(tmp_path: Path) -> None:
-    cells = ["kept = bytearray(400_000_000); kept[::4096] = bytes(len(kept[::4096]))",
-             "import time; time.sleep(1)", "del kept"]  # fmt: skip
+    cells = [
+        "kept = bytearray(400_000_000); kept[::4096] = bytes(len(kept[::4096]))",
+        "import time; time.sleep(1)",
+        "del kept",
+    ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     nbformat.write(notebook, tmp_path / "a.ipynb")
     assert 400e6 < memory.measure(tmp_path / "a.ipynb")["own_bytes"] < 600e6
@@ -255,9 +278,11 @@ def test_a_kernels_memory_is_measured(tmp_path: Path) -> None:
 def test_learners_are_counted_by_the_largest_notebook() -> None:
     report = {
         "server": {"own_bytes": 0.1e9, "file_bytes": 0},
-        "notebooks": {"a": {"own_bytes": 0.9e9, "file_bytes": 0.5e9},
-                      "b": {"own_bytes": 1.9e9, "file_bytes": 0.2e9}},
-    }  # fmt: skip
+        "notebooks": {
+            "a": {"own_bytes": 0.9e9, "file_bytes": 0.5e9},
+            "b": {"own_bytes": 1.9e9, "file_bytes": 0.2e9},
+        },
+    }
     # 16 GB less 2 for the machine and 0.5 for files that all share: 13.5, at 2 GB for each
     assert memory.learners(16, report) == 6
     assert memory.learners(64, report) == 30

@@ -29,8 +29,9 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def values() -> dict[str, Any]:
-    course, site = (yaml.safe_load((FOLDER / name).read_text())
-                    for name in ("values.yaml", "site.example.yaml"))  # fmt: skip
+    course, site = (
+        yaml.safe_load((FOLDER / name).read_text()) for name in ("values.yaml", "site.example.yaml")
+    )
     return merge(course, site)
 
 
@@ -46,10 +47,15 @@ def test_the_chart_knows_every_setting(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("singleuser.memory.limits", "4G"), ("singleuser.cpu.limit", "2"), ("cull.enabled", "yes"),
-     ("singleuser.extraEnv.OMP_NUM_THREADS", 2), ("scheduling.userPlaceholders.replicas", 3),
-     ("singleuser.storage.type", "nfs")],
-)  # fmt: skip
+    [
+        ("singleuser.memory.limits", "4G"),
+        ("singleuser.cpu.limit", "2"),
+        ("cull.enabled", "yes"),
+        ("singleuser.extraEnv.OMP_NUM_THREADS", 2),
+        ("scheduling.userPlaceholders.replicas", 3),
+        ("singleuser.storage.type", "nfs"),
+    ],
+)
 def test_a_slip_is_found(values: dict[str, Any], path: str, value: object) -> None:
     wrong = copy.deepcopy(values)
     *parents, name = path.split(".")
@@ -86,8 +92,9 @@ def test_a_learner_is_the_images_user_and_runs_its_command(values: dict[str, Any
 
 def test_a_learner_has_the_memory_that_lessons_were_seen_to_take(values: dict[str, Any]) -> None:
     report = json.loads((ROOT / "deploy/jupyterhub/memory.json").read_text())
-    largest = max(sum(row[key] for key in ("own_bytes", "file_bytes"))
-                  for row in report["notebooks"].values())  # fmt: skip
+    largest = max(
+        sum(row[key] for key in ("own_bytes", "file_bytes")) for row in report["notebooks"].values()
+    )
     limit = values["singleuser"]["memory"]["limit"]
     assert largest + report["server"]["own_bytes"] < float(limit.removesuffix("G")) * 2**30
 

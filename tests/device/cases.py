@@ -50,8 +50,12 @@ LONG = SamplingParams(temperature=0, max_tokens=24)
 RANDOM = SamplingParams(
     temperature=0.8, top_p=0.9, top_k=20, min_p=0.02, max_tokens=12, logprobs=3, seed=7
 )
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4,
-         "prompt_lookup_min": 1, "prompt_lookup_max": 3}  # fmt: skip
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
 SMALL = {"num_gpu_blocks_override": 18, "block_size": 4, "max_model_len": 64}
 WINDOWS = [[(7 * i + 3 * j) % 100 for j in range(32)] for i in range(8)]
 
@@ -77,8 +81,13 @@ def engine_cases(folder: Path) -> dict[str, Case]:
         usual = {"max_model_len": 128, "num_gpu_blocks_override": 64}
         return LLM(folder / "target", device=device, **(usual | options))
 
-    def answers(params: SamplingParams = GREEDY, same: bool = True, times: int = 1,
-                prompts: list[str] = PROMPTS, **options: Any) -> Case:  # fmt: skip
+    def answers(
+        params: SamplingParams = GREEDY,
+        same: bool = True,
+        times: int = 1,
+        prompts: list[str] = PROMPTS,
+        **options: Any,
+    ) -> Case:
         def run(device: str) -> list[list[str]]:
             engine = llm(device, **options)
             for _ in range(times):
@@ -87,8 +96,9 @@ def engine_cases(folder: Path) -> dict[str, Case]:
 
         return Case(run, same)
 
-    def graphs(times: int = 1, prompts: list[str] = PROMPTS,
-               params: SamplingParams = LONG, **options: Any) -> Case:  # fmt: skip
+    def graphs(
+        times: int = 1, prompts: list[str] = PROMPTS, params: SamplingParams = LONG, **options: Any
+    ) -> Case:
         """Steps on CUDA graphs. On the CPU, which has none, the same steps without."""
 
         def run(device: str) -> list[str]:
@@ -186,9 +196,13 @@ def form_cases(folder: Path) -> dict[str, Case]:
         form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
         params = SamplingParams(temperature=0, max_tokens=48, structured_outputs=form)
         llm = LLM(
-            speaker, device=device, kernels=kernels if device == "cuda" else "torch",
-            max_model_len=128, num_gpu_blocks_override=64, **options,
-        )  # fmt: skip
+            speaker,
+            device=device,
+            kernels=kernels if device == "cuda" else "torch",
+            max_model_len=128,
+            num_gpu_blocks_override=64,
+            **options,
+        )
         outputs = llm.generate(["A person:", "Ada is 36."], params, use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
@@ -206,9 +220,14 @@ def model_cases() -> dict[str, Case]:
     def model(device: str, dtype: torch.dtype = torch.float32) -> Any:
         torch.manual_seed(0)
         config = LlamaConfig(
-            vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        )  # fmt: skip
+            vocab_size=100,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+        )
         return LlamaForCausalLM(config).to(dtype).to(device).eval()
 
     def logits(llama: Any, device: str) -> list[float]:
@@ -267,12 +286,19 @@ def training_cases(folder: Path) -> dict[str, Callable[[str], float]]:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-    )  # fmt: skip
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
-    texts = [finetune.Tokens(window[:20] + window[:k], window[k : k + 8])
-             for k, window in enumerate(WINDOWS)]  # fmt: skip
+    texts = [
+        finetune.Tokens(window[:20] + window[:k], window[k : k + 8])
+        for k, window in enumerate(WINDOWS)
+    ]
     batch = finetune.pad(finetune.pack(texts))
 
     def gradients(device: str, dtype: str, nf4: bool) -> torch.Tensor:

@@ -144,9 +144,15 @@ def run_lesson(name: str, seconds: float, pretend: float | None) -> None:
         import torch
 
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    report = {"lesson": name, "cells": len(cells), "ran": done.ran, "not_run": done.not_run,
-              "stopped": done.stopped, "peak_bytes": peak,
-              "seconds": round(time.monotonic() - begin, 1)}  # fmt: skip
+    report = {
+        "lesson": name,
+        "cells": len(cells),
+        "ran": done.ran,
+        "not_run": done.not_run,
+        "stopped": done.stopped,
+        "peak_bytes": peak,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
     print(json.dumps(report), flush=True)
 
 
@@ -185,9 +191,16 @@ def main() -> int:
             command.append(f"--pretend={options.pretend}")
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         line = done.stdout.strip() or json.dumps(
-            {"lesson": name, "cells": 0, "ran": 0, "not_run": {}, "peak_bytes": 0, "seconds": 0,
-             "stopped": f"the process ended with {done.returncode}"}
-        )  # fmt: skip
+            {
+                "lesson": name,
+                "cells": 0,
+                "ran": 0,
+                "not_run": {},
+                "peak_bytes": 0,
+                "seconds": 0,
+                "stopped": f"the process ended with {done.returncode}",
+            }
+        )
         print(line, flush=True)
         return done.returncode
 

@@ -42,10 +42,20 @@ def _register_guard() -> None:
         source, library = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
         source.write_text(GUARD)
         command = [
-            "g++", "-std=c++20", "-shared", "-fPIC", f"-I{torch_home / 'include'}", str(source),
-            "-o", str(library), f"-L{torch_home / 'lib'}", f"-Wl,-rpath,{torch_home / 'lib'}",
-            "-Wl,--no-as-needed", "-lc10", "-ltorch_cpu",
-        ]  # fmt: skip
+            "g++",
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            f"-I{torch_home / 'include'}",
+            str(source),
+            "-o",
+            str(library),
+            f"-L{torch_home / 'lib'}",
+            f"-Wl,-rpath,{torch_home / 'lib'}",
+            "-Wl,--no-as-needed",
+            "-lc10",
+            "-ltorch_cpu",
+        ]
         subprocess.run(command, check=True)
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
@@ -67,8 +77,12 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::set_", "aten::_copy_from"}
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 TAKE_NUMBERS = {
-    "aten::masked_fill", "aten::masked_fill_", "aten::fill", "aten::fill_", "aten::where",
-}  # fmt: skip
+    "aten::masked_fill",
+    "aten::masked_fill_",
+    "aten::fill",
+    "aten::fill_",
+    "aten::where",
+}
 
 
 @dataclass
@@ -179,9 +193,13 @@ class Card(torch.Tensor):
     @staticmethod
     def __new__(cls, data: torch.Tensor) -> Card:
         card = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, data.size(), strides=data.stride(), storage_offset=data.storage_offset(),
-            dtype=data.dtype, device=CUDA,
-        )  # fmt: skip
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            device=CUDA,
+        )
         memory.take(data.untyped_storage())
         card._data_, card._life_ = data, _Life(data.untyped_storage()._cdata)
         return card
@@ -333,11 +351,25 @@ def insert(
         return None
 
     memory.total = int(size)
-    about = SimpleNamespace(name=name, total_memory=int(size), major=capability[0],
-                            minor=capability[1], multi_processor_count=40)  # fmt: skip
+    about = SimpleNamespace(
+        name=name,
+        total_memory=int(size),
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=40,
+    )
     cuda: Any = torch.cuda
-    for function in ("_lazy_init", "synchronize", "empty_cache", "manual_seed", "manual_seed_all",
-                     "init", "ipc_collect", "reset_peak_memory_stats", "set_device"):  # fmt: skip
+    for function in (
+        "_lazy_init",
+        "synchronize",
+        "empty_cache",
+        "manual_seed",
+        "manual_seed_all",
+        "init",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "set_device",
+    ):
         setattr(cuda, function, nothing)
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.device_count, cuda.current_device = (lambda: 1), (lambda: 0)

@@ -63,9 +63,16 @@ def run(*cells: str) -> dict[str, Any]:
 
 def test_cells_without_their_package_are_passed_over_and_so_is_what_needs_them() -> None:
     found = run(
-        "a = 1", "import no_such_package; b = a", "print(b)", "c = a + 1", "d = b\ndef f(): pass",
-        "f()", "assert c == 2", "print(e)", "c = 3",
-    )  # fmt: skip
+        "a = 1",
+        "import no_such_package; b = a",
+        "print(b)",
+        "c = a + 1",
+        "d = b\ndef f(): pass",
+        "f()",
+        "assert c == 2",
+        "print(e)",
+        "c = 3",
+    )
     why = "no no_such_package here"
     assert found["not_run"] == {"1": why, "2": why, "4": why, "5": why}
     assert found["ran"] == 3

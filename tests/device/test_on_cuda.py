@@ -68,11 +68,17 @@ def unexplained(hf: Any, prompts: Sequence[list[int]], answers: Sequence[list[in
         {"kernels": "cuda_graph"},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 12, "block_size": 8, "max_model_len": 96},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4,
-                                "prompt_lookup_min": 1, "prompt_lookup_max": 3}},
+        {
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 4,
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 3,
+            }
+        },
     ],
     ids=["plain", "on graphs", "in chunks", "little memory", "with guesses"],
-)  # fmt: skip
+)
 def test_tokens_are_hugging_faces(
     options: dict[str, Any], hf: Any, prompts: list[list[int]]
 ) -> None:

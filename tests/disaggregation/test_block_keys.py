@@ -48,10 +48,13 @@ def test_vllm_tells_the_same_prefixes_apart() -> None:
 
 def test_every_fact_of_the_namespace_counts() -> None:
     roots = [
-        namespace("model", "float32", 32, None), namespace("model", "bfloat16", 32, None),
-        namespace("model", "float32", 16, None), namespace("other", "float32", 32, None),
-        namespace("model", "float32", 32, ["adapter"]), namespace("modelfloat32", 32, None),
-    ]  # fmt: skip
+        namespace("model", "float32", 32, None),
+        namespace("model", "bfloat16", 32, None),
+        namespace("model", "float32", 16, None),
+        namespace("other", "float32", 32, None),
+        namespace("model", "float32", 32, ["adapter"]),
+        namespace("modelfloat32", 32, None),
+    ]
     keys = [chain_keys(root, [1, 2], 2)[0] for root in roots]
     assert len(set(keys)) == len(keys)
 
@@ -63,11 +66,15 @@ def test_another_process_finds_the_same_keys() -> None:
     )
     out = {
         subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert out == {chain_keys(namespace("model", 32), [1, 2, 70000], 1)[-1].hex()}
 
 

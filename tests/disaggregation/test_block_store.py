@@ -58,9 +58,11 @@ def test_a_value_under_another_name_is_damaged(store: BlockStore, server: Valkey
 
 
 def test_a_stalled_store_costs_one_timeout_and_is_asked_again_later(
-    store: BlockStore, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch,
+    store: BlockStore,
+    server: ValkeyServer,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     now = 1000.0
     monkeypatch.setattr(block_store, "time", SimpleNamespace(monotonic=lambda: now))
     store.save([(b"a", b"payload")])

@@ -116,8 +116,12 @@ def test_chat_and_streams_go_through_as_they_come(
     servers: tuple[Upstream, Upstream], proxy: httpx.Client
 ) -> None:
     servers[1].may_write = may_write = threading.Semaphore(1)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True,
-            "stream_options": {"include_usage": True}}  # fmt: skip
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     lines = []
     with proxy.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.headers[PREFILLED_BY] == servers[0].url
@@ -203,8 +207,12 @@ def test_short_prompts_are_not_handed_over(servers: tuple[Upstream, Upstream]) -
 def test_the_prefill_request_asks_for_one_token_whatever_the_client_said() -> None:
     asked = {"max_completion_tokens": 50, "min_tokens": 5, "n": 3, "stop": ["x"]}
     assert prefill_body(asked) == {
-        "max_completion_tokens": 1, "max_tokens": 1, "n": 1, "stop": ["x"], "stream": False,
-    }  # fmt: skip
+        "max_completion_tokens": 1,
+        "max_tokens": 1,
+        "n": 1,
+        "stop": ["x"],
+        "stream": False,
+    }
 
 
 def test_in_a_process_of_its_own(servers: tuple[Upstream, Upstream]) -> None:

@@ -121,10 +121,15 @@ def test_a_damaged_block_is_computed_and_repaired(
     bad = {"first": 0, "middle": 2, "last": 4}[which]
     value = client.get(keys[bad])
     assert isinstance(value, bytes)
-    client.set(keys[bad], {
-        "a bit": value[:50] + bytes([value[50] ^ 1]) + value[51:],
-        "cut": value[:-4], "empty": b"", "another block's": client.get(keys[(bad + 1) % 5]),
-    }[damage])  # fmt: skip
+    client.set(
+        keys[bad],
+        {
+            "a bit": value[:50] + bytes([value[50] ^ 1]) + value[51:],
+            "cut": value[:-4],
+            "empty": b"",
+            "another block's": client.get(keys[(bad + 1) % 5]),
+        }[damage],
+    )
     request = second.add(prompt(85))
     assert second.run(request) == [answer]
     assert second.computed[request.request_id] == 85 + 1 - bad * BLOCK

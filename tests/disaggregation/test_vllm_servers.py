@@ -14,12 +14,7 @@ from tests.serving.waiting import PATIENCE, eventually
 from utils.disaggregation.interference import measure_interference
 from utils.disaggregation.proxy import start_proxy
 from utils.disaggregation.valkey import ValkeyServer
-from utils.disaggregation.vllm_servers import (
-    CacheCounts,
-    cache_counts,
-    complete,
-    connected_servers,
-)
+from utils.disaggregation.vllm_servers import CacheCounts, cache_counts, complete, connected_servers
 from utils.processes.server import LocalServer
 from utils.processes.supervised import WorkerError
 from utils.serving.scrape import Reading, scrape
@@ -107,9 +102,14 @@ def largest_step(before: Reading, after: Reading) -> float:
     """At most so many tokens were in any of a server's steps: a bound of vLLM's histogram."""
     name, gained = "vllm:iteration_tokens_total_bucket", after.since(before)
     bounds = {float(dict(labels)["le"]) for metric, labels in gained.samples if metric == name}
-    of_bound = {bound: sum(value for (metric, labels), value in gained.samples.items()
-                           if metric == name and float(dict(labels)["le"]) == bound)
-                for bound in bounds}  # fmt: skip
+    of_bound = {
+        bound: sum(
+            value
+            for (metric, labels), value in gained.samples.items()
+            if metric == name and float(dict(labels)["le"]) == bound
+        )
+        for bound in bounds
+    }
     return min(bound for bound in bounds if of_bound[bound] == max(of_bound.values()))
 
 

@@ -11,13 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from vllm.config import (
-    CacheConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -46,27 +40,40 @@ class Engine:
     """A vLLM engine with everything but a model: `run` a prompt, and see what was computed."""
 
     def __init__(
-        self, model: Path, port: int, *, num_blocks: int = 64, max_batched: int = 64,
-        role: str = "kv_both", dtype: str = "float32", policy: str = "recompute",
-        connector: type[ValkeyConnector] = ValkeyConnector, parts: str = "", timeout: float = 60.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: Path,
+        port: int,
+        *,
+        num_blocks: int = 64,
+        max_batched: int = 64,
+        role: str = "kv_both",
+        dtype: str = "float32",
+        policy: str = "recompute",
+        connector: type[ValkeyConnector] = ValkeyConnector,
+        parts: str = "",
+        timeout: float = 60.0,
+    ) -> None:
         transfer = KVTransferConfig(
-            kv_connector=connector.__name__, kv_connector_module_path=connector.__module__,
+            kv_connector=connector.__name__,
+            kv_connector_module_path=connector.__module__,
             kv_role=role,  # type: ignore[arg-type]
             kv_load_failure_policy=policy,  # type: ignore[arg-type]
             kv_connector_extra_config={"port": port, "timeout": timeout, "parts": parts},
-        )  # fmt: skip
+        )
         cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = num_blocks
         config = VllmConfig(
             model_config=ModelConfig(model=str(model), dtype=dtype, seed=0),  # type: ignore[arg-type]
             cache_config=cache,
             scheduler_config=SchedulerConfig(
-                max_num_seqs=8, max_num_batched_tokens=max_batched, max_model_len=512,
-                enable_chunked_prefill=True, is_encoder_decoder=False,
+                max_num_seqs=8,
+                max_num_batched_tokens=max_batched,
+                max_model_len=512,
+                enable_chunked_prefill=True,
+                is_encoder_decoder=False,
             ),
             kv_transfer_config=transfer,
-        )  # fmt: skip
+        )
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         self.layers = ["layer 0", "layer 1"]
         kv = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(self.layers, spec)])
@@ -109,15 +116,18 @@ class Engine:
         self.worker.wait_for_save()
         moved = self.worker.get_transfer_results(out.finished_req_ids)
         connector = KVConnectorOutput(
-            finished_sending=moved.finished_sending, finished_recving=moved.finished_recving,
+            finished_sending=moved.finished_sending,
+            finished_recving=moved.finished_recving,
             invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-        )  # fmt: skip
+        )
         self.worker.clear_connector_metadata()
         ids = list(sampled)
         result = ModelRunnerOutput(
-            ids, {req_id: i for i, req_id in enumerate(ids)}, list(sampled.values()),
+            ids,
+            {req_id: i for i, req_id in enumerate(ids)},
+            list(sampled.values()),
             kv_connector_output=connector,
-        )  # fmt: skip
+        )
         counts = self.scheduler.connector_prefix_cache_stats
         assert counts is not None
         self.asked, self.found = self.asked + counts.queries, self.found + counts.hits

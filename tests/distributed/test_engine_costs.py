@@ -22,10 +22,17 @@ def make_model(path: Path, tied: bool) -> Path:
     """A model in which little divides by 2 or 3: heads, columns, vocabulary, layers."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=14, hidden_size=45, intermediate_size=50, num_hidden_layers=4,
-        num_attention_heads=9, num_key_value_heads=3, head_dim=8, max_position_embeddings=64,
-        initializer_range=0.3, tie_word_embeddings=tied,
-    )  # fmt: skip
+        vocab_size=14,
+        hidden_size=45,
+        intermediate_size=50,
+        num_hidden_layers=4,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+    )
     LlamaForCausalLM(config).save_pretrained(path)
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(14)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(path)
@@ -41,10 +48,16 @@ def run(llm: LLM) -> None:
 def test_memory_and_traffic(tied: bool, tp: int, pp: int, tmp_path: Path) -> None:
     folder = make_model(tmp_path, tied)
     llm = LLM(
-        folder, dtype="float32", tensor_parallel_size=tp, pipeline_parallel_size=pp,
-        num_gpu_blocks_override=8, block_size=16, max_model_len=32, max_num_batched_tokens=8,
+        folder,
+        dtype="float32",
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        num_gpu_blocks_override=8,
+        block_size=16,
+        max_model_len=32,
+        max_num_batched_tokens=8,
         max_num_seqs=4,
-    )  # fmt: skip
+    )
     llm.llm_engine.step_trace = trace = []
     run(llm)
     steps = [step.tokens.values() for step in trace]
@@ -63,11 +76,14 @@ def test_memory_and_traffic(tied: bool, tp: int, pp: int, tmp_path: Path) -> Non
 
 def test_experts_on_two_ranks(tmp_path: Path) -> None:
     llm = LLM(
-        make_model(tmp_path, tied=False), dtype="float32",
-        data_parallel_size=2, enable_expert_parallel=True,
-        upcycle=MoEConfig(num_experts=4, num_experts_per_tok=2), num_gpu_blocks_override=8,
+        make_model(tmp_path, tied=False),
+        dtype="float32",
+        data_parallel_size=2,
+        enable_expert_parallel=True,
+        upcycle=MoEConfig(num_experts=4, num_experts_per_tok=2),
+        num_gpu_blocks_override=8,
         max_model_len=32,
-    )  # fmt: skip
+    )
     run(llm)
     routed, sent = llm.collective_rpc("num_routed"), llm.collective_rpc("sent_bytes")
     passes = [told["counts"] for told in sent]

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.distributed.hardware import GIB, GPUS
-from utils.distributed.layouts import (
-    Layout,
-    Rank,
-    all_ranks,
-    fullest,
-    memory_of,
-)
+from utils.distributed.layouts import Layout, Rank, all_ranks, fullest, memory_of
 from utils.distributed.shapes import SHAPES, Shape, num_parameters
 from utils.sim.memory import MODEL_SHAPES, kv_bytes_per_token
 

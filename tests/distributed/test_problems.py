@@ -18,8 +18,9 @@ SLOW = cluster("H100", "PCIe 4 x16", "Ethernet 10G", gpus_per_server=1)
 
 
 def kinds(model: str, layout: Layout, where=H100, requests: int = 8, context: int = 1024):
-    return [(p.kind, p.sentence) for p in find_problems(SHAPES[model], layout, where, requests,
-                                                        context)]  # fmt: skip
+    return [
+        (p.kind, p.sentence) for p in find_problems(SHAPES[model], layout, where, requests, context)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +98,22 @@ def test_every_layout_has_an_answer() -> None:
 def test_refusals_of_heads_are_vllms(tensor_parallel_size: int, tmp_path: Path) -> None:
     config = pytest.importorskip("vllm.config")
     shape = SHAPES["SmolLM2-135M"]
-    (tmp_path / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
-        "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3,
-        "vocab_size": 100, "max_position_embeddings": 64,
-    }))  # fmt: skip
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "dtype": "float32",
+                "hidden_size": shape.hidden_size,
+                "intermediate_size": shape.intermediate_size,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "vocab_size": 100,
+                "max_position_embeddings": 64,
+            }
+        )
+    )
     model = config.ModelConfig(str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=True)
     parallel = config.ParallelConfig(
         tensor_parallel_size=tensor_parallel_size, distributed_executor_backend="mp"

@@ -24,8 +24,16 @@ def count(model_class, config) -> int:
 
 
 def llama(shape: Shape) -> int:
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
-             "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings")  # fmt: skip
+    names = (
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "tie_word_embeddings",
+    )
     return count(LlamaForCausalLM, LlamaConfig(**{name: getattr(shape, name) for name in names}))
 
 

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.distributed.vllm_layouts import (
-    thread_binding,
-    vllm_data_parallel,
-    vllm_tensor_parallel,
-)
+from utils.distributed.vllm_layouts import thread_binding, vllm_data_parallel, vllm_tensor_parallel
 from utils.processes.supervised import WorkerError
 
 

@@ -203,23 +203,33 @@ TINY: dict[str, dict[str, Any]] = {
         num_attention_heads=4, num_key_value_heads=2, head_dim=32
     ),
     "llama, other theta and epsilon": dict(
-        num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-3,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
     ),
     "mistral": dict(
-        model_type="mistral", num_attention_heads=8, num_key_value_heads=2, sliding_window=None,
+        model_type="mistral",
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        sliding_window=None,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
     ),
-}  # fmt: skip
+}
 
 
 def tiny_model(seed: int = 0, **settings: Any) -> PreTrainedModel:
     """A Hugging Face model with random weights, large enough to make logits differ clearly."""
     mistral = settings.pop("model_type", "llama") == "mistral"
     common = dict(
-        vocab_size=99, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
-        max_position_embeddings=256, initializer_range=0.3, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=99,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        eos_token_id=2,
+    )
     torch.manual_seed(seed)
     if mistral:
         return MistralForCausalLM(MistralConfig(**common, **settings)).eval()

@@ -31,16 +31,21 @@ def byte_fallback() -> PreTrainedTokenizerBase:
     """ASCII letters are tokens; all other characters are written as bytes."""
     vocab = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     vocab += map(chr, range(33, 127))
-    model = models.BPE({token: i for i, token in enumerate(vocab)}, [], unk_token="<unk>",
-                       byte_fallback=True)  # fmt: skip
+    model = models.BPE(
+        {token: i for i, token in enumerate(vocab)}, [], unk_token="<unk>", byte_fallback=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 

@@ -349,7 +349,7 @@ def test_stream_complains_at_once(llm: LLM) -> None:
         ("a", {"temperature": 1}, "Expected SamplingParams|sampling_params"),
         ("a", SamplingParams(stop_token_ids=[99999]), "stop_token_ids: token id 99999"),
     ],
-)  # fmt: skip
+)
 def test_bad_prompts_are_refused_before_any_work(llm: LLM, prompts, params, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, params, use_tqdm=False)
@@ -493,9 +493,13 @@ def test_beams_that_end(llm: LLM, hf_model, monkeypatch: pytest.MonkeyPatch) -> 
             got = llm.beam_search(prompt, params)[0].sequences
             endings |= {sequence.finish_reason for sequence in got}
             right = hf_model.generate(
-                torch.tensor([prompt]), num_beams=3, num_return_sequences=3, max_new_tokens=12,
-                do_sample=False, length_penalty=penalty,
-            )  # fmt: skip
+                torch.tensor([prompt]),
+                num_beams=3,
+                num_return_sequences=3,
+                max_new_tokens=12,
+                do_sample=False,
+                length_penalty=penalty,
+            )
             if not same_beams(got, right):
                 narrowest = narrowest_choice(hf_model, prompt, 3, max_tokens=12)
                 assert narrowest < NEAR_TIE, (prompt, penalty, got, right)

@@ -39,8 +39,14 @@ ENGINE = str(Path("utils", "engine"))
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 # Together they need more than the blocks that there are, and some begin alike.
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 1], [7, 8], [3, 4, 5, 6, 1]]
-SMALL = {"block_size": 2, "num_gpu_blocks_override": 24, "max_model_len": 48, "max_num_seqs": 4,
-         "max_num_batched_tokens": 8, "device": "cpu"}  # fmt: skip
+SMALL = {
+    "block_size": 2,
+    "num_gpu_blocks_override": 24,
+    "max_model_len": 48,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 8,
+    "device": "cpu",
+}
 SAMPLES = 20  # interrupted lines a case, once and twice
 SIGNALS = sized(20, 100)  # a case, of those that are interrupted by real ones
 BEAMS = BeamSearchParams(3, 7, ignore_eos=True)
@@ -64,14 +70,24 @@ def search(llm: LLM) -> Any:
 CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
     "recomputed": ({"num_gpu_blocks_override": 26}, generate),
     "swapped": ({"swap_space": 1e-4}, generate),
-    "tree": ({"speculative_config": {"method": "medusa", "num_speculative_tokens": 6,
-                                     "tree_widths": (2, 2)}}, generate),
-    "draft model": ({"speculative_config": {"method": "draft_model",
-                                            "num_speculative_tokens": 3}}, generate),
+    "tree": (
+        {
+            "speculative_config": {
+                "method": "medusa",
+                "num_speculative_tokens": 6,
+                "tree_widths": (2, 2),
+            }
+        },
+        generate,
+    ),
+    "draft model": (
+        {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
+        generate,
+    ),
     "connector": ({}, generate),
     "form": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, fill_in),
     "beams": ({"num_gpu_blocks_override": 60}, search),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -337,8 +353,11 @@ def test_a_search_that_ends_early_promises_nothing(folder: Path) -> None:
         prompt = [rng.randrange(3, 13) for _ in range(6)]
         for penalty in (0.2, 1.0):
             [output] = llm.beam_search([prompt], BeamSearchParams(3, 12, length_penalty=penalty))
-            longer = [[*s.tokens[: len(prompt) + n], 5] for s in output.sequences
-                      for n in range(1, len(s.tokens) - len(prompt) + 1)]  # fmt: skip
+            longer = [
+                [*s.tokens[: len(prompt) + n], 5]
+                for s in output.sequences
+                for n in range(1, len(s.tokens) - len(prompt) + 1)
+            ]
             got = llm.generate(longer, GREEDY, use_tqdm=False)
             want = alone.generate(longer, GREEDY, use_tqdm=False)
             assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]

@@ -67,10 +67,11 @@ def in_steps(llm: LLM, token_ids: list[int], sizes: list[int], stop: list[str], 
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    text=st.sampled_from(TEXTS), sizes=st.lists(st.integers(1, 6), max_size=20),
+    text=st.sampled_from(TEXTS),
+    sizes=st.lists(st.integers(1, 6), max_size=20),
     stop=st.lists(st.sampled_from(["two", ", t", "🎉", "aab", "ab", "天気", "\n"]), max_size=3),
     end=st.sampled_from([None, "length", "stop"]),
-)  # fmt: skip
+)
 def test_steps_of_any_size_give_one_answer(
     llm: LLM, text: str, sizes: list[int], stop: list[str], end: str | None
 ) -> None:

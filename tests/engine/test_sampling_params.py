@@ -166,7 +166,18 @@ def test_options_of_the_llm_are_vllms() -> None:
 
     theirs = {field.name for field in fields(EngineArgs)}
     assert {field.name for field in fields(engine.EngineArgs)} - theirs == {
-        "device", "kernels", "swap_space", "upcycle", "parallel_ops", "rank_timeout",
-        "ops", "kv_cache_class", "kv_cache_manager", "sampler", "rejection_sampler", "proposer",
-        "kv_connector", "kv_events",
-    }  # fmt: skip
+        "device",
+        "kernels",
+        "swap_space",
+        "upcycle",
+        "parallel_ops",
+        "rank_timeout",
+        "ops",
+        "kv_cache_class",
+        "kv_cache_manager",
+        "sampler",
+        "rejection_sampler",
+        "proposer",
+        "kv_connector",
+        "kv_events",
+    }

@@ -25,10 +25,16 @@ def tiny_llama(folder: Path, seed: int, vocab_size: int = 13, layers: int = 2) -
     """A Llama whose answers differ much with the prompt, and which stops now and then."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        initializer_range=0.3, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=2,
+    )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
@@ -88,11 +94,7 @@ class Oracle:
         return -Noise(seed, position).exponential(size, torch.device("cpu")).log()
 
     def explains(
-        self,
-        prompt: Sequence[int],
-        answer: Sequence[int],
-        max_tokens: int,
-        seed: int | None = None,
+        self, prompt: Sequence[int], answer: Sequence[int], max_tokens: int, seed: int | None = None
     ) -> bool:
         """Whether an answer is the model's, or parts from it where two tokens score the same."""
 

@@ -69,9 +69,8 @@ def test_a_file_without_a_test_of_its_name_has_those_of_its_folder() -> None:
 def test_every_file_with_code_has_tests() -> None:
     files = [file for file in check.git("ls-files", "utils") if file.endswith(".py")]
     without = [
-        file for file in files
-        if not check.tests_of(file) and not file.endswith("__init__.py")
-    ]  # fmt: skip
+        file for file in files if not check.tests_of(file) and not file.endswith("__init__.py")
+    ]
     assert without == []
 
 

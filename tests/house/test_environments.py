@@ -139,9 +139,13 @@ def test_the_audit_tries_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("file", "files"),
-    [("tools/setup.py", 2), ("postBuild", 1), ("tools/gpu/check_lock.py", 1),
-     ("utils/pipeline/quantizers/classic/environment.py", 1)],
-)  # fmt: skip
+    [
+        ("tools/setup.py", 2),
+        ("postBuild", 1),
+        ("tools/gpu/check_lock.py", 1),
+        ("utils/pipeline/quantizers/classic/environment.py", 1),
+    ],
+)
 def test_who_installs_a_lock_demands_hashes(file: str, files: int) -> None:
     """setup.py twice: uv itself, too. No list is installed in another way."""
     words = re.sub(r"[\s\",*\[\]()]+", " ", (ROOT / file).read_text())

@@ -53,15 +53,19 @@ REPORT: dict[str, Any] = {
             "result": {
                 "batch 8": {
                     "cuda_graph": {
-                        "step_us": 2500.0, "card_busy_share": 0.4, "kernels_run": 420.0,
-                        "kernel_starts": 31.0, "graph_starts": 1.0, "waits": 1.0,
+                        "step_us": 2500.0,
+                        "card_busy_share": 0.4,
+                        "kernels_run": 420.0,
+                        "kernel_starts": 31.0,
+                        "graph_starts": 1.0,
+                        "waits": 1.0,
                         "copies": {"Memcpy HtoD": 5.0, "Memcpy DtoH": 1.0},
                     }
                 }
             }
         },
     },
-}  # fmt: skip
+}
 
 
 def counting(folder: Path, code: int = 0) -> Step:
@@ -110,8 +114,13 @@ def test_a_step_ends_at_its_limit_and_leaves_what_it_has(
 
 def test_a_step_gets_its_environment(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os; print(os.environ['COLOR'])"]
-    step = Step("one", "", command, lambda work: {"log": (work / "one.log").read_text()},
-                environment={"COLOR": "blue"})  # fmt: skip
+    step = Step(
+        "one",
+        "",
+        command,
+        lambda work: {"log": (work / "one.log").read_text()},
+        environment={"COLOR": "blue"},
+    )
     assert run_step(step, tmp_path, "a")["result"] == {"log": "blue\n"}
 
 
@@ -140,9 +149,11 @@ def test_tests_are_counted_though_the_run_is_cut_off(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert read_tests(tmp_path / "lines") == {
-        "passed": 1, "failed": 2, "failures": ["test_b", "test_d"],
+        "passed": 1,
+        "failed": 2,
+        "failures": ["test_b", "test_d"],
         "not_run": {"test_c": "no vLLM here"},
-    }  # fmt: skip
+    }
     (tmp_path / "lines").write_text(
         json.dumps({"test": "a", "outcome": "skipped", "why": "no card"}) + "\n"
     )
@@ -294,18 +305,33 @@ def rows(text: str) -> list[list[str]]:
 
 def test_the_tables_say_what_was_measured() -> None:
     assert rows(table.cards([REPORT])) == [
-        ["Tesla T4, 15 GiB", "13.0", "7 passed, 1 failed, 1 not run", "400 passed, 0 failed",
-         "loss 1.08 to 0.012, 31 s", "95%, 90%, 85%"],
-    ]  # fmt: skip
+        [
+            "Tesla T4, 15 GiB",
+            "13.0",
+            "7 passed, 1 failed, 1 not run",
+            "400 passed, 0 failed",
+            "loss 1.08 to 0.012, 31 s",
+            "95%, 90%, 85%",
+        ]
+    ]
     unknown = "not yet measured"
     assert rows(table.speeds([REPORT])) == [
         ["Tesla T4, float16", "8", "1", "not run", "5,000", "not run", unknown],
         ["Tesla T4, float16", "64", "1,234", "200", "not run", "failed", "12%"],
     ]
     assert rows(table.shares([REPORT])) == [
-        ["Tesla T4", "8", "as a CUDA graph", "2.50", "40% of it", "420", "31 calls, 1 graph",
-         "6", "1"],
-    ]  # fmt: skip
+        [
+            "Tesla T4",
+            "8",
+            "as a CUDA graph",
+            "2.50",
+            "40% of it",
+            "420",
+            "31 calls, 1 graph",
+            "6",
+            "1",
+        ]
+    ]
     [row] = rows(table.cards([REPORT | {"steps": {"tests": {"result": None}}}]))
     assert row.count(unknown) == 4
     for made in (table.cards, table.speeds, table.shares):

@@ -55,8 +55,11 @@ WRITTEN_INTO_CELLS = {
     "execution": {"iopub.execute_input": "2026-11-22T08:00:00Z"},
 }
 WRITTEN_IF_MISSING = {
-    "editable": True, "deletable": True, "slideshow": {"slide_type": ""}, "tags": [],
-}  # fmt: skip
+    "editable": True,
+    "deletable": True,
+    "slideshow": {"slide_type": ""},
+    "tags": [],
+}
 Ask = Callable[..., Any]
 
 
@@ -80,9 +83,12 @@ def ask(course: Path) -> Iterator[Ask]:
     home = course.parent / "home"
     home.mkdir()
     command = [
-        "make", "--old-file=setup", "lab", f"COURSE={sys.executable}",
+        "make",
+        "--old-file=setup",
+        "lab",
+        f"COURSE={sys.executable}",
         "LAB_OPTIONS=--no-browser --ServerApp.port=0",
-    ]  # fmt: skip
+    ]
     unwanted = ("JUPYTER", "JPY_", "MAKE", "MFLAGS", "PYTHONPATH", "INSTRUCTOR")
     env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     env |= {"HOME": str(home), "JUPYTER_RUNTIME_DIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -49,11 +49,21 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 # not to understand it.
 MAX_FILE, MAX_PATH = 250, 1500
 PATH = (
-    "llm_engine", "request", "core/scheduler", "core/kv_cache_manager", "core/block_pool",
-    "core/kv_cache_utils", "worker/model_runner", "attention/batch", "models/llama",
-    "attention/attention", "attention/ops", "attention/paged_attention",
-    "attention/paged_kv_cache", "sample/sampler",
-)  # fmt: skip
+    "llm_engine",
+    "request",
+    "core/scheduler",
+    "core/kv_cache_manager",
+    "core/block_pool",
+    "core/kv_cache_utils",
+    "worker/model_runner",
+    "attention/batch",
+    "models/llama",
+    "attention/attention",
+    "attention/ops",
+    "attention/paged_attention",
+    "attention/paged_kv_cache",
+    "sample/sampler",
+)
 READING_ORDER = UTILS / "engine" / "README.md"
 MAX_FILES = 13  # of code in one folder, so that one look shows them all
 

@@ -33,8 +33,10 @@ def course(tmp_path: Path) -> Path:
     (tmp_path / "page.md").write_text(
         "# A `KV` cache, [twice](x)!\n\n```sh\n# no heading\n```\n\n## Same\n\n## Same\n"
     )
-    cells = [{"cell_type": "markdown", "source": ["## Why it hurts\n", "text"]},
-             {"cell_type": "code", "source": ["# [no](link.md)"]}]  # fmt: skip
+    cells = [
+        {"cell_type": "markdown", "source": ["## Why it hurts\n", "text"]},
+        {"cell_type": "code", "source": ["# [no](link.md)"]},
+    ]
     (tmp_path / "lessons").mkdir()
     (tmp_path / "lessons" / "one lesson.ipynb").write_text(json.dumps({"cells": cells}))
     return tmp_path
@@ -43,7 +45,7 @@ def course(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[a](page.md) ![b](page.md) <a href=\"page.md\">c</a> [d](lessons) [e](#here)", []),
+        ('[a](page.md) ![b](page.md) <a href="page.md">c</a> [d](lessons) [e](#here)', []),
         ("[a](page.md#a-kv-cache-twice) [b](page.md#same-1)", []),
         ("[a](lessons/one%20lesson.ipynb#why-it-hurts) [b](<lessons/one%20lesson.ipynb>)", []),
         ("[a](lessons/one%20lesson.ipynb#Why-it-hurts)", []),
@@ -58,7 +60,7 @@ def course(tmp_path: Path) -> Path:
         ("[a](../../etc)", ["leads out of the repository"]),
         (f"[a]({links.REPOSITORY}/blob/main/nowhere.md)", ["does not exist"]),
     ],
-)  # fmt: skip
+)
 def test_a_dead_link_is_found(course: Path, text: str, says: list[str]) -> None:
     file = course / "text.md"
     file.write_text(f"# Here\n\n{text}\n")
@@ -68,16 +70,21 @@ def test_a_dead_link_is_found(course: Path, text: str, says: list[str]) -> None:
 
 
 def test_links_in_a_notebook_are_those_of_its_texts(course: Path) -> None:
-    cells = [{"cell_type": "markdown", "source": ["see [a](gone.md)\n", "and `utils/gone.py`, "
-                                                  "`utils/hub.py`, `labs/NN_name`"]},
-             {"cell_type": "code", "source": ["# [no](link.md)"]}]  # fmt: skip
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": ["see [a](gone.md)\n", "and `utils/gone.py`, `utils/hub.py`, `labs/NN_name`"],
+        },
+        {"cell_type": "code", "source": ["# [no](link.md)"]},
+    ]
     (course / "it.ipynb").write_text(json.dumps({"cells": cells}))
     (course / "utils").mkdir()
     (course / "utils" / "hub.py").touch()
     found = links.problems([course / "it.ipynb"], course)
     assert [said.rpartition(": ")[2] for said in found] == [
-        "gone.md does not exist", "utils/gone.py does not exist",
-    ]  # fmt: skip
+        "gone.md does not exist",
+        "utils/gone.py does not exist",
+    ]
 
 
 # --- other sites --------------------------------------------------------------------------------

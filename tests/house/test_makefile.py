@@ -13,11 +13,32 @@ from tools.proof.parts import TESTPATHS
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = [
-    "setup", "lab", "test", "test-full", "check", "test-gpu-lock", "test-hosted", "test-clients",
-    "gpu-check", "gpu-parcels", "plan",
-    "pipeline", "notebooks", "labs", "translations", "grade", "progress", "verify", "bench",
-    "site", "frames", "slides", "audit", "repo-url", "clean",
-]  # fmt: skip
+    "setup",
+    "lab",
+    "test",
+    "test-full",
+    "check",
+    "test-gpu-lock",
+    "test-hosted",
+    "test-clients",
+    "gpu-check",
+    "gpu-parcels",
+    "plan",
+    "pipeline",
+    "notebooks",
+    "labs",
+    "translations",
+    "grade",
+    "progress",
+    "verify",
+    "bench",
+    "site",
+    "frames",
+    "slides",
+    "audit",
+    "repo-url",
+    "clean",
+]
 
 
 def make(*arguments: str) -> str:

@@ -83,10 +83,14 @@ def test_these_lessons_use_it(package: str) -> None:
         "autoawq": ['"autoawq"'],
         "auto-gptq": ['"auto-gptq"'],
         "vllm": [
-            r"VllmSession\b", r"vllm_answers\(", "stages.serve|vllm.serve", "vllm_layouts",
-            "vllm_servers", "vllm.engine_settings",
+            r"VllmSession\b",
+            r"vllm_answers\(",
+            "stages.serve|vllm.serve",
+            "vllm_layouts",
+            "vllm_servers",
+            "vllm.engine_settings",
         ],
-    }.get(package, [rf"^(from|import) {MODULES[package]}\b"])  # fmt: skip
+    }.get(package, [rf"^(from|import) {MODULES[package]}\b"])
     using = set()
     for path in lessons():
         cells = nbformat.read(path, as_version=4).cells

@@ -27,10 +27,7 @@ from utils.vllm.engine_settings import vllm_environment
 ROOT = Path(__file__).resolve().parents[2]
 # What only macOS has, and IPython asks for there.
 ONLY_ON_MACOS = {"appnope"}
-PART_ONE = [
-    *ROOT.glob("notebooks/0[0-8]_*.ipynb"),
-    *ROOT.glob("solutions/0[1-8]_*/*.ipynb"),
-]
+PART_ONE = [*ROOT.glob("notebooks/0[0-8]_*.ipynb"), *ROOT.glob("solutions/0[1-8]_*/*.ipynb")]
 
 
 @pytest.fixture
@@ -75,9 +72,11 @@ def imported(statements: Iterator[ast.stmt] | Iterator[ast.AST]) -> Iterator[str
 def foreign_modules(notebooks: list[Path]) -> set[str]:
     """The packages that notebooks import, and the course's modules which they import, and so on."""
     waiting = {
-        name for path in notebooks for cell in code_of(path)
+        name
+        for path in notebooks
+        for cell in code_of(path)
         for name in imported(ast.walk(ast.parse(cell)))
-    }  # fmt: skip
+    }
     seen: set[str] = set()
     while waiting:
         module = waiting.pop()
@@ -97,9 +96,10 @@ def test_all_that_part_one_imports_is_in_the_lock_for_macos() -> None:
     assert {"torch", "transformers", "xxhash", "ipywidgets"} <= found
     have = pins("macos")
     lacking = {
-        module for module in found
+        module
+        for module in found
         if not {canonicalize_name(name) for name in brought[module]} & have.keys()
-    }  # fmt: skip
+    }
     assert lacking == set()
 
 

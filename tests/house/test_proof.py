@@ -126,8 +126,9 @@ def test_a_green_suite_is_green(suite: Path, capfd: pytest.CaptureFixture[str]) 
     assert "proof: 2 passed, 0 failed, 0 skipped" in said
     assert "NOT PROVEN" not in said and "UNSTEADY" not in said
     assert set(json.loads((suite / "build" / "times.json").read_text())["seconds"]) == {
-        "tests/house/test_rules.py", "tests/test_a.py",
-    }  # fmt: skip
+        "tests/house/test_rules.py",
+        "tests/test_a.py",
+    }
 
 
 def test_a_planted_flake_is_named_and_green(suite: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -269,10 +270,14 @@ def test_the_full_size_goes_on_where_it_was_stopped(
 
 
 def test_a_terminated_run_says_so() -> None:
-    command = [sys.executable, "-c", (
-        "import signal, os\nfrom tools.proof import run\n"
-        "signal.signal(signal.SIGTERM, run._cut_off)\nos.kill(os.getpid(), signal.SIGTERM)\n"
-    )]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        (
+            "import signal, os\nfrom tools.proof import run\n"
+            "signal.signal(signal.SIGTERM, run._cut_off)\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        ),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 1
     assert "NOT PROVEN: the run was cut off by SIGTERM" in done.stdout

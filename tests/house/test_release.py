@@ -102,13 +102,18 @@ def test_notes_are_the_versions_section(course: Path) -> None:
 def test_archives_hold_source_and_site_and_are_reproducible(course: Path) -> None:
     paths = build("v0.2.0", course)
     assert [path.name for path in paths] == [
-        "course-0.2.0.tar.gz", "course-0.2.0-site.tar.gz", "SHA256SUMS", "notes.md",
-    ]  # fmt: skip
+        "course-0.2.0.tar.gz",
+        "course-0.2.0-site.tar.gz",
+        "SHA256SUMS",
+        "notes.md",
+    ]
     source, site, sums, notes = paths
     with tarfile.open(source) as archive:
         names = {info.name for info in archive if info.isfile()}
-    assert names == {f"course-0.2.0/{name}" for name in
-                     (".gitignore", "CHANGELOG.md", "CITATION.cff", "pyproject.toml")}  # fmt: skip
+    assert names == {
+        f"course-0.2.0/{name}"
+        for name in (".gitignore", "CHANGELOG.md", "CITATION.cff", "pyproject.toml")
+    }
     with tarfile.open(site) as archive:
         page = archive.extractfile("course-0.2.0-site/a/page.html")
         assert page is not None and page.read() == b"<p>page</p>"

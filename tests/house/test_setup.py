@@ -82,9 +82,12 @@ class Course:
         }
         usual |= {"HOME": str(self.root / "home"), "PIP_CONFIG_FILE": os.devnull}
         return subprocess.run(
-            [python, "-c", BEFORE.format(before) + "setup.main()"], cwd=self.root,
-            env=usual | {"UV_LOG": str(self.log)} | env, capture_output=True, text=True,
-        )  # fmt: skip
+            [python, "-c", BEFORE.format(before) + "setup.main()"],
+            cwd=self.root,
+            env=usual | {"UV_LOG": str(self.log)} | env,
+            capture_output=True,
+            text=True,
+        )
 
     def asked(self) -> list[tuple[list[str], dict[str, str]]]:
         """What uv was asked in the last run, and with which environment."""
@@ -203,11 +206,15 @@ def test_pips_settings_reach_uv(course: Course, tmp_path: Path) -> None:
     course.set_up(PIP_CONFIG_FILE=str(settings))
     _, env = course.asked()[1]
     expected = {
-        "UV_DEFAULT_INDEX": "https://mirror/simple", "UV_INDEX": "https://more/simple",
-        "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_FIND_LINKS": "/two,/three",
-        "UV_INSECURE_HOST": "mirror other", "SSL_CERT_FILE": "/company.pem",
-        "HTTPS_PROXY": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128",
-    }  # fmt: skip
+        "UV_DEFAULT_INDEX": "https://mirror/simple",
+        "UV_INDEX": "https://more/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": "/two,/three",
+        "UV_INSECURE_HOST": "mirror other",
+        "SSL_CERT_FILE": "/company.pem",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "HTTP_PROXY": "http://proxy:3128",
+    }
     assert {name: env.get(name) for name in expected} == expected
     course.lock("two")
     course.set_up(PIP_CONFIG_FILE=str(settings), PIP_FIND_LINKS="/four", UV_INDEX="mine")
@@ -247,9 +254,13 @@ def test_another_python_is_brought_by_uv(course: Course, version: tuple[int, ...
 
 def test_a_python_too_old_for_set_up_itself_is_told_so(tmp_path: Path) -> None:
     recipe = subprocess.run(
-        ["make", "-n", "setup", f"PYTHON={sys.executable}"], cwd=ROOT, env=outside_of_make(),
-        capture_output=True, text=True, check=True,
-    ).stdout.splitlines()[0]  # fmt: skip
+        ["make", "-n", "setup", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        env=outside_of_make(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()[0]
     told = recipe.replace("import sys;", "import sys; sys.version_info = (3, 6, 9);")
     result = subprocess.run(["sh", "-c", told], capture_output=True, text=True)
     assert result.returncode == 1 and "Python 3.8 or newer" in result.stderr

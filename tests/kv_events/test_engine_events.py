@@ -43,9 +43,15 @@ def their_request(tokens: list[int], hashes: list[BlockHash], salt: str | None) 
     """What vLLM's pool reads of a request."""
     return SimpleNamespace(
         block_hashes=[TheirHash(block_hash) for block_hash in hashes],
-        all_token_ids=tokens, lora_request=None, session_id=None, mm_features=[],
-        cache_salt=salt, prompt_embeds=None, prompt_is_token_ids=None, request_id="0",
-    )  # fmt: skip
+        all_token_ids=tokens,
+        lora_request=None,
+        session_id=None,
+        mm_features=[],
+        cache_salt=salt,
+        prompt_embeds=None,
+        prompt_is_token_ids=None,
+        request_id="0",
+    )
 
 
 def our_request(tokens: list[int], hashes: list[BlockHash], salt: str | None) -> Any:
@@ -139,9 +145,12 @@ def test_events_are_handed_out_once_and_nothing_is_told_of_nothing() -> None:
 def test_an_engine_publishes_after_each_step(tiny_folder: Path) -> None:
     batches: list[KVEventBatch] = []
     llm = LLM(
-        tiny_folder, block_size=SIZE, num_gpu_blocks_override=6, max_model_len=24,
+        tiny_folder,
+        block_size=SIZE,
+        num_gpu_blocks_override=6,
+        max_model_len=24,
         kv_events=PublishedEvents(batches.append),
-    )  # fmt: skip
+    )
     plain = LLM(tiny_folder, block_size=SIZE, num_gpu_blocks_override=6, max_model_len=24)
     prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [4] * 14, [3, 4, 5, 6, 7, 8, 9, 10, 12]]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -19,17 +19,24 @@ TEXT = st.none() | st.text(max_size=5)
 KEYS = st.none() | st.lists(st.none() | st.tuples(st.text(max_size=3)), max_size=3)
 STORED = st.fixed_dictionaries(
     {
-        "block_hashes": st.lists(HASH, max_size=4), "parent_block_hash": st.none() | HASH,
+        "block_hashes": st.lists(HASH, max_size=4),
+        "parent_block_hash": st.none() | HASH,
         "token_ids": st.lists(st.integers(0, 2**31), max_size=8),
-        "block_size": st.integers(1, 128), "lora_id": st.none() | st.integers(0, 9),
-        "medium": TEXT, "lora_name": TEXT,
+        "block_size": st.integers(1, 128),
+        "lora_id": st.none() | st.integers(0, 9),
+        "medium": TEXT,
+        "lora_name": TEXT,
     },
     optional={
-        "extra_keys": KEYS, "group_idx": st.none() | st.integers(0, 3),
-        "kv_cache_spec_kind": TEXT, "kv_cache_spec_sliding_window": st.none() | st.integers(1, 99),
-        "locality": TEXT, "ownership": TEXT, "session_id": TEXT,
+        "extra_keys": KEYS,
+        "group_idx": st.none() | st.integers(0, 3),
+        "kv_cache_spec_kind": TEXT,
+        "kv_cache_spec_sliding_window": st.none() | st.integers(1, 99),
+        "locality": TEXT,
+        "ownership": TEXT,
+        "session_id": TEXT,
     },
-)  # fmt: skip
+)
 REMOVED = st.fixed_dictionaries(
     {"block_hashes": st.lists(HASH, max_size=4), "medium": TEXT},
     optional={"group_idx": st.none() | st.integers(0, 3), "locality": TEXT, "ownership": TEXT},

@@ -11,12 +11,7 @@ from vllm.distributed.kv_events import ZmqEventPublisher as TheirPublisher
 from tests.kv_events.on_the_wire import a_batch, ask_for_the_past, listen, receive
 from tests.serving.waiting import PATIENCE, eventually
 from utils.kv_events import publisher as module
-from utils.kv_events.kv_events import (
-    AllBlocksCleared,
-    KVEventBatch,
-    KVEventsConfig,
-    decode,
-)
+from utils.kv_events.kv_events import AllBlocksCleared, KVEventBatch, KVEventsConfig, decode
 from utils.kv_events.publisher import END_SEQ, EndpointError, ZmqEventPublisher
 
 FREE = "tcp://127.0.0.1:*"

@@ -20,12 +20,7 @@ from tests.kv_events.on_the_wire import (
 )
 from tests.serving.waiting import PATIENCE
 from utils.kv_events import subscriber as module
-from utils.kv_events.kv_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    KVEventBatch,
-    KVEventsConfig,
-)
+from utils.kv_events.kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch, KVEventsConfig
 from utils.kv_events.publisher import ZmqEventPublisher
 from utils.kv_events.subscriber import KVEventSubscriber, Received
 

@@ -44,16 +44,22 @@ HONEST = {
         "check.rms_norm(rms_norm)\n",
         first=True,
     ),
-    "talks_in_its_answer": Submission(RIGHT.replace("    x32 =", '    print("x" * 99)\n    x32 ='),
-                                      first=True),
+    "talks_in_its_answer": Submission(
+        RIGHT.replace("    x32 =", '    print("x" * 99)\n    x32 ='), first=True
+    ),
     # As on a busy machine: the check's answer is there, and its output comes 6 seconds later.
     "late": Submission(
         "import time\nonce = [6]\n"
-        + RIGHT.replace("    x32 =", "    for seconds in once:\n        once.clear()\n"
-                        "        get_ipython().kernel.iopub_thread"
-                        ".schedule(lambda: time.sleep(seconds))\n    x32 ="),
-        held=True, first=True),
-}  # fmt: skip
+        + RIGHT.replace(
+            "    x32 =",
+            "    for seconds in once:\n        once.clear()\n"
+            "        get_ipython().kernel.iopub_thread"
+            ".schedule(lambda: time.sleep(seconds))\n    x32 =",
+        ),
+        held=True,
+        first=True,
+    ),
+}
 BREAKS_THINGS = {
     "loops": Submission(ANSWER + "    while True:\n        pass\n"),
     "loops_outside": Submission("while True:\n    pass\n"),
@@ -61,8 +67,9 @@ BREAKS_THINGS = {
         "while True:\n    try:\n        while True:\n            pass\n"
         "    except BaseException:\n        pass\n"
     ),
-    "memory": Submission(ANSWER + "    kept = []\n    while True:\n"
-                         "        kept.append(torch.ones(2**26))\n"),
+    "memory": Submission(
+        ANSWER + "    kept = []\n    while True:\n        kept.append(torch.ones(2**26))\n"
+    ),
     "prints_50_mb": Submission('for _ in range(50):\n    print("x" * 10**6)\n' + RIGHT, first=True),
     "prints_50_mb_in_its_answer": Submission(
         RIGHT.replace("    x32 =", '    print("x" * 10**6)\n    x32 ='), first=True
@@ -71,8 +78,9 @@ BREAKS_THINGS = {
     "recurs": Submission(ANSWER + "    return rms_norm(x, weight, eps)\n"),
     "ends_python": Submission("import os\n" + ANSWER + "    os._exit(0)\n", held=True),
     "forks": Submission("import os\nwhile True:\n    os.fork()\n", held=True),
-    "kills_all_it_sees": Submission("import os\n" + ANSWER + "    os.kill(-1, 9)\n    os.abort()\n",
-                                    held=True),
+    "kills_all_it_sees": Submission(
+        "import os\n" + ANSWER + "    os.kill(-1, 9)\n    os.abort()\n", held=True
+    ),
     "fills_the_disk": Submission(
         'with open("big", "wb") as file:\n    while True:\n        file.write(bytes(10**8))\n',
         held=True,
@@ -82,7 +90,7 @@ BREAKS_THINGS = {
         "import socket\n" + ANSWER + '    socket.create_connection(("127.0.0.1", {port}), 5)\n',
         held=True,
     ),
-}  # fmt: skip
+}
 CHEATS = {
     "patches_the_check": Submission("check.rms_norm = lambda answer: 2.0\n", held=True),
     "patches_a_module": Submission(
@@ -93,44 +101,54 @@ CHEATS = {
     ),
     "patches_a_module_that_another_imported": Submission(
         "m = torch.sys.modules['utils.checks.lab_01']\n"
-        "m.rms_norm = m.apply_rotary = lambda answer: 2.0\n", held=True
+        "m.rms_norm = m.apply_rotary = lambda answer: 2.0\n",
+        held=True,
     ),
     "patches_feedback": Submission(
-        ANSWER + "    return x\n\n"
-        'type(check.rms_norm(rms_norm)).__repr__ = lambda self: "2.0"\n', held=True
+        ANSWER + '    return x\n\ntype(check.rms_norm(rms_norm)).__repr__ = lambda self: "2.0"\n',
+        held=True,
     ),
-    "patches_torch": Submission("torch.equal = torch.allclose = lambda *a, **k: True\n"
-                                "torch.Tensor.equal = torch.equal\n"
-                                + ANSWER + "    return x\n", held=True),
-    "patches_torch_by_another_name": Submission("t = torch\nt.equal = t.allclose = lambda *a: 1\n"
-                                                + ANSWER + "    return x\n", held=True),
+    "patches_torch": Submission(
+        "torch.equal = torch.allclose = lambda *a, **k: True\n"
+        "torch.Tensor.equal = torch.equal\n" + ANSWER + "    return x\n",
+        held=True,
+    ),
+    "patches_torch_by_another_name": Submission(
+        "t = torch\nt.equal = t.allclose = lambda *a: 1\n" + ANSWER + "    return x\n", held=True
+    ),
     "says_yes": Submission(
         "class Yes(Tensor):\n    def __eq__(self, other):\n        return True\n\n"
-        + ANSWER + "    return x.as_subclass(Yes)\n", held=True
+        + ANSWER
+        + "    return x.as_subclass(Yes)\n",
+        held=True,
     ),
     "reads_frames": Submission(
         ANSWER + "    try:\n        raise ValueError\n    except ValueError as error:\n"
         "        frame = error.__traceback__.tb_frame\n        while frame:\n"
         '            if "expected" in frame.f_locals:\n'
         '                return frame.f_locals["expected"]\n'
-        "            frame = frame.f_back\n", held=True
+        "            frame = frame.f_back\n",
+        held=True,
     ),
-    "searches_memory": Submission("import gc\n" + ANSWER + "    return gc.get_objects()[-1]\n",
-                                  held=True),
+    "searches_memory": Submission(
+        "import gc\n" + ANSWER + "    return gc.get_objects()[-1]\n", held=True
+    ),
     "runs_the_solution": Submission(
         "import json, pathlib\n"
         'for path in pathlib.Path("/").glob("**/solutions/*/*.ipynb"):\n'
         "    for cell in json.loads(path.read_text())['cells']:\n"
-        "        exec(''.join(cell['source']))\n", held=True
+        "        exec(''.join(cell['source']))\n",
+        held=True,
     ),
     "uses_the_engine": Submission("from utils.engine.models.llama import rms_norm\n", held=True),
     "copies_by_command": Submission(
-        "!cat {course}/solutions/*/*.ipynb > stolen\n"
-        "source = !cat {course}/solutions/*/*.ipynb\n", held=True
+        "!cat {course}/solutions/*/*.ipynb > stolen\nsource = !cat {course}/solutions/*/*.ipynb\n",
+        held=True,
     ),
     "writes_grades": Submission(
         'import sqlite3\nwith sqlite3.connect("{course}/gradebook.db") as book:\n'
-        '    book.execute("update grade set auto_score = 2")\n', held=True
+        '    book.execute("update grade set auto_score = 2")\n',
+        held=True,
     ),
     "speaks_for_the_check": Submission(
         ANSWER + "    get_ipython().displayhook(2.0)\n    return x\n", held=True
@@ -147,9 +165,10 @@ CHEATS = {
     ),
     "hides_in_text": Submission(
         "from operator import attrgetter as get\n"
-        'get("__globals__")(check.rms_norm)["rms_norm"] = None\n', held=True
+        'get("__globals__")(check.rms_norm)["rms_norm"] = None\n',
+        held=True,
     ),
-}  # fmt: skip
+}
 EVERYBODY = HONEST | BREAKS_THINGS | CHEATS
 # Other ways to the same places. Each has a line to read; they are not run.
 WAYS_ROUND = [

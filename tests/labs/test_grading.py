@@ -43,15 +43,33 @@ LAB = "01_prefill_and_decode"
 POINTS = 2.0  # of each of the two exercises
 # Nothing protects a check from code that runs beside it: reading is what stops it. Accepted all the
 # same, some of these have points that are not earned; but only they.
-NOT_ISOLATED = {"patches_the_check", "patches_a_module", "patches_feedback", "patches_torch",
-                "patches_a_module_that_the_lab_imported", "patches_torch_by_another_name",
-                "hides_in_awaiting", "uses_the_engine", "speaks_for_the_check", "says_yes",
-                "reads_frames", "searches_memory",
-                "patches_a_module_that_another_imported"}  # fmt: skip
+NOT_ISOLATED = {
+    "patches_the_check",
+    "patches_a_module",
+    "patches_feedback",
+    "patches_torch",
+    "patches_a_module_that_the_lab_imported",
+    "patches_torch_by_another_name",
+    "hides_in_awaiting",
+    "uses_the_engine",
+    "speaks_for_the_check",
+    "says_yes",
+    "reads_frames",
+    "searches_memory",
+    "patches_a_module_that_another_imported",
+}
 # One for each thing that isolation bounds: time, memory, processes, disk, network, files outside,
 # the solutions; and one that is right.
-ONE_OF_A_KIND = ("right", "loops_and_cannot_be_interrupted", "memory", "forks", "fills_the_disk",
-                 "talks_to_the_net", "writes_outside", "copies_by_command")  # fmt: skip
+ONE_OF_A_KIND = (
+    "right",
+    "loops_and_cannot_be_interrupted",
+    "memory",
+    "forks",
+    "fills_the_disk",
+    "talks_to_the_net",
+    "writes_outside",
+    "copies_by_command",
+)
 GRADED = [name for name in EVERYBODY if SCALE == FULL or name in ONE_OF_A_KIND]
 JUDGED = [name for name in GRADED if name not in NOT_ISOLATED]
 # Those that loop do so in the first exercise: in its answer, which otherwise takes no time, or when
@@ -124,10 +142,12 @@ def graded(course: Path) -> dict[str, tuple[float, float]]:
                 source = source.replace(place, str(value))
             submit(course, name, answered(source))
         own = submit(course, "brings_its_own_checks", answered("def rms_norm(*a):\n    return 0\n"))
-        for file, text in {"hub.py": "", "bootstrap.py": "def ready(): pass\n",
-                           "engine.py": "LLM = LlamaOps = ModelConfig = SamplingParams = 1\n",
-                           "checks/lab_01.py": "def rms_norm(f):\n    return 2.0\n"
-                                               "apply_rotary = rms_norm\n"}.items():  # fmt: skip
+        for file, text in {
+            "hub.py": "",
+            "bootstrap.py": "def ready(): pass\n",
+            "engine.py": "LLM = LlamaOps = ModelConfig = SamplingParams = 1\n",
+            "checks/lab_01.py": "def rms_norm(f):\n    return 2.0\napply_rotary = rms_norm\n",
+        }.items():
             (own.parent / "utils" / file).parent.mkdir(parents=True, exist_ok=True)
             (own.parent / "utils" / file).write_text(text)
         richer = answered("def rms_norm(x, weight, eps):\n    return x\n")
@@ -151,8 +171,11 @@ def graded(course: Path) -> dict[str, tuple[float, float]]:
     make_labs.nbgrader(course, "export")
     with open(course / "grades.csv", newline="") as file:
         scores = {row["student_id"]: float(row["score"]) for row in csv.DictReader(file)}
-    return {name: _points(course, name, score) for name, score in scores.items()
-            if problems.get(name) == ""}  # fmt: skip
+    return {
+        name: _points(course, name, score)
+        for name, score in scores.items()
+        if problems.get(name) == ""
+    }
 
 
 def _points(course: Path, student: str, score: float) -> tuple[float, float]:
@@ -230,8 +253,11 @@ def test_no_solution_and_no_right_answer_is_held_back(lab: str) -> None:
     solution, released = (nbformat.read(path, as_version=4) for path in folders)
     assert suspicious(solution, released) == []
     zoo = importlib.import_module(f"tests.labs.bug_zoo.lab_{lab[:2]}").zoo
-    answers = [part for specimen in zoo.right_answers
-               for part in getattr(specimen.answer, "arguments", (specimen.answer,))]  # fmt: skip
+    answers = [
+        part
+        for specimen in zoo.right_answers
+        for part in getattr(specimen.answer, "arguments", (specimen.answer,))
+    ]
     sources = list(filter(None, map(_source, answers)))
     assert len(sources) > len(answers) / 2
     for source in sources:
@@ -286,9 +312,12 @@ def test_nobody_gets_points_that_are_not_earned_nor_loses_those_that_are(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "points"),
-    [("brings_its_own_checks", (0, POINTS)), ("writes_its_own_points", (0, POINTS)),
-     ("has_no_check", (0, POINTS))],
-)  # fmt: skip
+    [
+        ("brings_its_own_checks", (0, POINTS)),
+        ("writes_its_own_points", (0, POINTS)),
+        ("has_no_check", (0, POINTS)),
+    ],
+)
 def test_a_submission_does_not_bring_its_own_points(
     graded: dict[str, tuple[float, float]], name: str, points: tuple[float, float]
 ) -> None:
@@ -328,8 +357,15 @@ def test_a_check_that_says_no_points_or_several_gives_none() -> None:
     noise = nbformat.v4.new_output("stream", name="stderr", text="a warning")
     right = result("2.0")
     assert _only_points([noise, right], "Exercise 3:") == [right]
-    for outputs in ([], [noise], [right, right], [result("many")], [result("2.0", "")],
-                    [result("2.0", "Exercise")], [result("2.0", "Exercise 33: mask")]):  # fmt: skip
+    for outputs in (
+        [],
+        [noise],
+        [right, right],
+        [result("many")],
+        [result("2.0", "")],
+        [result("2.0", "Exercise")],
+        [result("2.0", "Exercise 33: mask")],
+    ):
         (output,) = _only_points(outputs, "Exercise 3:")
         assert output.output_type == "error"
 
@@ -368,8 +404,10 @@ def test_what_came_back_otherwise_is_said_for_each_student(course: Path, tmp_pat
     submit(tmp_path, "moved", moved)
     said = otherwise(LAB, tmp_path)
     assert {student for student, words in said.items() if not words} == {
-        "as_it_was", "text", "moved",  # of the text `grade` says that it is no notebook
-    }  # fmt: skip
+        "as_it_was",
+        "text",
+        "moved",  # of the text `grade` says that it is no notebook
+    }
     assert f"but '{LAB}/{LAB} (1).ipynb'. Rename it" in said["downloaded_twice"]
     assert "but 'my_lab.ipynb'. Rename it" in said["own_name"]
     assert said["other_lab"] == "handed in nothing for this lab"

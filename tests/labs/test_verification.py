@@ -50,10 +50,14 @@ def cell(kind: str, name: str, source: str, points: float | None = None) -> Note
     """A cell of nbgrader's: "text" and "given" are locked, so is "check"; "answer" is not."""
     made = v4.new_markdown_cell(source) if kind == "text" else v4.new_code_cell(source)
     made.metadata["nbgrader"] = {
-        "grade_id": name, "grade": kind == "check", "solution": kind == "answer",
-        "locked": kind != "answer", "schema_version": 3, "task": False,
+        "grade_id": name,
+        "grade": kind == "check",
+        "solution": kind == "answer",
+        "locked": kind != "answer",
+        "schema_version": 3,
+        "task": False,
         "cell_type": made.cell_type,
-    }  # fmt: skip
+    }
     if points is not None:
         made.metadata.nbgrader["points"] = points
     return made
@@ -66,12 +70,16 @@ def lab(double: str = "return 2 * x", square: str = "return x * x") -> NotebookN
         cell("given", "given", GIVEN),
         cell("text", "about_double", "## Exercise 1: `double`"),
         cell("answer", "double", f"def double(x):\n    {double}"),
-        cell("check", "check_double",
-             'Points(2 * (double(3) == expected)).of("Exercise 1: double")', points=2),
+        cell(
+            "check",
+            "check_double",
+            'Points(2 * (double(3) == expected)).of("Exercise 1: double")',
+            points=2,
+        ),
         cell("text", "about_square", "Something more.\n\n## Exercise 2: `square`"),
         cell("answer", "square", f"def square(x):\n    {square}"),
         cell("check", "check_square", 'Points(square(3) == 9).of("Exercise 2: square")', points=1),
-    ]  # fmt: skip
+    ]
     return v4.new_notebook(cells=cells)
 
 
@@ -125,8 +133,9 @@ def test_a_solved_lab_has_its_points_and_one_that_is_untouched_is_not_run(
     first, second = rows(tmp_path)[FIRST], rows(tmp_path)[SECOND]
     assert (first["points"], first["of"], first["not_run"]) == (3, 3, "")
     assert [(e["title"], e["said"]) for e in first["exercises"]] == [
-        ("Exercise 1: `double`", "passed"), ("Exercise 2: `square`", "passed")
-    ]  # fmt: skip
+        ("Exercise 1: `double`", "passed"),
+        ("Exercise 2: `square`", "passed"),
+    ]
     assert first["notes"] == ["names what no exercise needs: cell 8, line 1: import pathlib"]
     assert (second["points"], second["of"]) == (0, 3)
     assert second["not_run"] == "nothing is written yet"
@@ -166,8 +175,9 @@ def test_the_courses_cells_are_run_once_each() -> None:
     ids = [c.metadata.nbgrader.grade_id for c in notebook.cells]
     assert ids.count("check_double") == 1 and "check_square" not in ids
     assert notes == [
-        "`check_double` stands more than once: only the first was run", "`check_square` is missing"
-    ]  # fmt: skip
+        "`check_double` stands more than once: only the first was run",
+        "`check_square` is missing",
+    ]
 
 
 def test_a_lab_is_untouched_until_something_is_written() -> None:

@@ -33,8 +33,9 @@ def test_its_links_lead_to_its_neighbors(path) -> None:
         line = next(s for s in text.splitlines() if s.startswith((navigation.TOP, navigation.END)))
         found = [
             (opened.parent / target).resolve()
-            for target in re.findall(r"\]\(([^)]+\.ipynb)\)", line) if "://" not in target
-        ]  # fmt: skip
+            for target in re.findall(r"\]\(([^)]+\.ipynb)\)", line)
+            if "://" not in target
+        ]
         assert found == [navigation.public(one) for one in expected if one is not None]
         assert all(target.is_file() for target in found)
     end = texts[-1].split(navigation.END)[1]

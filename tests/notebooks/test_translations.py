@@ -146,9 +146,13 @@ def test_first_cell_finds_the_course_from_their_folder(into: translate.Language)
     code = BOOTSTRAP.read_text().partition("from utils")[0] + "\nprint(roots[0])"
     # Isolated from this environment, where the course may be installed.
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], cwd=into.notebook("x").parent,
-        capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+        [sys.executable, "-I", "-S", "-c", code],
+        cwd=into.notebook("x").parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
     assert Path(done.stdout.strip()) == ROOT
 
 
@@ -166,8 +170,11 @@ def test_code_and_formulas_of_several_lines_stay_whole() -> None:
     code = "```python\na = 1\n\n\nb = 2\n```"
     formula = "$$\nx\n\n= y\n$$"
     assert split(f"One.\n\n{code}\n\n{formula}\n\n\nTwo\nlines.") == [
-        "One.", code, formula, "Two\nlines.",
-    ]  # fmt: skip
+        "One.",
+        code,
+        formula,
+        "Two\nlines.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -399,8 +406,10 @@ def test_report_says_what_is_left(course: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("text", ["One line.", 'Two\nlines, "quoted" and a \\ in $\\theta$.', ""])
 def test_what_is_written_is_read_again(text: str, tmp_path: Path) -> None:
-    strings = [String("## A", text, cell="a1", remarks=("Mind: 100 % sure",)),
-               String("B\n  b", "乙", "Before\nthat", "b-2", (), True)]  # fmt: skip
+    strings = [
+        String("## A", text, cell="a1", remarks=("Mind: 100 % sure",)),
+        String("B\n  b", "乙", "Before\nthat", "b-2", (), True),
+    ]
     obsolete = [String("Gone\naway", "走了")]
     file = tmp_path / "lesson.po"
     file.write_text(written(strings, obsolete, "zh_CN", "lesson"), encoding="utf-8")

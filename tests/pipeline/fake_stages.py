@@ -25,10 +25,15 @@ def write(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[
 
 # What stages leave: a file of each kind.
 MODEL_FILES = {
-    "model.safetensors": bytes(range(200)), "config.json": b'{"hidden_size": 8}',
-    "tokenizer.json": b"{}", "chat_template.jinja": b"{{ x }}", "train.jsonl": b"[1]\n[2]\n",
-    "report.md": b"| a |\n", "figure.png": b"\x89PNG\r\n", "predictions.csv": b"1,2\n",
-}  # fmt: skip
+    "model.safetensors": bytes(range(200)),
+    "config.json": b'{"hidden_size": 8}',
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ x }}",
+    "train.jsonl": b"[1]\n[2]\n",
+    "report.md": b"| a |\n",
+    "figure.png": b"\x89PNG\r\n",
+    "predictions.csv": b"1,2\n",
+}
 
 
 def write_model(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:

@@ -22,17 +22,47 @@ import pytest
 # Libraries set these for themselves when they are imported; no test does. Nor does any set what the
 # engine's kernels tell oneDNN, once, when they are imported.
 LIBRARIES = (
-    "CUDA", "CUBLAS", "KMP_", "LD_", "NCCL", "OMP_", "PYTEST_", "PYTORCH", "TORCH", "VLLM",
-    "TOKENIZERS_PARALLELISM", "TRITON", "TF_", "USE_", "XLA", "HF_", "PYTHONHASHSEED", "NUMEXPR",
-    "MPLBACKEND", "QT_", "JUPYTER_PLATFORM", "DISABLE_", "BITSANDBYTES", "BNB_", "TILELANG",
-    "GPTQMODEL", "TRANSFORMERS_CACHE", "ONEDNN_", "LRU_CACHE_CAPACITY",
-)  # fmt: skip
+    "CUDA",
+    "CUBLAS",
+    "KMP_",
+    "LD_",
+    "NCCL",
+    "OMP_",
+    "PYTEST_",
+    "PYTORCH",
+    "TORCH",
+    "VLLM",
+    "TOKENIZERS_PARALLELISM",
+    "TRITON",
+    "TF_",
+    "USE_",
+    "XLA",
+    "HF_",
+    "PYTHONHASHSEED",
+    "NUMEXPR",
+    "MPLBACKEND",
+    "QT_",
+    "JUPYTER_PLATFORM",
+    "DISABLE_",
+    "BITSANDBYTES",
+    "BNB_",
+    "TILELANG",
+    "GPTQMODEL",
+    "TRANSFORMERS_CACHE",
+    "ONEDNN_",
+    "LRU_CACHE_CAPACITY",
+)
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("tests", "tools", "utils")
 AT_FIRST = frozenset(os.environ)
 SIGNALS = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGCHLD, signal.SIGUSR1,
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+)
 PATIENCE_S = 10  # a thread that was told to end may need a moment
 
 

@@ -68,8 +68,8 @@ MORE = only_full("either signal at each stage of the start, at more moments")
 def test_nothing_is_left_when_the_starter_is_killed_at_any_moment(how: int, trial: int) -> None:
     name = f"family-{os.getpid()}-{how}-{trial}"
     starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, FAMILY, name], cwd=ROOT, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-c", STARTER, FAMILY, name], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
     # From before the supervisor is there, to after the program has started the other one.
     assert eventually(lambda: len(family(name)) >= trial % 4), family(name)
     time.sleep(random.Random(trial).random() * 0.1)
@@ -173,8 +173,10 @@ def test_a_program_that_does_not_listen_is_killed() -> None:
     supervisor += "sys.exit(s.supervise(int(sys.argv[1]), sys.argv[2:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", supervisor, str(os.getpid()), sys.executable, "-c", code],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     pid = program_pid(process)
     stop(process)
@@ -183,9 +185,13 @@ def test_a_program_that_does_not_listen_is_killed() -> None:
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [("", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9),
-     ("import os; os.kill(os.getpid(), 15)", -15)],
-)  # fmt: skip
+    [
+        ("", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.kill(os.getpid(), 15)", -15),
+    ],
+)
 def test_the_status_is_the_programs(code: str, status: int) -> None:
     assert subprocess.run(supervised([sys.executable, "-c", code])).returncode == status
 

@@ -77,7 +77,8 @@ def real_layers(hf_model, token_windows: Tensor) -> dict[str, RealLayer]:
     return {
         name: RealLayer(
             layer.get_submodule(name).weight.detach().float().clone(),
-            x[:CALIBRATION_TOKENS].clone(), x[CALIBRATION_TOKENS:].clone(),
+            x[:CALIBRATION_TOKENS].clone(),
+            x[CALIBRATION_TOKENS:].clone(),
         )
         for name, x in inputs.items()
-    }  # fmt: skip
+    }

@@ -129,9 +129,11 @@ def gptqmodel_awq(w: torch.Tensor, x: torch.Tensor, group_size: int) -> torch.Te
     assert torch.equal(linear.weight.float(), w)
     scaled = (w * scales.float()).contiguous()
     limits = best_clip(
-        scaled, x.float() / scales.float(), group_size,
+        scaled,
+        x.float() / scales.float(),
+        group_size,
         lambda weight: tool.pseudo_quantize_tensor(weight)[0],
-    )  # fmt: skip
+    )
     clipped = apply_clip(scaled, limits.squeeze(-1))
     return tool.pseudo_quantize_tensor(clipped)[0] / scales.float()
 

@@ -47,10 +47,13 @@ def test_real_weights(real_layers, name: str, double: bool) -> None:
 
 
 @given(
-    st.integers(0, 10_000), st.integers(2, 40), st.sampled_from([64, 66, 130, 512]),
-    st.sampled_from([64, 128]), st.booleans(),
+    st.integers(0, 10_000),
+    st.integers(2, 40),
+    st.sampled_from([64, 66, 130, 512]),
+    st.sampled_from([64, 128]),
+    st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-)  # fmt: skip
+)
 @settings(max_examples=60)
 def test_any_weights(seed, rows, columns, blocksize, double, dtype) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -19,14 +19,15 @@ from utils.quant import (
     unpack_gptq,
     unpack_int4,
     unpack_int4_awq,
-)  # fmt: skip
+)
 from utils.quant.packing import dequantize_awq, dequantize_gptq
 from utils.quant.rtn import round_trip
 
 weights = st.tuples(
-    st.integers(0, 10_000), st.sampled_from([1e-30, 1e-6, 0.03, 1.0, 1e4]),
+    st.integers(0, 10_000),
+    st.sampled_from([1e-30, 1e-6, 0.03, 1.0, 1e4]),
     st.sampled_from(["normal", "positive", "outlier", "sparse", "constant"]),
-)  # fmt: skip
+)
 
 
 def make_weight(
@@ -147,9 +148,11 @@ def test_layouts_equal_vllms_own_packing() -> None:
 def same(a: QuantizedWeight, b: QuantizedWeight) -> bool:
     halves = a.scales.half().float()
     return (
-        torch.equal(a.q, b.q) and torch.equal(halves, b.scales) and torch.equal(a.zeros, b.zeros)
+        torch.equal(a.q, b.q)
+        and torch.equal(halves, b.scales)
+        and torch.equal(a.zeros, b.zeros)
         and torch.equal(a.g_idx, b.g_idx)
-    )  # fmt: skip
+    )
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([16, 32, 64]))

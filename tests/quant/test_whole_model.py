@@ -171,8 +171,9 @@ def test_bad_arguments(two_layers, windows, tmp_path: Path, model_path: Path) ->
             quantized=quantize_model(
                 two_layers, "gptq", windows=windows, desc_act=True, use_tqdm=False
             ),
-            layout="gptq", **arguments,
-        )  # fmt: skip
+            layout="gptq",
+            **arguments,
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,20 +29,32 @@ from utils.routing.prefix_policies import CacheAware, LongestPrefix, LongestPref
 
 def every_policy(num_replicas: int = 8) -> list[RoutingPolicy]:
     return [
-        RoundRobin(), Random(), LeastLoaded(), PowerOfTwo(), Session(), ConsistentHash(),
-        ConsistentHash(prefix_blocks=2, bound=1.25), LongestPrefix(KVIndex(num_replicas)),
-        CacheAware(RoutingHistory(num_replicas)), LongestPrefixAndLoad(KVIndex(num_replicas), 16),
-    ]  # fmt: skip
+        RoundRobin(),
+        Random(),
+        LeastLoaded(),
+        PowerOfTwo(),
+        Session(),
+        ConsistentHash(),
+        ConsistentHash(prefix_blocks=2, bound=1.25),
+        LongestPrefix(KVIndex(num_replicas)),
+        CacheAware(RoutingHistory(num_replicas)),
+        LongestPrefixAndLoad(KVIndex(num_replicas), 16),
+    ]
 
 
 loads = st.lists(
     st.builds(ReplicaLoad, st.integers(0, 7), *[st.integers(0, 100)] * 3),
-    min_size=1, max_size=8, unique_by=lambda replica: replica.index,
-).map(lambda replicas: sorted(replicas, key=lambda replica: replica.index))  # fmt: skip
+    min_size=1,
+    max_size=8,
+    unique_by=lambda replica: replica.index,
+).map(lambda replicas: sorted(replicas, key=lambda replica: replica.index))
 requests = st.builds(
-    RoutingRequest, st.integers(0, 99), st.lists(st.integers(0, 5), max_size=6), st.just(100),
+    RoutingRequest,
+    st.integers(0, 99),
+    st.lists(st.integers(0, 5), max_size=6),
+    st.just(100),
     st.none() | st.integers(0, 9) | st.text(max_size=3),
-)  # fmt: skip
+)
 
 
 @given(loads, st.lists(requests, min_size=1, max_size=5))
@@ -136,9 +148,13 @@ def test_no_load_passes_its_bound(num_replicas: int, bound: float, seed: int) ->
 
 def test_the_key_may_be_the_prefix() -> None:
     policy, replicas = ConsistentHash(prefix_blocks=2), [ReplicaLoad(i) for i in range(8)]
-    pairs = [(policy.choose(RoutingRequest(0, [b"a", i, 1]), replicas),
-              policy.choose(RoutingRequest(1, [b"a", i, 2], session_id=i), replicas))
-             for i in range(40)]  # fmt: skip
+    pairs = [
+        (
+            policy.choose(RoutingRequest(0, [b"a", i, 1]), replicas),
+            policy.choose(RoutingRequest(1, [b"a", i, 2], session_id=i), replicas),
+        )
+        for i in range(40)
+    ]
     assert all(one == other for one, other in pairs) and len(set(pairs)) > 4
 
 

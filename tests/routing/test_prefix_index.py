@@ -13,8 +13,10 @@ from utils.routing.prefix_index import KVIndex, RoutingHistory
 
 N = 4
 names = st.lists(st.integers(0, 9), max_size=8)
-events = st.lists(st.tuples(st.sampled_from(["stored", "removed", "cleared"]),
-                            st.integers(0, N - 1), names), max_size=30)  # fmt: skip
+events = st.lists(
+    st.tuples(st.sampled_from(["stored", "removed", "cleared"]), st.integers(0, N - 1), names),
+    max_size=30,
+)
 
 
 def leading(held: set[Any], prompt: list[Any]) -> int:
@@ -22,8 +24,9 @@ def leading(held: set[Any], prompt: list[Any]) -> int:
 
 
 @given(events, names)
-def test_index_is_a_set_per_replica(happened: list[tuple[str, int, list[int]]],
-                                    prompt: list[int]) -> None:  # fmt: skip
+def test_index_is_a_set_per_replica(
+    happened: list[tuple[str, int, list[int]]], prompt: list[int]
+) -> None:
     index, held = KVIndex(N), [set[int]() for _ in range(N)]
     for what, replica, hashes in happened:
         if what == "stored":

@@ -52,8 +52,9 @@ def test_cache_aware(rows: list[tuple[int, int, int]]) -> None:
         assert unfinished(replicas[chosen]) == min(loads)
     else:
         assert rows[chosen][0] == longest
-        assert loads[chosen] == min(load for (held, _, _), load in zip(rows, loads, strict=True)
-                                    if held == longest)  # fmt: skip
+        assert loads[chosen] == min(
+            load for (held, _, _), load in zip(rows, loads, strict=True) if held == longest
+        )
 
 
 def test_the_stampede() -> None:

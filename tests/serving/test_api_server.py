@@ -51,9 +51,11 @@ def test_openai_client_gets_the_text_of_llm_chat(real: Served, expected: list[st
     assert [model.id for model in client.models.list()] == ["tiny"]
     for question, text in zip(QUESTIONS, expected, strict=True):
         answer = client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": question}], temperature=0,
+            model="tiny",
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
             max_completion_tokens=12,
-        )  # fmt: skip
+        )
         assert answer.choices[0].message.content == text
         assert answer.usage is not None and answer.usage.completion_tokens <= 12
 
@@ -62,9 +64,13 @@ def test_langchain_gets_the_text_of_llm_chat_whole_and_in_pieces(
     real: Served, expected: list[str]
 ) -> None:
     chat = ChatOpenAI(
-        base_url=f"{real.url}/v1", api_key="none", model="tiny", temperature=0, max_tokens=12,
+        base_url=f"{real.url}/v1",
+        api_key="none",
+        model="tiny",
+        temperature=0,
+        max_tokens=12,
         max_retries=0,
-    )  # fmt: skip
+    )
     assert [chat.invoke(question).content for question in QUESTIONS] == expected
     pieces = [piece.content for piece in chat.stream(QUESTIONS[0])]
     assert "".join(pieces) == expected[0] and sum(map(bool, pieces)) > 3
@@ -73,9 +79,11 @@ def test_langchain_gets_the_text_of_llm_chat_whole_and_in_pieces(
 def test_pieces_of_a_chat_join_to_the_whole(real: Served, expected: list[str]) -> None:
     body = {
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTIONS[1]}]}],
-        "max_tokens": 12, "temperature": 0, "stream": True,
+        "max_tokens": 12,
+        "temperature": 0,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
     with real.http.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         *pieces, last = events(response.iter_lines())
@@ -115,9 +123,19 @@ def test_many_at_once_get_the_answers_of_generate(tiny: LLM, tiny_folder) -> Non
 
 def test_all_sampling_parameters_reach_the_engine(tiny: LLM) -> None:
     fields: dict[str, Any] = dict(
-        n=3, seed=7, temperature=1.3, top_p=0.9, top_k=9, min_p=0.01, max_tokens=12, min_tokens=2,
-        stop=["w5"], stop_token_ids=[6], ignore_eos=True, logprobs=2,
-    )  # fmt: skip
+        n=3,
+        seed=7,
+        temperature=1.3,
+        top_p=0.9,
+        top_k=9,
+        min_p=0.01,
+        max_tokens=12,
+        min_tokens=2,
+        stop=["w5"],
+        stop_token_ids=[6],
+        ignore_eos=True,
+        logprobs=2,
+    )
     outputs = tiny.generate(PROMPTS[:2], SamplingParams(**fields), use_tqdm=False)
     wanted = [answer for output in outputs for answer in output.outputs]
     with serve(tiny.new_engine()) as served:
@@ -212,10 +230,16 @@ def test_the_published_schema_says_what_is_accepted(shared: tuple[Served, LLM]) 
         for operation in methods.values():
             assert "422" not in operation["responses"], path
     paths = published["paths"]
-    media = {p: set(paths[p]["get"]["responses"]["200"].get("content", ())) for p in paths
-             if "get" in paths[p]}  # fmt: skip
-    assert media == {"/health": set(), "/metrics": {"text/plain"},
-                     "/v1/models": {"application/json"}}  # fmt: skip
+    media = {
+        p: set(paths[p]["get"]["responses"]["200"].get("content", ()))
+        for p in paths
+        if "get" in paths[p]
+    }
+    assert media == {
+        "/health": set(),
+        "/metrics": {"text/plain"},
+        "/v1/models": {"application/json"},
+    }
     answers = paths["/v1/completions"]["post"]["responses"]
     assert {"application/json", "text/event-stream"} == set(answers["200"]["content"])
 
@@ -226,13 +250,22 @@ def test_the_published_schema_says_what_is_accepted(shared: tuple[Served, LLM]) 
     error = served.complete(prompt=[]).json()
     assert is_valid("ErrorResponse", error) and set(answers) == {"200", "4XX", "5XX"}
     accepted = (
-        {}, dict(seed=None, temperature=None), dict(user="me", request_id=7), dict(echo=True),
-        dict(presence_penalty=0, logit_bias={}, tools=None), dict(stop=["w1"], logprobs=2),
-    )  # fmt: skip
+        {},
+        dict(seed=None, temperature=None),
+        dict(user="me", request_id=7),
+        dict(echo=True),
+        dict(presence_penalty=0, logit_bias={}, tools=None),
+        dict(stop=["w1"], logprobs=2),
+    )
     refused = (
-        dict(prompt=[]), dict(prompt=""), dict(temprature=1), dict(presence_penalty=0.5),
-        dict(logprobs=99), dict(stream_options=3), dict(cache_salt=""),
-    )  # fmt: skip
+        dict(prompt=[]),
+        dict(prompt=""),
+        dict(temprature=1),
+        dict(presence_penalty=0.5),
+        dict(logprobs=99),
+        dict(stream_options=3),
+        dict(cache_salt=""),
+    )
     for bodies, status in ((accepted, 200), (refused, 400)):
         for fields in bodies:
             body = {"prompt": [3], "max_tokens": 2} | fields
@@ -261,8 +294,9 @@ def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(
         assert first is None and found["top_logprobs"][0] is None
         assert others == pytest.approx([*expected, *told["token_logprobs"]], abs=1e-4)
         assert found["tokens"][len(prompt) :] == told["tokens"]
-        assert all(t in top for t, top in zip(found["tokens"][1:], found["top_logprobs"][1:],
-                                              strict=True))  # fmt: skip
+        assert all(
+            t in top for t, top in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True)
+        )
         own = [piece for piece in pieces if piece["index"] == index]
         assert "".join(piece["text"] for piece in own) == whole["text"]
         joined = {name: [v for piece in own for v in piece["logprobs"][name]] for name in found}
@@ -278,9 +312,16 @@ def test_stream_options_are_for_streams(served: Served) -> None:
 
 def test_what_asks_for_nothing_is_accepted(served: Served) -> None:
     response = served.complete(
-        prompt=[3], presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me", seed=None,
-        echo=False, temperature=None, max_tokens=2,
-    )  # fmt: skip
+        prompt=[3],
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        user="me",
+        seed=None,
+        echo=False,
+        temperature=None,
+        max_tokens=2,
+    )
     assert response.status_code == 200, response.text
 
 
@@ -290,8 +331,11 @@ def test_all_of_vllms_fields_may_be_written_out(real: Served, kind: str) -> None
     protocol = importlib.import_module(f"vllm.entrypoints.openai.{kind}.protocol")
     chat = kind == "chat_completion"
     model = protocol.ChatCompletionRequest if chat else protocol.CompletionRequest
-    fields = {name: field.get_default(call_default_factory=True)
-              for name, field in model.model_fields.items() if not field.is_required()}  # fmt: skip
+    fields = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in model.model_fields.items()
+        if not field.is_required()
+    }
     assert len(fields) > 50 and "length_penalty" in fields
     fields |= {"max_tokens": 2, "model": "tiny"}
     fields |= {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": "Hi"}
@@ -404,9 +448,7 @@ def test_half_a_surrogate_pair_is_a_bad_request(served: Served) -> None:
         assert response.status_code == 400 and words in response.json()["error"]["message"]
 
 
-def test_large_bodies_are_refused_with_and_without_their_length(
-    shared: tuple[Served, LLM],
-) -> None:
+def test_large_bodies_are_refused_with_and_without_their_length(shared: tuple[Served, LLM]) -> None:
     served, _ = shared
     body = json.dumps({"prompt": "w3 " * 10_000}).encode()
     pieces = (body[i : i + 1000] for i in range(0, len(body), 1000))

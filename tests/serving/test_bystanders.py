@@ -30,12 +30,51 @@ from utils.serving.protocol import (
 )
 
 WORST: list[Any] = [
-    None, True, False, 0, -1, 1, 1.5, -0.0, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1,
-    10**400, 1e308, -1e308, 1e-320, "", "a", "\ud800", "\0", [], [[]], [""], [None], [True], [-1],
-    [2**63], ["\udfff"], {}, {"a": 1}, [{}], "x" * 100_000, ["w3"] * 1000,
-]  # fmt: skip
-FIELDS = sorted({*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields,
-                 *NEUTRAL, *IGNORED, "unknown"})  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    1.5,
+    -0.0,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    -(2**63) - 1,
+    10**400,
+    1e308,
+    -1e308,
+    1e-320,
+    "",
+    "a",
+    "\ud800",
+    "\0",
+    [],
+    [[]],
+    [""],
+    [None],
+    [True],
+    [-1],
+    [2**63],
+    ["\udfff"],
+    {},
+    {"a": 1},
+    [{}],
+    "x" * 100_000,
+    ["w3"] * 1000,
+]
+FIELDS = sorted(
+    {
+        *CompletionRequest.model_fields,
+        *ChatCompletionRequest.model_fields,
+        *NEUTRAL,
+        *IGNORED,
+        "unknown",
+    }
+)
 FORMS = [field.name for field in dataclasses.fields(StructuredOutputsParams)]
 GOOD = {
     "/v1/completions": {"prompt": "w3 w4 w5", "max_tokens": 4, "temperature": 1.0},
@@ -84,9 +123,11 @@ class Bystander:
 
     def _ask(self) -> None:
         while not self._done.is_set():
-            response = send(self.server, "/v1/completions", {
-                "prompt": "w3 w4 w5 w6", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-            })  # fmt: skip
+            response = send(
+                self.server,
+                "/v1/completions",
+                {"prompt": "w3 w4 w5 w6", "max_tokens": 60, "temperature": 0, "ignore_eos": True},
+            )
             found = response.json()
             self.answers.append(found["choices"][0]["text"] if "choices" in found else found)
 
@@ -124,8 +165,9 @@ def test_the_worst_of_each_field(right: str, served: Served, path: str) -> None:
     bodies = [body for i, body in enumerate(bodies) if i % 3 < sized(1, 3)]
     num_in_form = 0
     with Bystander(served, right) as bystander, ThreadPoolExecutor(2) as pool:
-        for body, response in zip(bodies, pool.map(lambda b: send(served, path, b), bodies),
-                                  strict=True):  # fmt: skip
+        for body, response in zip(
+            bodies, pool.map(lambda b: send(served, path, b), bodies), strict=True
+        ):
             assert_answered(response, body)
             num_in_form += response.status_code == 200 and bool(body.get("structured_outputs"))
     bystander.check()
@@ -134,13 +176,20 @@ def test_the_worst_of_each_field(right: str, served: Served, path: str) -> None:
 
 def test_the_worst_messages(right: str, served: Served) -> None:
     contents: list[Any] = [
-        *WORST, [{"type": "text"}], [{"type": "text", "text": None}], [{"type": "text", "text": 3}],
-        [{"type": "image_url"}], [{"type": "text", "text": "\ud800"}],
-    ]  # fmt: skip
+        *WORST,
+        [{"type": "text"}],
+        [{"type": "text", "text": None}],
+        [{"type": "text", "text": 3}],
+        [{"type": "image_url"}],
+        [{"type": "text", "text": "\ud800"}],
+    ]
     with Bystander(served, right) as bystander:
         for content in contents:
-            for message in ({"role": "user", "content": content}, {"role": content, "content": "a"},
-                            content):  # fmt: skip
+            for message in (
+                {"role": "user", "content": content},
+                {"role": content, "content": "a"},
+                content,
+            ):
                 body = {"messages": [message], "max_tokens": 2}
                 assert_answered(send(served, "/v1/chat/completions", body), body)
     bystander.check()
@@ -153,8 +202,13 @@ def test_an_ambiguous_grammar_stalls_nobody(
     a mask ends after so many items: the request fails in the middle of a bystander's answer."""
     body = {"prompt": "w3 w4 w5 w6", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     grammar = 'start: "0" e\ne: e e | e e e | /[a-z ]/'
-    ambiguous = {"prompt": "w3", "max_tokens": 100, "min_tokens": 90, "temperature": 1.0,
-                 "structured_outputs": {"grammar": grammar}}  # fmt: skip
+    ambiguous = {
+        "prompt": "w3",
+        "max_tokens": 100,
+        "min_tokens": 90,
+        "temperature": 1.0,
+        "structured_outputs": {"grammar": grammar},
+    }
     steps = Steps(tiny.llm_engine)
 
     def num_in_engine() -> int:
@@ -177,16 +231,24 @@ def test_an_ambiguous_grammar_stalls_nobody(
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
     | st.sampled_from(WORST[:25]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
-@settings(max_examples=sized(50, 150), deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(
+    max_examples=sized(50, 150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4), st.sampled_from(list(GOOD)))
 def test_any_body(served: Served, changes: dict[str, Any], path: str) -> None:
     body = GOOD[path] | changes

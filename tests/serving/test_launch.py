@@ -18,14 +18,7 @@ import pytest
 from tests.serving.waiting import PATIENCE, eventually
 from utils.kv_events.kv_events import BlockStored
 from utils.kv_events.subscriber import KVEventSubscriber
-from utils.processes.server import (
-    HOST,
-    LocalServer,
-    PortInUse,
-    as_options,
-    free_port,
-    listener,
-)
+from utils.processes.server import HOST, LocalServer, PortInUse, as_options, free_port, listener
 from utils.processes.supervised import WorkerError
 from utils.serving.__main__ import parser
 from utils.serving.launch import course_server
@@ -96,9 +89,12 @@ def test_a_server_publishes_its_kv_events(tiny_folder: Path) -> None:
         endpoints = [f"tcp://{HOST}:{free_port()}" for _ in "ab"]
         config.update(zip(("endpoint", "replay_endpoint"), endpoints, strict=True))
         return course_server(
-            tiny_folder, block_size=4, kv_events_config=json.dumps(config), enable_scale_out=True,
+            tiny_folder,
+            block_size=4,
+            kv_events_config=json.dumps(config),
+            enable_scale_out=True,
             verbose=False,
-        )  # fmt: skip
+        )
 
     config: dict[str, Any] = {"enable_kv_cache_events": True}
     try:
@@ -122,10 +118,7 @@ def test_a_server_publishes_its_kv_events(tiny_folder: Path) -> None:
 
 
 def test_an_interrupt_of_the_user_ends_the_server(tiny_folder: Path) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        course_server(tiny_folder, verbose=False) as server,
-    ):
+    with pytest.raises(KeyboardInterrupt), course_server(tiny_folder, verbose=False) as server:
         raise KeyboardInterrupt
     assert gone(server.pid)
 
@@ -201,10 +194,22 @@ def test_a_number_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) ->
 def test_a_signal_ends_it_in_words(tiny_folder: Path, how: int, code: int, grace: int) -> None:
     """Whoever reads a stream gets all of it, or hears why not; the log shows no traceback."""
     server = subprocess.Popen(
-        [sys.executable, "-c", HELD, "--model", str(tiny_folder), "--port", "0",
-         "--shutdown-timeout", str(grace)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            HELD,
+            "--model",
+            str(tiny_folder),
+            "--port",
+            "0",
+            "--shutdown-timeout",
+            str(grace),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert server.stdout is not None and server.stdin is not None
     try:
         url = server.stdout.readline().split()[-1]

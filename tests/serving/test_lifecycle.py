@@ -137,8 +137,10 @@ def test_more_than_the_limit_are_told_to_come_back(held: Served, steps: Steps) -
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=held.url, timeout=2 * PATIENCE) as client:
             body = LONG | {"max_tokens": 10}
-            jobs = [client.post("/v1/completions", json=body | {"stream": i % 2 == 0})
-                    for i in range(20)]  # fmt: skip
+            jobs = [
+                client.post("/v1/completions", json=body | {"stream": i % 2 == 0})
+                for i in range(20)
+            ]
             return await asyncio.gather(*jobs)
 
     with ThreadPoolExecutor(1) as pool:
@@ -203,8 +205,10 @@ def test_shutting_down_lets_requests_finish(tiny: LLM, steps: Steps) -> None:
 
     with serve(tiny.llm_engine) as served:
         body = LONG | {"max_tokens": 20}
-        threads = [threading.Thread(target=lambda: answers.append(served.complete(**body))),
-                   threading.Thread(target=go_on_in_the_end)]  # fmt: skip
+        threads = [
+            threading.Thread(target=lambda: answers.append(served.complete(**body))),
+            threading.Thread(target=go_on_in_the_end),
+        ]
         for thread in threads:
             thread.start()
         eventually(lambda: served.engine.num_requests == 1, "the request is there")
@@ -238,8 +242,11 @@ def test_metrics_agree_with_what_was_sent(served: Served) -> None:
         usages.append(served.complete(**body).json()["usage"])
         num_answers += n
     gained = served.metrics().since(begin)
-    totals = {name: sum(usage[name] for usage in usages) for name in usages[0] if name[-1] != "d"
-              and name != "prompt_tokens_details"}  # fmt: skip
+    totals = {
+        name: sum(usage[name] for usage in usages)
+        for name in usages[0]
+        if name[-1] != "d" and name != "prompt_tokens_details"
+    }
     assert gained.value("vllm:prompt_tokens_total") == totals["prompt_tokens"]
     assert gained.value("vllm:generation_tokens_total") == totals["completion_tokens"]
     hits = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)

@@ -69,8 +69,11 @@ class FakeServer(httpx.AsyncBaseTransport):
                 yield _event({"choices": [{"delta": {"content": "x"}, "finish_reason": None}]})
         if body["messages"] == "break":
             yield _event({"error": {"message": "it broke"}})
-        usage = {"prompt_tokens": 9, "completion_tokens": body["max_tokens"],
-                 "prompt_tokens_details": {"cached_tokens": 4}}  # fmt: skip
+        usage = {
+            "prompt_tokens": 9,
+            "completion_tokens": body["max_tokens"],
+            "prompt_tokens_details": {"cached_tokens": 4},
+        }
         if body["messages"] == "secretive":
             del usage["prompt_tokens_details"]
         yield _event({"choices": [], "usage": usage})
@@ -110,8 +113,9 @@ def bodies(num: int, max_tokens: int = 1, messages: Any = "ok") -> list[dict]:
 def test_percentiles_are_exactly_those_of_the_delays() -> None:
     delays = [i / 100 for i in range(100, 0, -1)]
     times = [10.0 * i for i in range(100)]
-    report, _ = run(lambda: FakeServer(delays, gap=0.02),
-                    lambda g, _: g.open_loop(bodies(100, 5), times))  # fmt: skip
+    report, _ = run(
+        lambda: FakeServer(delays, gap=0.02), lambda g, _: g.open_loop(bodies(100, 5), times)
+    )
     for percent in (1, 50, 90, 99, 100):
         assert report.percentile("ttft", percent) == pytest.approx(percent / 100)
         assert report.percentile("tpot", percent) == pytest.approx(0.02)
@@ -124,8 +128,10 @@ def test_percentiles_are_exactly_those_of_the_delays() -> None:
 
 
 def test_a_server_need_not_tell_what_it_found_in_its_cache() -> None:
-    report, _ = run(lambda: FakeServer([0.1, 0.1]),
-                    lambda g, _: g.open_loop(bodies(2, 1, "secretive"), [0.0, 1.0]))  # fmt: skip
+    report, _ = run(
+        lambda: FakeServer([0.1, 0.1]),
+        lambda g, _: g.open_loop(bodies(2, 1, "secretive"), [0.0, 1.0]),
+    )
     assert [t.num_cached_tokens for t in report.timings] == [None, None]
 
 
@@ -146,8 +152,9 @@ def test_a_closed_loop_has_as_many_requests_as_users() -> None:
 def test_coordinated_omission_is_not_committed() -> None:
     """One answer takes ten seconds. Nine requests were to be sent meanwhile, and could not be."""
     delays, times = [10.0] + [0.1] * 19, [float(i) for i in range(20)]
-    report, _ = run(lambda: FakeServer(delays),
-                    lambda g, _: g.open_loop(bodies(20), times, connections=1))  # fmt: skip
+    report, _ = run(
+        lambda: FakeServer(delays), lambda g, _: g.open_loop(bodies(20), times, connections=1)
+    )
     waits = [10.0, *(9.1 - 0.9 * i for i in range(10)), *[0.1] * 9]
     assert report.values("ttft") == pytest.approx(waits)
     # What a careless tool would say: nearly all is well.
@@ -158,15 +165,17 @@ def test_coordinated_omission_is_not_committed() -> None:
 
 
 def test_a_queue_in_the_server_is_seen_too() -> None:
-    report, _ = run(lambda: FakeServer([1.0] * 5, slots=1),
-                    lambda g, _: g.open_loop(bodies(5), [0.0] * 5))  # fmt: skip
+    report, _ = run(
+        lambda: FakeServer([1.0] * 5, slots=1), lambda g, _: g.open_loop(bodies(5), [0.0] * 5)
+    )
     assert report.values("ttft") == pytest.approx([1, 2, 3, 4, 5])
 
 
 def test_slo_attainment_and_goodput() -> None:
     delays = [0.1, 0.2, 0.3, 0.4]
-    report, _ = run(lambda: FakeServer(delays, gap=0.05),
-                    lambda g, _: g.open_loop(bodies(4, 3), [0.0] * 4))  # fmt: skip
+    report, _ = run(
+        lambda: FakeServer(delays, gap=0.05), lambda g, _: g.open_loop(bodies(4, 3), [0.0] * 4)
+    )
     assert report.attainment(SLO(ttft=0.3, tpot=0.06)) == 0.75
     assert report.attainment(SLO(ttft=0.3, tpot=0.04)) == 0
     assert report.goodput(SLO(ttft=0.3, tpot=0.06)) == pytest.approx(3 / 0.5)

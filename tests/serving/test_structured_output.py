@@ -50,15 +50,26 @@ def ask(server: Served, **body: Any) -> Any:
 def test_openai_client_gets_an_object_of_its_class(real: Served) -> None:
     client = openai.OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.parse(
-        model="tiny", messages=QUESTION, temperature=0, max_completion_tokens=150,
-        response_format=Animal, extra_body=SHORT,
-    )  # fmt: skip
+        model="tiny",
+        messages=QUESTION,
+        temperature=0,
+        max_completion_tokens=150,
+        response_format=Animal,
+        extra_body=SHORT,
+    )
     assert isinstance(answer.choices[0].message.parsed, Animal)
 
 
 def test_langchain_with_structured_output(real: Served) -> None:
-    chat = ChatOpenAI(base_url=f"{real.url}/v1", api_key="none", model="tiny", temperature=0,
-                      max_tokens=150, max_retries=0, extra_body=SHORT)  # fmt: skip
+    chat = ChatOpenAI(
+        base_url=f"{real.url}/v1",
+        api_key="none",
+        model="tiny",
+        temperature=0,
+        max_tokens=150,
+        max_retries=0,
+        extra_body=SHORT,
+    )
     animal = chat.with_structured_output(Animal, method="json_schema").invoke("Describe an eagle.")
     assert isinstance(animal, Animal)
 
@@ -89,8 +100,13 @@ def test_text_asks_for_nothing(real: Served) -> None:
 
 def test_vllms_own_field_and_logprobs(real: Served) -> None:
     """Numbers of forbidden tokens are finite: JSON knows no infinity."""
-    answer = real.complete(prompt="Is the sky blue?", temperature=0, max_tokens=8, logprobs=5,
-                           structured_outputs={"choice": ["yes", "no"]}).json()  # fmt: skip
+    answer = real.complete(
+        prompt="Is the sky blue?",
+        temperature=0,
+        max_tokens=8,
+        logprobs=5,
+        structured_outputs={"choice": ["yes", "no"]},
+    ).json()
     choice = answer["choices"][0]
     assert choice["text"] in ("yes", "no")
     numbers = [n for top in choice["logprobs"]["top_logprobs"] for n in top.values()]
@@ -104,17 +120,23 @@ def test_vllms_own_field_and_logprobs(real: Served) -> None:
         ({"response_format": {"type": "json_schema"}}, "json_schema must be there"),
         ({"response_format": {"type": "text", "json_schema": FORMAT["json_schema"]}}, "only then"),
         (
-            {"response_format": {"type": "json_schema",
-                                 "json_schema": {"name": "x", "schema": {"type": "strin"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "strin"}},
+                }
+            },
             "json cannot be used",
         ),
         ({"structured_outputs": {"regex": "("}}, "regex cannot be used"),
         ({"structured_outputs": {"regexp": "a"}}, "regexp: this server knows no such field"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-         "exactly one of"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "exactly one of",
+        ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     ],
-)  # fmt: skip
+)
 def test_bad_forms_are_400(real: Served, body: dict[str, Any], words: str) -> None:
     answer = ask(real, **body)
     assert answer.status_code == 400

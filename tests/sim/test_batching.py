@@ -81,8 +81,11 @@ def test_chunks_give_a_token_only_at_their_end() -> None:
     steps = replay(Chunks(), [SimRequest("A", 0.0, 7, 2)], seconds)
     tokens = [s.tokens["A"] for s in steps]
     assert [(t.start, t.num_new, t.num_sampled) for t in tokens] == [
-        (0, 3, 0), (3, 3, 0), (6, 1, 1), (7, 1, 1),
-    ]  # fmt: skip
+        (0, 3, 0),
+        (3, 3, 0),
+        (6, 1, 1),
+        (7, 1, 1),
+    ]
 
 
 lengths = st.tuples(st.floats(0, 30), st.integers(1, 20), st.integers(1, 9))

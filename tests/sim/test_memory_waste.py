@@ -149,8 +149,12 @@ def test_means_between_two_steps() -> None:
     assert usage.used.tolist() == [4, 5, 6, 7]
     assert usage.shares()["used"] == pytest.approx(22 / 32)
     assert usage.shares(2, 2) == {
-        "used": 6 / 8, "reserved": 1 / 8, "internal": 1 / 8, "external": 0, "free": 0
-    }  # fmt: skip
+        "used": 6 / 8,
+        "reserved": 1 / 8,
+        "internal": 1 / 8,
+        "external": 0,
+        "free": 0,
+    }
     with pytest.raises(ValueError, match="no sample between steps 9 and inf"):
         usage.shares(9)
 

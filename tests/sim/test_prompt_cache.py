@@ -25,8 +25,9 @@ def brute_force(prompts: list[list[int]], block_size: int) -> list[int]:
 def test_without_a_limit_it_equals_brute_force(seed: int, block_size: int) -> None:
     dice = random.Random(seed)
     stems = [[dice.randrange(3) for _ in range(12)] for _ in range(3)]
-    prompts = [dice.choice(stems)[: dice.randint(1, 12)] + [9] * dice.randint(0, 3)
-               for _ in range(20)]  # fmt: skip
+    prompts = [
+        dice.choice(stems)[: dice.randint(1, 12)] + [9] * dice.randint(0, 3) for _ in range(20)
+    ]
     assert find_cached_tokens(prompts, block_size) == brute_force(prompts, block_size)
 
 

@@ -16,9 +16,14 @@ OF_THE_THEME = {
 START = "notebooks/00_start_here.html"
 # With formulas, tables, feedback of checks, figures, a widget, folded answers, hints.
 PAGES = (
-    "index.html", "compare.html", "GLOSSARY.html", "search.html?q=block", START,
-    "notebooks/02_kv_cache.html", "labs/02_kv_cache/02_kv_cache.html",
-)  # fmt: skip
+    "index.html",
+    "compare.html",
+    "GLOSSARY.html",
+    "search.html?q=block",
+    START,
+    "notebooks/02_kv_cache.html",
+    "labs/02_kv_cache/02_kv_cache.html",
+)
 DARK = ("index.html", START)
 # Hundreds of coloured words: their colours are one style, which is looked at on one page.
 CODE, LOOKED_AT_WITH_CODE = ".highlight", {START}

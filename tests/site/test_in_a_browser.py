@@ -32,9 +32,18 @@ def test_the_first_picture_moves_into_view(site: str, page: Page) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/index.html", START, LESSON, LAB, SEARCH, "/GLOSSARY.html", "/TEACHING.html",
-     "/compare.html", "/measured.html"],
-)  # fmt: skip
+    [
+        "/index.html",
+        START,
+        LESSON,
+        LAB,
+        SEARCH,
+        "/GLOSSARY.html",
+        "/TEACHING.html",
+        "/compare.html",
+        "/measured.html",
+    ],
+)
 def test_a_phone_scrolls_in_one_direction(site: str, page: Page, path: str) -> None:
     page.open(site + path, width=390, height=844)
     assert page.evaluate("innerWidth") == 390

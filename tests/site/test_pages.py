@@ -16,9 +16,15 @@ from tools.set_repository_url import configured_slug, site_of
 ROOT = Path(__file__).resolve().parents[2]
 # What a browser fetches by itself when it shows a page.
 FETCHED = {
-    "img": ("src", "srcset"), "script": ("src",), "iframe": ("src",), "source": ("src", "srcset"),
-    "video": ("src", "poster"), "audio": ("src",), "embed": ("src",), "object": ("data",),
-}  # fmt: skip
+    "img": ("src", "srcset"),
+    "script": ("src",),
+    "iframe": ("src",),
+    "source": ("src", "srcset"),
+    "video": ("src", "poster"),
+    "audio": ("src",),
+    "embed": ("src",),
+    "object": ("data",),
+}
 FETCHED_LINKS = {"stylesheet", "icon", "preload", "prefetch", "modulepreload", "preconnect"}
 
 
@@ -63,8 +69,12 @@ def test_every_lesson_and_lab_has_a_page_and_no_solution_has(read: dict[str, Rea
 
 
 def test_nothing_is_fetched_from_elsewhere(read: dict[str, Read], pages: Path) -> None:
-    away = {f"{name}: {url}" for name, page in read.items() for url in page.fetched
-            if re.match(r"(https?:)?//", url)}  # fmt: skip
+    away = {
+        f"{name}: {url}"
+        for name, page in read.items()
+        for url in page.fetched
+        if re.match(r"(https?:)?//", url)
+    }
     assert away == set()
     for sheet in pages.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(https?:)?//|@import\s+['\"]?http", sheet.read_text())

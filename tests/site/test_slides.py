@@ -26,8 +26,9 @@ def talks() -> dict[str, str]:
     """The files of all talks, by name."""
     made = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "slides" / "build.py")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     return {path.stem: path.read_text("utf-8") for path in SLIDES.glob("*.html")}
 
@@ -44,10 +45,19 @@ def markdown(*lines: str) -> dict[str, Any]:
 
 
 def code(source: str, figure: str = "", text: str = "It grows.", tags: tuple[str, ...] = ()) -> Any:
-    outputs = [{"output_type": "display_data", "data": {"image/png": figure},
-                "metadata": {"image/png": {"alt": text}}}]  # fmt: skip
-    return {"cell_type": "code", "metadata": {"tags": [*tags]}, "source": [source],
-            "outputs": outputs if figure else []}  # fmt: skip
+    outputs = [
+        {
+            "output_type": "display_data",
+            "data": {"image/png": figure},
+            "metadata": {"image/png": {"alt": text}},
+        }
+    ]
+    return {
+        "cell_type": "code",
+        "metadata": {"tags": [*tags]},
+        "source": [source],
+        "outputs": outputs if figure else [],
+    }
 
 
 def small_lesson(*cells: dict[str, Any]) -> dict[str, Any]:
@@ -76,43 +86,68 @@ def test_a_section_shows_its_figure_with_its_text_and_says_its_prose() -> None:
 
 def test_each_slide_of_a_section_is_said_what_stands_by_it() -> None:
     cells = [
-        markdown("## Measure", "Before. ", "", "$$a$$"), code("x", "A"), markdown("Between."),
-        code("x", "B"), markdown("### Below", "After."),
-    ]  # fmt: skip
+        markdown("## Measure", "Before. ", "", "$$a$$"),
+        code("x", "A"),
+        markdown("Between."),
+        code("x", "B"),
+        markdown("### Below", "After."),
+    ]
     slides = chosen(*cells, *(markdown(f"## S{number}", "Text.") for number in range(9)))[:3]
     assert [slide.kind for slide in slides] == ["formula", "figure", "figure"]
     words = ("Before", "Between", "After")
     assert [[word in slide.notes for word in words] for slide in slides] == [
-        [True, False, False], [False, True, False], [False, False, True],
-    ]  # fmt: skip
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
 
 
 def test_a_formula_a_definition_or_first_sentences_stand_for_a_section_without_figure() -> None:
     definition, long = "def f():\n    return 1", "def g():\n" + "    x = 1\n" * MAX_CODE_LINES
     slides = chosen(
         markdown("## Cost", "It grows. Twice.", "", "$$a = b$$", "", "More."),
-        markdown("## Build", "Here it is. And more."), code(long), code(definition),
-        markdown("## Talk", "A first sentence that is long enough to stand on its own. And.", "",
-                 "Another one."), code(long),
+        markdown("## Build", "Here it is. And more."),
+        code(long),
+        code(definition),
+        markdown(
+            "## Talk",
+            "A first sentence that is long enough to stand on its own. And.",
+            "",
+            "Another one.",
+        ),
+        code(long),
         markdown("### Below", "A third thing."),
-    )  # fmt: skip
+    )
     kinds = {slide.title: slide for slide in slides}
     assert [slide.kind for slide in kinds.values()] == ["formula", "code", "text", "text"]
     assert kinds["Cost"].formula == "$$a = b$$" and "a = b" not in kinds["Cost"].text
     assert kinds["Build"].code == definition
     assert kinds["Talk"].text.splitlines() == [
-        "- A first sentence that is long enough to stand on its own.", "- Another one.",
-    ]  # fmt: skip
+        "- A first sentence that is long enough to stand on its own.",
+        "- Another one.",
+    ]
 
 
 def test_recap_and_questions_close_the_talk_and_optional_parts_are_left_out() -> None:
     slides = chosen(
         markdown("## Beyond (optional)", "Nobody needs it."),
         markdown("## The same thing in vLLM", "| here | vLLM |", "|---|---|", *["| a | b |"] * 9),
-        markdown("## Recap", "- Keep this.", "", "### Questions", "",
-                 "<details><summary>Why?</summary>", "", "Because.", "</details>", "",
-                 "### Read on", "", "- A paper."),
-    )  # fmt: skip
+        markdown(
+            "## Recap",
+            "- Keep this.",
+            "",
+            "### Questions",
+            "",
+            "<details><summary>Why?</summary>",
+            "",
+            "Because.",
+            "</details>",
+            "",
+            "### Read on",
+            "",
+            "- A paper.",
+        ),
+    )
     assert [slide.kind for slide in slides] == ["table", "recap", "questions"]
     assert slides[0].text.count("| a | b |") == 7 and "2 more in the lesson" in slides[0].text
     assert slides[1].text == "- Keep this."
@@ -145,9 +180,10 @@ def test_every_lesson_makes_a_talk(path: Path) -> None:
     shown = {slide.figure.png for slide in slides if slide.figure}
     drawn = [
         "".join(output["data"]["image/png"]).strip()
-        for cell in notebook(path)["cells"] for output in cell.get("outputs", [])
+        for cell in notebook(path)["cells"]
+        for output in cell.get("outputs", [])
         if "image/png" in output.get("data", {})
-    ]  # fmt: skip
+    ]
     assert shown <= set(drawn)
     assert len(shown) >= min(len(set(drawn)), 3) or path.stem.startswith("00")
 
@@ -176,8 +212,9 @@ def test_a_talk_is_one_file_and_its_pictures_have_texts(talks: dict[str, str]) -
     for name, text in talks.items():
         page = Read(text)
         assert all(url.startswith("data:image/") for url in page.fetched), name
-        assert all((alt or "").strip() and not re.search(r"\.(png|svg)$", alt or "")
-                   for alt in page.alts), name  # fmt: skip
+        assert all(
+            (alt or "").strip() and not re.search(r"\.(png|svg)$", alt or "") for alt in page.alts
+        ), name
         assert not re.search(r"url\(|@import|<!--[A-Z]+-->", text), name
         # Relative links would lead nowhere: a talk stands alone.
         links = re.findall(r'<a href="([^"]+)"', text)

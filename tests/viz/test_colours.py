@@ -23,16 +23,28 @@ from utils.viz import style
 PALETTE = {name: getattr(style, name) for name in ("INK", "BLUE", "ORANGE", "GREEN", "GREY", "RED")}
 READERS = {
     "all colours": np.eye(3),
-    "no red": np.array([[0.152286, 1.052583, -0.204868],
-                        [0.114503, 0.786281, 0.099216],
-                        [-0.003882, -0.048116, 1.051998]]),
-    "no green": np.array([[0.367322, 0.860646, -0.227968],
-                          [0.280085, 0.672501, 0.047413],
-                          [-0.011820, 0.042940, 0.968881]]),
-    "no blue": np.array([[1.255528, -0.076749, -0.178779],
-                         [-0.078411, 0.930809, 0.147602],
-                         [0.004733, 0.691367, 0.303900]]),
-}  # fmt: skip
+    "no red": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "no green": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "no blue": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
 # Two patches side by side differ clearly; one step is what a trained eye just sees.
 CLEARLY, IN_GREY = 20, 9
 # The pages on which feedback stands: white, JupyterLab's dark, the site's dark.

@@ -102,8 +102,12 @@ def test_our_engine_visits_its_stations(llm: LLM) -> None:
     visits = visits_in_ours(lambda: llm.generate(prompt, params, use_tqdm=False))
     names = [name for _, name in visits]
     assert names[:2] == ["LLM.generate", "run_to_end"]
-    step = ["LLMEngine.advance", "ModelRunner._forward", "ModelRunner._sample",
-            "LLMEngine._process"]  # fmt: skip
+    step = [
+        "LLMEngine.advance",
+        "ModelRunner._forward",
+        "ModelRunner._sample",
+        "LLMEngine._process",
+    ]
     assert names[2:] == 2 * step
     # What one process runs has neither executor nor worker; everything else is visited.
     ours = {station.ours.function for station in STATIONS if station.ours}

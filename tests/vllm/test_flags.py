@@ -66,6 +66,9 @@ def test_judge_asks_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(flags, "run_program", answer)
     fates = [(v.words[0], v.fate, v.now) for v in judge(LINE)]
-    assert fates == [("--swap-space", "gone", ""), ("--served-model-name", "same", ""),
-                     ("--enforce-eager", "same", "--eager")]  # fmt: skip
+    assert fates == [
+        ("--swap-space", "gone", ""),
+        ("--served-model-name", "same", ""),
+        ("--enforce-eager", "same", "--eager"),
+    ]
     assert asked[0]["options"] == options_of(LINE)

@@ -62,9 +62,12 @@ def trial(kind: str, how: int, seed: int, starting: bool = False) -> list[str]:
         code += "\n".join(line[8:] for line in PROGRAMS[kind].splitlines())
         with log.open("w") as output:
             program = subprocess.Popen(
-                [sys.executable, "-c", code], cwd=ROOT, stdout=output, stderr=output,
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
                 env=os.environ | {MARK: name, "COURSE_ARTIFACTS": str(artifacts)},
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + START
         # Of the stage, its folder is the sign: the stage itself is not ours to change.
         while not (starting or sign.exists() or [*artifacts.rglob(f"{WORK_PREFIX}finetune-*")]):

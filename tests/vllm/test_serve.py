@@ -153,9 +153,13 @@ def test_prefix_caching_is_measured_cleanly() -> None:
     prompts = [[1, 2, 3, 4, *range(10, 15 + i)] for i in range(5)]  # 9 to 13 tokens
     session = FakeSession()
     result = serve.measure_prefix_caching(
-        cast(VllmSession, session), Path("x"), prompts, max_tokens=2,
-        settings=serve.EngineSettings(), repeats=3,
-    )  # fmt: skip
+        cast(VllmSession, session),
+        Path("x"),
+        prompts,
+        max_tokens=2,
+        settings=serve.EngineSettings(),
+        repeats=3,
+    )
     assert result["ttft_miss_seconds"] == 10 and result["ttft_hit_seconds"] == 6
     # After the two first requests that pay for buffers: each of the three once in either way.
     pairs = session.computed[2:]

@@ -68,24 +68,39 @@ class Clients:
     def run(self, command: Sequence[str]) -> str:
         """Run a client; its output. Raises a RuntimeError with the end of it if it fails."""
         result = subprocess.run(
-            command, env=self.env, cwd=self.folder, text=True, timeout=PATIENCE_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=self.env,
+            cwd=self.folder,
+            text=True,
+            timeout=PATIENCE_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         if result.returncode:
             raise RuntimeError(f"{' '.join(command[:3])} ... failed:\n{result.stdout[-4000:]}")
         return result.stdout
 
     def guidellm(self) -> str:
         """Every request of a load answered, with the tokens that were asked for."""
-        self.run([
-            str(self.bin / "guidellm"), "run",
-            "--backend", f"kind=openai_http,target={self.server.url}",
-            "--profile", "kind=concurrent,streams=2",
-            "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
-            "--tokenizer", f"kind=hf_auto,model={self.model}",
-            "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16",
-            "--output", f"kind=json,path={self.folder / 'benchmarks.json'}", "--disable-progress",
-        ])  # fmt: skip
+        self.run(
+            [
+                str(self.bin / "guidellm"),
+                "run",
+                "--backend",
+                f"kind=openai_http,target={self.server.url}",
+                "--profile",
+                "kind=concurrent,streams=2",
+                "--constraint",
+                f"kind=max_requests,count={NUM_REQUESTS}",
+                "--tokenizer",
+                f"kind=hf_auto,model={self.model}",
+                "--data",
+                "kind=synthetic_text,prompt_tokens=32,output_tokens=16",
+                "--output",
+                f"kind=json,path={self.folder / 'benchmarks.json'}",
+                "--disable-progress",
+            ]
+        )
         report = json.loads((self.folder / "benchmarks.json").read_text())
         [benchmark] = report["benchmarks"]
         totals = benchmark["metrics"]["request_totals"]
@@ -99,12 +114,22 @@ class Clients:
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (self.folder / "course.yaml").write_text(TASK.format(data=data))
         told = f"model={self.server.model},tokenizer={self.model},num_concurrent=2,max_retries=1"
-        self.run([
-            str(self.bin / "lm_eval"), "--model", "local-completions", "--model_args",
-            f"base_url={self.server.url}/v1/completions,{told}", "--tasks", "course",
-            "--include_path", str(self.folder), "--log_samples", "--output_path",
-            str(self.folder / "lm_eval"),
-        ])  # fmt: skip
+        self.run(
+            [
+                str(self.bin / "lm_eval"),
+                "--model",
+                "local-completions",
+                "--model_args",
+                f"base_url={self.server.url}/v1/completions,{told}",
+                "--tasks",
+                "course",
+                "--include_path",
+                str(self.folder),
+                "--log_samples",
+                "--output_path",
+                str(self.folder / "lm_eval"),
+            ]
+        )
         [samples] = (self.folder / "lm_eval").rglob("samples_*.jsonl")
         found = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda s: s["doc_id"])
         likelihood = self._likelihoods()
@@ -148,13 +173,35 @@ class Clients:
 
     def vllm_bench(self) -> str:
         """vLLM's own benchmark, of the course's environment."""
-        self.run([
-            *vllm_command(), "bench", "serve", "--backend", "openai",
-            "--base-url", self.server.url, "--model", self.server.model,
-            "--tokenizer", self.model, "--dataset-name", "random", "--ignore-eos",
-            "--random-input-len", "32", "--random-output-len", "16", "--request-rate", "2",
-            "--num-prompts", str(NUM_REQUESTS), "--save-result", "--result-filename", "bench.json",
-        ])  # fmt: skip
+        self.run(
+            [
+                *vllm_command(),
+                "bench",
+                "serve",
+                "--backend",
+                "openai",
+                "--base-url",
+                self.server.url,
+                "--model",
+                self.server.model,
+                "--tokenizer",
+                self.model,
+                "--dataset-name",
+                "random",
+                "--ignore-eos",
+                "--random-input-len",
+                "32",
+                "--random-output-len",
+                "16",
+                "--request-rate",
+                "2",
+                "--num-prompts",
+                str(NUM_REQUESTS),
+                "--save-result",
+                "--result-filename",
+                "bench.json",
+            ]
+        )
         result = json.loads((self.folder / "bench.json").read_text())
         assert result["completed"] == NUM_REQUESTS and result.get("failed", 0) == 0, result
         assert result["total_output_tokens"] == 16 * NUM_REQUESTS, result

@@ -78,22 +78,28 @@ class Calculator:
 Plan = Grid | Texts | Guesses | Prompts | Loads | Calculator
 
 PLANS: dict[str, Plan] = {
-    "00_start_here": Texts((
-        "The gentle breeze moved 1,299 leaves in Zürich.",
-        "The gentle breeze moved 1299 leaves in Zurich.",
-        "the gentle breeze",
-        "THE GENTLE BREEZE",
-        "antidisestablishmentarianism",
-        "for i in range(10):\n    print(i)",
-        "3.14159 + 2.71828 = 5.85987",
-        "Guten Tag! Wie geht es Ihnen?",
-        "你好，世界",
-        "cafe, café, CAFÉ",
-    )),
-    "01_prefill_and_decode": Grid({
-        "temperature": [0.1, 0.5, 1.0, 2.0], "top_k": [0, 1, 5], "top_p": [0.5, 0.8, 1.0],
-        "min_p": [0.0, 0.1],
-    }),
+    "00_start_here": Texts(
+        (
+            "The gentle breeze moved 1,299 leaves in Zürich.",
+            "The gentle breeze moved 1299 leaves in Zurich.",
+            "the gentle breeze",
+            "THE GENTLE BREEZE",
+            "antidisestablishmentarianism",
+            "for i in range(10):\n    print(i)",
+            "3.14159 + 2.71828 = 5.85987",
+            "Guten Tag! Wie geht es Ihnen?",
+            "你好，世界",
+            "cafe, café, CAFÉ",
+        )
+    ),
+    "01_prefill_and_decode": Grid(
+        {
+            "temperature": [0.1, 0.5, 1.0, 2.0],
+            "top_k": [0, 1, 5],
+            "top_p": [0.5, 0.8, 1.0],
+            "min_p": [0.0, 0.1],
+        }
+    ),
     "02_kv_cache": Calculator("memory"),
     "02_kv_cache-steps": Grid(),
     "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),
@@ -102,23 +108,29 @@ PLANS: dict[str, Plan] = {
     "06_continuous_batching": Grid({"step": Evenly(12)}),
     "07_speculative_decoding": Guesses(),
     "08_the_engine": Grid({"step": Evenly(30)}),
-    "09_quantization": Grid({
-        "bits": [2, 4, 8], "group_size": [16, 64, 576], "outlier": [0, 20, 60],
-    }),
-    "09b_gptq_and_awq": Grid({
-        "column": [0, 4, 8, 12, 16, 20, 24, 28, 31],
-        "bits": [2, 4], "damp": [0.05, 100.0],
-    }),
+    "09_quantization": Grid(
+        {"bits": [2, 4, 8], "group_size": [16, 64, 576], "outlier": [0, 20, 60]}
+    ),
+    "09b_gptq_and_awq": Grid(
+        {"column": [0, 4, 8, 12, 16, 20, 24, 28, 31], "bits": [2, 4], "damp": [0.05, 100.0]}
+    ),
     "10_qlora": Calculator("training"),
     "11_merge": Grid({"layer": Evenly(2), "size": [0.25, 1.0, 2.0, 8.0]}),
-    "12_gptq_awq": Grid({
-        "layer": [0, 15], "tensor": ["self_attn.v_proj", "mlp.gate_proj"], "output": [5, 100],
-        "input": [9, 200],
-    }),
+    "12_gptq_awq": Grid(
+        {
+            "layer": [0, 15],
+            "tensor": ["self_attn.v_proj", "mlp.gate_proj"],
+            "output": [5, 100],
+            "input": [9, 200],
+        }
+    ),
     "13_vllm_prefix_caching": Grid(
         {
-            "shared": [0, 268, 400], "own": [80], "block_size": [16, 128, 256],
-            "tenants": [1, 3, 8], "cache": [1024, 2048, 8192],
+            "shared": [0, 268, 400],
+            "own": [80],
+            "block_size": [16, 128, 256],
+            "tenants": [1, 3, 8],
+            "cache": [1024, 2048, 8192],
         },
         {
             "per_step": (r"a step with one token: ([\d.]+) ms", 1e-3),
@@ -126,21 +138,38 @@ PLANS: dict[str, Plan] = {
         },
     ),
     "14_serving": Loads((1, 4, 8, 16, 32), moments=6),
-    "15_distributed": Grid({
-        "model": ["Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B", "Mixtral-8x7B", "DeepSeek-V3"],
-        "gpu": ["H100"], "inside": ["NVLink 4"], "between": ["InfiniBand NDR"],
-        "tp": [1, 2, 4, 8], "pp": [1, 2], "dp": [1], "ep": [False],
-        "requests": [32, 256], "context": [2048],
-    }),
+    "15_distributed": Grid(
+        {
+            "model": ["Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B", "Mixtral-8x7B", "DeepSeek-V3"],
+            "gpu": ["H100"],
+            "inside": ["NVLink 4"],
+            "between": ["InfiniBand NDR"],
+            "tp": [1, 2, 4, 8],
+            "pp": [1, 2],
+            "dp": [1],
+            "ep": [False],
+            "requests": [32, 256],
+            "context": [2048],
+        }
+    ),
     "16_disaggregation_and_kv_sharing": Calculator("fetch"),
-    "17_routing": Grid({
-        "policy": ["round robin", "least loaded", "session", "consistent hash", "longest prefix",
-                   "prefix + load (truth)"],
-        "load": ["fair load"], "size": ["48 blocks"],
-        "step": [5, 10, 20, 40, 60, 80, 100, 120],
-    }),
+    "17_routing": Grid(
+        {
+            "policy": [
+                "round robin",
+                "least loaded",
+                "session",
+                "consistent hash",
+                "longest prefix",
+                "prefix + load (truth)",
+            ],
+            "load": ["fair load"],
+            "size": ["48 blocks"],
+            "step": [5, 10, 20, 40, 60, 80, 100, 120],
+        }
+    ),
     "18_vllm_by_hand": Grid(),
-}  # fmt: skip
+}
 
 # The page keeps its picture, and says that the widget needs Python.
 NOT_RECORDED = {"07_speculative_decoding": "planned above; nobody has recorded it yet"}

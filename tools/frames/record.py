@@ -37,8 +37,11 @@ def out_of_step(name: str) -> list[str]:
         return ["it was never recorded"]
     made_from = states(path)["made_from"]
     now = fingerprints(Lesson.read(name), PLANS[name])
-    return [what for what in sorted(now.keys() | made_from.keys())
-            if now.get(what) != made_from.get(what)]  # fmt: skip
+    return [
+        what
+        for what in sorted(now.keys() | made_from.keys())
+        if now.get(what) != made_from.get(what)
+    ]
 
 
 def states(path: Path) -> dict[str, object]:

@@ -24,9 +24,11 @@ from utils.viz.figure_text import figure_text
 COLORS = 32  # of a picture: the course's figures have few
 STATES = "states.json"
 _SLIDERS = (
-    ipywidgets.IntSlider, ipywidgets.FloatSlider, ipywidgets.SelectionSlider,
+    ipywidgets.IntSlider,
+    ipywidgets.FloatSlider,
+    ipywidgets.SelectionSlider,
     ipywidgets.BoundedIntText,
-)  # fmt: skip
+)
 
 
 class NoTitle(Exception):

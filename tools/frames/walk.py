@@ -62,9 +62,10 @@ def record_tokens(widget: TokenViewer, plan: Texts) -> Recording:
     """The tokens of each text; a select box takes the field's place."""
     names = {text: " ⏎ ".join(line.strip() for line in text.split("\n")) for text in plan.examples}
     choice = ipywidgets.Dropdown(
-        options=[(name, text) for text, name in names.items()], value=widget.field.value,
+        options=[(name, text) for text, name in names.items()],
+        value=widget.field.value,
         description="text",
-    )  # fmt: skip
+    )
 
     def show(text: str) -> Shown:
         widget.field.value = text
@@ -149,9 +150,10 @@ async def record_dashboard(widget: Dashboard, plan: Loads) -> Recording:
         "users": ipywidgets.SelectionSlider(options=plan.users, value=first, description="users"),
         "part": ipywidgets.SelectionSlider(
             options=[f"{n} of {plan.moments}" for n in range(1, plan.moments + 1)],
-            value=f"{plan.moments} of {plan.moments}", description="moment",
+            value=f"{plan.moments} of {plan.moments}",
+            description="moment",
         ),
-    }  # fmt: skip
+    }
 
     def show(users: int, part: str) -> Shown:
         points = runs[users]

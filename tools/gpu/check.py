@@ -62,33 +62,59 @@ def steps_on_card(python: str, work: Path) -> list[Step]:
     pipeline = [python, "-m", "utils.pipeline", "--profile", "gpu-bundled"]
     benchmark = [python, "benchmarks/throughput.py", "--card", str(work / "throughput.raw")]
     return [
-        Step("tests", "tokens of Hugging Face and of vLLM, every feature, the memory foretold",
-             [*pytest, "-m", "gpu", "tests/device"], lambda work: read_tests(work / "tests.lines"),
-             environment={FILE: str(work / "tests.lines")}),
-        Step("pipeline", "fine-tune, merge, quantize, evaluate and serve the bundled model",
-             [*pipeline, "--out", str(work / "pipeline")],
-             lambda work: read_json(work / "pipeline" / "report" / "results.json")),
-        Step("lessons", "every cell of Part I",
-             [*pytest, *map(str, part_one())], lambda work: read_tests(work / "lessons.lines"),
-             environment={FILE: str(work / "lessons.lines"), "COURSE_PROFILE": "gpu-bundled"}),
-        Step("throughput", "the engine beside vLLM (CUDA graphs) and Hugging Face",
-             benchmark, lambda work: read_json(work / "throughput.raw")),
-    ]  # fmt: skip
+        Step(
+            "tests",
+            "tokens of Hugging Face and of vLLM, every feature, the memory foretold",
+            [*pytest, "-m", "gpu", "tests/device"],
+            lambda work: read_tests(work / "tests.lines"),
+            environment={FILE: str(work / "tests.lines")},
+        ),
+        Step(
+            "pipeline",
+            "fine-tune, merge, quantize, evaluate and serve the bundled model",
+            [*pipeline, "--out", str(work / "pipeline")],
+            lambda work: read_json(work / "pipeline" / "report" / "results.json"),
+        ),
+        Step(
+            "lessons",
+            "every cell of Part I",
+            [*pytest, *map(str, part_one())],
+            lambda work: read_tests(work / "lessons.lines"),
+            environment={FILE: str(work / "lessons.lines"), "COURSE_PROFILE": "gpu-bundled"},
+        ),
+        Step(
+            "throughput",
+            "the engine beside vLLM (CUDA graphs) and Hugging Face",
+            benchmark,
+            lambda work: read_json(work / "throughput.raw"),
+        ),
+    ]
 
 
 def steps_without_card(python: str, work: Path) -> list[Step]:
     """What of it runs on a pretend card, or on the CPU."""
     dry = [python, "-m", "utils.pipeline", "--profile", "gpu-bundled", "--dry-run", "--card", "T4"]
     return [
-        Step("tests", "every feature on a pretend card", [python, "-m", "tests.device.cases"],
-             lambda work: read_cases(work / "tests.log")),
+        Step(
+            "tests",
+            "every feature on a pretend card",
+            [python, "-m", "tests.device.cases"],
+            lambda work: read_cases(work / "tests.log"),
+        ),
         Step("pipeline", "by formula, on a T4", dry, lambda work: {"dry_run": True}),
-        Step("lessons", "Part I, a minute of each on a pretend card",
-             [python, "-m", "tests.device.lessons", "--pretend=said"],
-             lambda work: {"lessons": read_lines(work / "lessons.log")}),
-        Step("throughput", "once, on the CPU", [python, "benchmarks/throughput.py", "--quick"],
-             lambda work: {"quick": True}),
-    ]  # fmt: skip
+        Step(
+            "lessons",
+            "Part I, a minute of each on a pretend card",
+            [python, "-m", "tests.device.lessons", "--pretend=said"],
+            lambda work: {"lessons": read_lines(work / "lessons.log")},
+        ),
+        Step(
+            "throughput",
+            "once, on the CPU",
+            [python, "benchmarks/throughput.py", "--quick"],
+            lambda work: {"quick": True},
+        ),
+    ]
 
 
 def look_at_card() -> tuple[str, dict[str, Any]]:
@@ -128,8 +154,11 @@ def main() -> int:
     pretend = parser.parse_args().pretend
     if pretend:
         python, work = sys.executable, WORK / "pretend"
-        machine: dict[str, Any] = {"card": "pretend card", "memory_bytes": 15.6e9,
-                                   "driver_cuda": "none"}  # fmt: skip
+        machine: dict[str, Any] = {
+            "card": "pretend card",
+            "memory_bytes": 15.6e9,
+            "driver_cuda": "none",
+        }
     else:
         try:
             python, machine = look_at_card()
@@ -148,14 +177,16 @@ def main() -> int:
         "revision": code,
         "date": f"{date.today()}",
         "versions": {
-            name: pin for line in lock_file("gpu").read_text().splitlines()
-            for name, _, pin in [line.partition("==")] if name in ("torch", "vllm", "transformers")
+            name: pin
+            for line in lock_file("gpu").read_text().splitlines()
+            for name, _, pin in [line.partition("==")]
+            if name in ("torch", "vllm", "transformers")
         },
         "steps": {
             name: {k: v for k, v in record.items() if k != "key"}
             for name, record in records.items()
         },
-    }  # fmt: skip
+    }
     path = work / "report.json" if pretend else report_path(machine["card"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -42,8 +42,10 @@ def check(folder: Path, version: str) -> int:
     """Install and import in `folder`, with a version of Python; returns the exit code."""
     free = shutil.disk_usage(folder).free
     if free < NEEDED:
-        print(f"{NEEDED / 1e9:.0f} GB are needed in {folder}, and {free / 1e9:.1f} are free. "
-              "Name a folder on another disk: --keep FOLDER")  # fmt: skip
+        print(
+            f"{NEEDED / 1e9:.0f} GB are needed in {folder}, and {free / 1e9:.1f} are free. "
+            "Name a folder on another disk: --keep FOLDER"
+        )
         return 1
     env = {"UV_HTTP_TIMEOUT": "300", "HF_HUB_OFFLINE": "1"}
     python = folder / "venv" / "bin" / "python"

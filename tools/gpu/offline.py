@@ -71,20 +71,34 @@ class Wanted:
 
 
 ENGINE = (
-    "utils/engine", "utils/processes", "utils/hub.py", "utils/bundled_model.py",
-    "utils/model_folder.py", "utils/gguf_to_hf.py", "utils/profiles.py",
-)  # fmt: skip
+    "utils/engine",
+    "utils/processes",
+    "utils/hub.py",
+    "utils/bundled_model.py",
+    "utils/model_folder.py",
+    "utils/gguf_to_hf.py",
+    "utils/profiles.py",
+)
 WANTED = {
     "card": Wanted(("torch",), False, ("benchmarks/card.py",)),
-    "tests": Wanted(("torch", "transformers", "pytest", "hypothesis"), False,
-                    (*ENGINE, "utils/quant", "utils/pipeline/stages", "tests/device")),
+    "tests": Wanted(
+        ("torch", "transformers", "pytest", "hypothesis"),
+        False,
+        (*ENGINE, "utils/quant", "utils/pipeline/stages", "tests/device"),
+    ),
     "throughput": Wanted(("torch", "transformers", "gguf"), True, (*ENGINE, "benchmarks")),
-    "lessons": Wanted(("torch", "transformers", "gguf", "IPython", "ipywidgets"), True,
-                      ("utils", "notebooks", "tests/device/lessons.py")),
-    "training": Wanted(("torch", "transformers", "gguf", "peft", "bitsandbytes"), True,
-                       ("utils/pipeline", "utils/environments", *ENGINE[1:])),
+    "lessons": Wanted(
+        ("torch", "transformers", "gguf", "IPython", "ipywidgets"),
+        True,
+        ("utils", "notebooks", "tests/device/lessons.py"),
+    ),
+    "training": Wanted(
+        ("torch", "transformers", "gguf", "peft", "bitsandbytes"),
+        True,
+        ("utils/pipeline", "utils/environments", *ENGINE[1:]),
+    ),
     "steps": Wanted(("torch", "transformers", "gguf"), True, (*ENGINE, "benchmarks")),
-}  # fmt: skip
+}
 LETTERS = dict(zip("abcdef", WANTED, strict=True))
 
 
@@ -101,27 +115,69 @@ def steps(work: Path, pretend: bool) -> dict[str, Step]:
     else:
         lessons += ["--seconds=200"]
     profile = "cpu-small" if pretend else "gpu-bundled"
-    training = [python, "-m", "utils.pipeline", "--stages", "data,finetune,merge",
-                "--out", str(work / "training")]  # fmt: skip
+    training = [
+        python,
+        "-m",
+        "utils.pipeline",
+        "--stages",
+        "data,finetune,merge",
+        "--out",
+        str(work / "training"),
+    ]
     found = [
-        Step("card", "what it is, and what it can do at most",
-             [python, "benchmarks/card.py", "--device", device, "--out", str(work / "card.raw")],
-             lambda work: read_json(work / "card.raw"), 60),
-        Step("tests", "every feature, Hugging Face's tokens, gradients, memory",
-             [*pytest, "-m", "gpu", "tests/device"], lambda work: read_tests(work / "tests.lines"),
-             150, {FILE: str(work / "tests.lines"), "COURSE_CARD": device}),
-        Step("throughput", "the engine beside Hugging Face's generate",
-             [*throughput, "--device", device],
-             lambda work: read_json(work / "throughput.raw"), 150),
-        Step("lessons", "every cell of Part I", lessons, read_lessons, 240,
-             {"COURSE_PROFILE": "cpu" if pretend else "gpu-bundled"}),
-        Step("training", "the pipeline's fine-tuning and merge", training, read_training, 180,
-             {"COURSE_PROFILE": profile}),
-        Step("steps", "where a decode step's time goes",
-             [python, "benchmarks/card_steps.py", "--device", device, "--out",
-              str(work / "steps.raw")],
-             lambda work: read_json(work / "steps.raw"), 90),
-    ]  # fmt: skip
+        Step(
+            "card",
+            "what it is, and what it can do at most",
+            [python, "benchmarks/card.py", "--device", device, "--out", str(work / "card.raw")],
+            lambda work: read_json(work / "card.raw"),
+            60,
+        ),
+        Step(
+            "tests",
+            "every feature, Hugging Face's tokens, gradients, memory",
+            [*pytest, "-m", "gpu", "tests/device"],
+            lambda work: read_tests(work / "tests.lines"),
+            150,
+            {FILE: str(work / "tests.lines"), "COURSE_CARD": device},
+        ),
+        Step(
+            "throughput",
+            "the engine beside Hugging Face's generate",
+            [*throughput, "--device", device],
+            lambda work: read_json(work / "throughput.raw"),
+            150,
+        ),
+        Step(
+            "lessons",
+            "every cell of Part I",
+            lessons,
+            read_lessons,
+            240,
+            {"COURSE_PROFILE": "cpu" if pretend else "gpu-bundled"},
+        ),
+        Step(
+            "training",
+            "the pipeline's fine-tuning and merge",
+            training,
+            read_training,
+            180,
+            {"COURSE_PROFILE": profile},
+        ),
+        Step(
+            "steps",
+            "where a decode step's time goes",
+            [
+                python,
+                "benchmarks/card_steps.py",
+                "--device",
+                device,
+                "--out",
+                str(work / "steps.raw"),
+            ],
+            lambda work: read_json(work / "steps.raw"),
+            90,
+        ),
+    ]
     return {step.name: step for step in found}
 
 
@@ -136,10 +192,11 @@ def read_lessons(work: Path) -> dict[str, Any] | None:
         "failures": {line["lesson"]: line["stopped"] for line in lines if line["stopped"]},
         "not_run": {
             f"{line['lesson']}, cell {cell}": why
-            for line in lines for cell, why in line["not_run"].items()
+            for line in lines
+            for cell, why in line["not_run"].items()
         },
         "lessons": lines,
-    }  # fmt: skip
+    }
 
 
 def read_training(work: Path) -> dict[str, Any] | None:
@@ -228,8 +285,10 @@ def main() -> int:
         key = hashlib.sha256(json.dumps([machine, code]).encode()).hexdigest()[:16]
         record = run_step(step, work, key, about)
         bad |= record["exit_code"] != 0 or not record["result"]
-    print(f"\nRecords: {work.relative_to(ROOT)}. On your own machine, `python tools/gpu/report.py "
-          "FOLDER` makes a report of them.")  # fmt: skip
+    print(
+        f"\nRecords: {work.relative_to(ROOT)}. On your own machine, `python tools/gpu/report.py "
+        "FOLDER` makes a report of them."
+    )
     return int(bad)
 
 

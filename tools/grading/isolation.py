@@ -135,8 +135,9 @@ def _too_much(pid: int, room: Room, limits: Limits) -> str:
 def _resident(pid: int) -> int:
     """Bytes of a process's own memory, with what it shares with others, but for files' pages."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines
-               if line.startswith(("RssAnon:", "RssShmem:")))  # fmt: skip
+    return sum(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
+    )
 
 
 def _in_memory(pid: int) -> dict[int, int]:

@@ -35,10 +35,19 @@ PLAIN = _words(
 )
 # They lie in modules that are plain.
 DEEP = (
-    "torch.utils", "torch.hub", "torch.ops", "torch.package", "torch.jit", "torch.library",
-    "torch.multiprocessing", "torch.serialization", "numpy.ctypeslib", "numpy.f2py",
-    "asyncio.subprocess", "numpy.testing",  # its `measure` runs a string
-)  # fmt: skip
+    "torch.utils",
+    "torch.hub",
+    "torch.ops",
+    "torch.package",
+    "torch.jit",
+    "torch.library",
+    "torch.multiprocessing",
+    "torch.serialization",
+    "numpy.ctypeslib",
+    "numpy.f2py",
+    "asyncio.subprocess",
+    "numpy.testing",  # its `measure` runs a string
+)
 # Functions of plain modules that read or write files. (/proc/self/mem is one.)
 FILES = _words(
     "load save savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex memmap "
@@ -75,9 +84,11 @@ def suspicious(submitted: NotebookNode, released: NotebookNode) -> list[str]:
     """
     given = [cell.source for cell in released.cells if cell.cell_type == "code"]
     lab = _Lab([tree for source in given if (tree := _parse(source))])
-    own = {number: tree for number, cell in enumerate(submitted.cells)
-           if cell.cell_type == "code" and cell.source not in given
-           and (tree := _parse(cell.source))}  # fmt: skip
+    own = {
+        number: tree
+        for number, cell in enumerate(submitted.cells)
+        if cell.cell_type == "code" and cell.source not in given and (tree := _parse(cell.source))
+    }
     found = []
     for number, line in sorted(lab.suspects(own)):
         lines = submitted.cells[number].source.splitlines()
@@ -113,8 +124,9 @@ class _Lab:
         self.imports = {line for tree in trees for line in _imports(tree)}
         self.of_course = {line for line in self.imports if line[0].split(".")[0] == "utils"}
         self.outside = {bound for module, _, bound in self.imports if module in INTERPRETER}
-        self.defined = {node.name for node in nodes
-                        if isinstance(node, ast.FunctionDef | ast.ClassDef)}  # fmt: skip
+        self.defined = {
+            node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
         self.checks = {name for node in nodes if (name := _check_called(node))}
 
     def suspects(self, cells: dict[int, ast.Module]) -> set[tuple[int, int]]:
@@ -130,8 +142,12 @@ class _Lab:
         names = modules | {bound for _, _, bound in imported}
         reach = Reach(imported, nodes)
         # `torch.equal` is plain. `t = torch` may become `t.equal = ...`.
-        plain = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)
-                 and _root(node) not in self.outside | REACHES_OUT | {"check"}}  # fmt: skip
+        plain = {
+            id(node.value)
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and _root(node) not in self.outside | REACHES_OUT | {"check"}
+        }
         for node in nodes:
             match node:
                 case ast.Call(ast.Name("getattr") as function, [_, ast.Constant(), *_]):
@@ -203,8 +219,9 @@ class Reach:
                 if isinstance(node, ast.arguments):
                     self._give([arg for arg, value in _defaults(node) if self.gives(value)])
                 elif isinstance(node, ast.Return | ast.Yield) and self.gives(node):
-                    self.returning |= {n for n, f in functions.items()
-                                       if id(f) in self.scopes.get(id(node), ())}  # fmt: skip
+                    self.returning |= {
+                        n for n, f in functions.items() if id(f) in self.scopes.get(id(node), ())
+                    }
                 elif isinstance(node, ast.stmt) and self.gives(node):
                     self._give(_parts(node))
                 elif isinstance(node, ast.Call) and self.gives(node):
@@ -296,8 +313,11 @@ def _look_up(line: tuple[str, str, str]) -> object:
         found = importlib.import_module(module)
         if not name:  # `import torch.nn` binds `torch`
             return found if bound != module else importlib.import_module(module.split(".")[0])
-        return getattr(found, name) if hasattr(found, name) else importlib.import_module(
-            f"{module}.{name}")  # fmt: skip
+        return (
+            getattr(found, name)
+            if hasattr(found, name)
+            else importlib.import_module(f"{module}.{name}")
+        )
     except Exception:  # it will not run there either
         return None
 

@@ -39,9 +39,20 @@ from tools.setup import uv_environment  # noqa: E402
 REQUIREMENTS = ROOT / "requirements"
 # Of what is preinstalled, that which the course comes in touch with.
 PREINSTALLED = (
-    "torch", "torchao", "transformers", "accelerate", "peft", "safetensors", "xxhash", "psutil",
-    "tqdm", "matplotlib", "ipykernel", "ipython", "ipywidgets",
-)  # fmt: skip
+    "torch",
+    "torchao",
+    "transformers",
+    "accelerate",
+    "peft",
+    "safetensors",
+    "xxhash",
+    "psutil",
+    "tqdm",
+    "matplotlib",
+    "ipykernel",
+    "ipython",
+    "ipywidgets",
+)
 # Their variables; the files that some of Colab's name do not exist there either.
 COLABS = {
     "COLAB_RELEASE_TAG": "release-colab-external_20261101-060000_RC00",
@@ -56,15 +67,9 @@ VARIABLES = {
     "Colab": COLABS,
     # Kaggle's image is Colab's, so it may hold Colab's mark too.
     "Kaggle": COLABS
-    | {
-        "KAGGLE_KERNEL_RUN_TYPE": "Interactive",
-        "KAGGLE_URL_BASE": "https://www.kaggle.com",
-    },
+    | {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com"},
 }
-OURS = {
-    "COURSE_PROFILE", "COURSE_ARTIFACTS", "VIRTUAL_ENV",
-    "PYTHONDONTWRITEBYTECODE",
-}  # fmt: skip
+OURS = {"COURSE_PROFILE", "COURSE_ARTIFACTS", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
 BOOTSTRAP = (ROOT / "tools" / "bootstrap_cell.py").read_text()
 PART_II = """
 import dataclasses
@@ -168,14 +173,18 @@ def commit_working_tree(target: Path) -> None:
 def environment(host: str, folder: Path) -> dict[str, str]:
     """What the host's kernel starts with."""
     env = {name: value for name, value in uv_environment().items() if name not in OURS}
-    return env | VARIABLES[host] | {
-        "COURSE_CACHE": str(folder / "cache"),
-        "PATH": f"{folder / 'bin'}{os.pathsep}{env['PATH']}",
-        # `git clone` of the course's address clones what is here.
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": f"url.file://{folder / 'repository'}.insteadOf",
-        "GIT_CONFIG_VALUE_0": f"https://github.com/{configured_slug()}",
-    }  # fmt: skip
+    return (
+        env
+        | VARIABLES[host]
+        | {
+            "COURSE_CACHE": str(folder / "cache"),
+            "PATH": f"{folder / 'bin'}{os.pathsep}{env['PATH']}",
+            # `git clone` of the course's address clones what is here.
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"url.file://{folder / 'repository'}.insteadOf",
+            "GIT_CONFIG_VALUE_0": f"https://github.com/{configured_slug()}",
+        }
+    )
 
 
 def run_cells(host: str, folder: Path, sources: Sequence[str]) -> list[str]:

@@ -19,9 +19,15 @@ REQUIREMENTS = ROOT / "requirements"
 COLAB, KAGGLE = "googlecolab/backend-info", "Kaggle/docker-python"
 # What an older ipython and ipykernel need, and newer ones no longer.
 OLD = {
-    "backcall", "decorator", "entrypoints", "ipython-genutils", "nest-asyncio", "pickleshare",
-    "peft", "torchao",
-}  # fmt: skip
+    "backcall",
+    "decorator",
+    "entrypoints",
+    "ipython-genutils",
+    "nest-asyncio",
+    "pickleshare",
+    "peft",
+    "torchao",
+}
 
 
 def fetch(url: str) -> str:

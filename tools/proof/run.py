@@ -110,8 +110,10 @@ def _say(
         print(f"{postponed} tests run at full size alone; the small size proves their promise.")
     if left_out := _left_out(reasons):
         files = {node.partition("::")[0] for node in left_out}
-        print(f"NOT PROVEN here: {len(left_out)} tests of {len(files)} files were left out, "
-              f"because the time was over: {', '.join(sorted(files))}")  # fmt: skip
+        print(
+            f"NOT PROVEN here: {len(left_out)} tests of {len(files)} files were left out, "
+            f"because the time was over: {', '.join(sorted(files))}"
+        )
     for line in in_step.to_record_anew(lessons()):
         print(f"TO BE RECORDED before a release: {line}")
     for file in verdict.unsteady:
@@ -121,9 +123,11 @@ def _say(
     for file in verdict.broken:
         print(f"BROKEN: {file}")
     counts = [sum(o == kind for o in outcomes.values()) for kind in ("passed", "failed", "skipped")]
-    print(f"{(time.monotonic() - started) / 60:.0f} minutes, {sum(seconds.values()) / 60:.0f} of "
-          f"workers; unsteady files: {len(verdict.unsteady)}, in quarantine: "
-          f"{len(verdict.quarantined)}")  # fmt: skip
+    print(
+        f"{(time.monotonic() - started) / 60:.0f} minutes, {sum(seconds.values()) / 60:.0f} of "
+        f"workers; unsteady files: {len(verdict.unsteady)}, in quarantine: "
+        f"{len(verdict.quarantined)}"
+    )
     late = outdated(rows)
     if late and not _is_full():
         print(f"NOT PROVEN at full size: {', '.join(late)}: run make test-full PART={late[0]}.")

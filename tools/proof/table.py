@@ -43,9 +43,13 @@ def table(outcomes: dict[str, str], seconds: dict[str, float], rows: dict[str, A
     for part in PARTS:
         now = ", ".join(f"{counts[part][kind]} {kind}" for kind in ("passed", "failed", "skipped"))
         row = rows.get(part)
-        full = "never" if row is None else (
-            f"{row['when']}, {row['tests']} tests, at {row['commit'][:7]}, on {row['machine']}"
-        )  # fmt: skip
+        full = (
+            "never"
+            if row is None
+            else (
+                f"{row['when']}, {row['tests']} tests, at {row['commit'][:7]}, on {row['machine']}"
+            )
+        )
         note = f"  RECIPE CHANGED: run make test-full PART={part}" if part in late else ""
         lines.append(f"{part:9} {now:>34} {minutes[part]:15.1f}   {full}{note}")
     return "\n".join(lines)

@@ -88,8 +88,10 @@ def html_of(slide: Slide, number: int, total: int, markdown: MarkdownIt) -> str:
 def page(title: str, slides: list[Slide]) -> str:
     """A whole talk."""
     markdown = renderer()
-    sections = [html_of(slide, number, len(slides), markdown)
-                for number, slide in enumerate(slides, start=1)]  # fmt: skip
+    sections = [
+        html_of(slide, number, len(slides), markdown)
+        for number, slide in enumerate(slides, start=1)
+    ]
     parts = {
         "TITLE": escape(title),
         "STYLE": (HERE / "deck.css").read_text(encoding="utf-8"),

@@ -128,8 +128,16 @@ def _merged(sections: list[Section]) -> list[Section]:
     merged: list[Section] = []
     for section in sections:
         if section.level == 2 or not merged:
-            merged.append(Section(section.title, 2, [*section.prose], [*section.code],
-                                  [*section.figures], [*section.places]))  # fmt: skip
+            merged.append(
+                Section(
+                    section.title,
+                    2,
+                    [*section.prose],
+                    [*section.code],
+                    [*section.figures],
+                    [*section.places],
+                )
+            )
         else:
             before = len(merged[-1].prose)
             merged[-1].places += [before + place for place in section.places]
@@ -162,11 +170,13 @@ def _slides(section: Section) -> list[Slide]:
 def _short(cells: list[str]) -> str:
     """The first cell that fits and defines something; else the first that fits; no drawing."""
     fit = [
-        cell for cell in cells
+        cell
+        for cell in cells
         if 1 < len(cell.splitlines()) <= MAX_CODE_LINES
         and max(map(len, cell.splitlines())) <= 100
-        and "utils.viz" not in cell and "utils.findings" not in cell
-    ]  # fmt: skip
+        and "utils.viz" not in cell
+        and "utils.findings" not in cell
+    ]
     return next(filter(DEFINITION.search, fit), next(iter(fit), ""))
 
 
@@ -206,8 +216,12 @@ def _table(section: Section) -> Slide:
     if more := len(rows) - MAX_TABLE_ROWS - 2:
         text += f"\n\n{more} more in the lesson." if more > 0 else ""
     kind = "table" if rows else "text"
-    return Slide(section.title, kind, text if rows else _points(section.notes, MAX_POINTS),
-                 notes=section.notes)  # fmt: skip
+    return Slide(
+        section.title,
+        kind,
+        text if rows else _points(section.notes, MAX_POINTS),
+        notes=section.notes,
+    )
 
 
 def _recap(section: Section) -> list[Slide]:

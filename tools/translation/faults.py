@@ -16,9 +16,12 @@ TAG = re.compile(r"</?\w+")
 PARSER = MarkdownIt("commonmark").enable("table")
 # What is counted, and how it is called in messages.
 COUNTED = {
-    "list_item_open": "items of lists", "tr_open": "rows of tables", "td_open": "cells of tables",
-    "fence": "pieces of code", "emphasis": "emphasised words (*one* or **two** stars)",
-}  # fmt: skip
+    "list_item_open": "items of lists",
+    "tr_open": "rows of tables",
+    "td_open": "cells of tables",
+    "fence": "pieces of code",
+    "emphasis": "emphasised words (*one* or **two** stars)",
+}
 
 
 def faults(english: str, text: str) -> list[str]:

@@ -133,7 +133,10 @@ def refreshed(
         if key not in known and (like := difflib.get_close_matches(key, gone, 1, SIMILAR)):
             old = gone.pop(like[0])
             new[key] = replace(
-                string, text=old.text, before=old.before or old.english, remarks=old.remarks,
+                string,
+                text=old.text,
+                before=old.before or old.english,
+                remarks=old.remarks,
                 fuzzy=True,
-            )  # fmt: skip
+            )
     return list(new.values()), list(gone.values())

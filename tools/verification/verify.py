@@ -163,8 +163,14 @@ class Verification:
     def _in_a_program_of_its_own(self, name: str) -> tuple[dict[str, Any], str]:
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            command = [sys.executable, "-m", "tools.verification.rerun", str(self._copy(name)),
-                       str(self._solution(name)), str(result)]  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "tools.verification.rerun",
+                str(self._copy(name)),
+                str(self._solution(name)),
+                str(result),
+            ]
             command += [] if self.isolated else ["--trust"]
             command += [] if self.cell_limit is None else [f"--cell-limit={self.cell_limit}"]
             with open(Path(folder) / "log", "w+") as log:

@@ -69,7 +69,13 @@ def computed_by(vllm_config: VllmConfig, version: str) -> list[object]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
     return [
-        version, *model_fingerprint(model.model), str(model.revision), str(model.dtype),
-        str(model.quantization), str(cache.cache_dtype), cache.block_size,
-        parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
-    ]  # fmt: skip
+        version,
+        *model_fingerprint(model.model),
+        str(model.revision),
+        str(model.dtype),
+        str(model.quantization),
+        str(cache.cache_dtype),
+        cache.block_size,
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+    ]

@@ -29,52 +29,62 @@ class Connector:
 
 CONNECTORS = (
     Connector(
-        ("LMCacheConnectorV1", "LMCacheMPConnector"), "store",
+        ("LMCacheConnectorV1", "LMCacheMPConnector"),
+        "store",
         "LMCache: a layer of its own with chunks in CPU memory, on disk and in remote stores such "
         "as Valkey; also reuse that is no prefix. MP: as one process per machine for all servers",
     ),
     Connector(
-        ("MooncakeStoreConnector",), "store",
+        ("MooncakeStoreConnector",),
+        "store",
         "Mooncake Store: the DRAM and SSD of all machines as one pool, read over RDMA",
     ),
     Connector(("HF3FSKVConnector",), "store", "3FS: blocks as files on DeepSeek's file system"),
     Connector(
-        ("FlexKVConnectorV1",), "store",
+        ("FlexKVConnectorV1",),
+        "store",
         "FlexKV: levels of CPU memory, SSD and remote storage behind one server",
     ),
     Connector(
-        ("NixlConnector", "NixlPullConnector", "NixlPushConnector"), "peer to peer",
+        ("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
+        "peer to peer",
         "NIXL, NVIDIA's transfer library (UCX, RDMA, NVLink): from the prefill server's GPU into "
         "the decode server's. Pull: decode reads; push: prefill writes",
     ),
     Connector(
-        ("MooncakeConnector",), "peer to peer",
+        ("MooncakeConnector",),
+        "peer to peer",
         "Mooncake's transfer engine alone, for prefill and decode apart",
     ),
     Connector(("MoRIIOConnector",), "peer to peer", "MoRI-IO: the same on AMD's GPUs"),
     Connector(
-        ("OffloadingConnector", "SimpleCPUOffloadConnector"), "own memory",
+        ("OffloadingConnector", "SimpleCPUOffloadConnector"),
+        "own memory",
         "blocks that leave the GPU are kept in the machine's own memory, and come back",
     ),
     Connector(
-        ("HiSparseConnector",), "own memory",
+        ("HiSparseConnector",),
+        "own memory",
         "for sparse attention: all keys and values in the machine's memory, those in use on the "
         "GPU",
     ),
     Connector(
-        ("MultiConnector",), "several",
+        ("MultiConnector",),
+        "several",
         "a list of connectors: saves to all, loads from the first that has something. For "
         "instance NIXL between servers, and a store behind",
     ),
     Connector(
-        ("ExampleConnector", "ExampleHiddenStatesConnector"), "to learn and measure",
+        ("ExampleConnector", "ExampleHiddenStatesConnector"),
+        "to learn and measure",
         "files in a folder, to read; the second one for hidden states instead of keys and values",
     ),
     Connector(
-        ("DecodeBenchConnector",), "to learn and measure",
+        ("DecodeBenchConnector",),
+        "to learn and measure",
         "invents keys and values, so that decoding can be measured without prefill",
     ),
-)  # fmt: skip
+)
 
 
 def vllm_folder() -> Path:

@@ -126,9 +126,13 @@ def serve_decode(times: StepTimes, work: Workload, rate: float) -> Latencies:
 
 
 def serve_apart(
-    times: StepTimes, work: Workload, rate: float, num_prefill: int, num_decode: int,
+    times: StepTimes,
+    work: Workload,
+    rate: float,
+    num_prefill: int,
+    num_decode: int,
     bytes_per_second: float = NVLINK,
-) -> Latencies:  # fmt: skip
+) -> Latencies:
     """Some GPUs read prompts by turns, others write by turns; between them goes the KV cache.
 
     `rate` is that of all of them together.
@@ -150,9 +154,11 @@ def serve_apart(
 
 
 def highest_rate(
-    serve: Callable[[float], Latencies], slo: Slo = PAPERS_SLO, limit: str = "both",
+    serve: Callable[[float], Latencies],
+    slo: Slo = PAPERS_SLO,
+    limit: str = "both",
     most: float = 60.0,
-) -> float:  # fmt: skip
+) -> float:
     """The highest rate at which the limits are kept, found by halving, to 0.02 requests/s.
 
     Args:
@@ -215,9 +221,12 @@ def _run(
 
 
 def _latencies(
-    work: Workload, arrivals: Sequence[float], first: Sequence[float] | None,
-    began: Sequence[float] | None, last: Sequence[float] | None,
-) -> Latencies:  # fmt: skip
+    work: Workload,
+    arrivals: Sequence[float],
+    first: Sequence[float] | None,
+    began: Sequence[float] | None,
+    last: Sequence[float] | None,
+) -> Latencies:
     nothing = np.full(len(arrivals), np.nan)
     ttft = nothing if first is None else np.array(first) - np.array(arrivals)
     tpot = nothing

@@ -180,9 +180,14 @@ def prompt_length(body: dict[str, Any]) -> int:
 
 
 def start_proxy(
-    prefill: Sequence[str], decode: Sequence[str], model: str, *,
-    min_prompt: int = 0, port: int | None = None, verbose: bool = False,
-) -> LocalServer:  # fmt: skip
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    model: str,
+    *,
+    min_prompt: int = 0,
+    port: int | None = None,
+    verbose: bool = False,
+) -> LocalServer:
     """Start the proxy in a process of its own, which ends with this one.
 
     Args:
@@ -196,12 +201,24 @@ def start_proxy(
     if not prefill or not decode:
         raise ValueError(f"{prefill=}, {decode=}: the proxy needs a server of each kind.")
     options = as_options({"min_prompt": min_prompt})
-    command = [str(pipeline_python()), "-m", "utils.disaggregation.proxy",
-               "--prefill", *prefill, "--decode", *decode, *options]  # fmt: skip
+    command = [
+        str(pipeline_python()),
+        "-m",
+        "utils.disaggregation.proxy",
+        "--prefill",
+        *prefill,
+        "--decode",
+        *decode,
+        *options,
+    ]
     return LocalServer(
-        command, os.environ | worker_environment(), model,
-        name="the P/D proxy", port=port, verbose=verbose,
-    )  # fmt: skip
+        command,
+        os.environ | worker_environment(),
+        model,
+        name="the P/D proxy",
+        port=port,
+        verbose=verbose,
+    )
 
 
 def main() -> None:

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 SYSTEM = "<|im_start|>system\nAnswer from the notes.<|im_end|>\n<|im_start|>user\n"
 PEOPLE = (
-    ("Anna", "a red boat", "Lisbon"), ("Ben", "a white horse", "Oslo"),
-    ("Clara", "an old piano", "Vienna"), ("David", "a green tent", "Nairobi"),
-    ("Eva", "a silver watch", "Geneva"), ("Farid", "a blue kite", "Cairo"),
-)  # fmt: skip
+    ("Anna", "a red boat", "Lisbon"),
+    ("Ben", "a white horse", "Oslo"),
+    ("Clara", "an old piano", "Vienna"),
+    ("David", "a green tent", "Nairobi"),
+    ("Eva", "a silver watch", "Geneva"),
+    ("Farid", "a blue kite", "Cairo"),
+)
 
 
 @dataclass(frozen=True)

@@ -92,11 +92,24 @@ class ValkeyServer(Program):
         self.port = port or free_port()
         begin = time.monotonic()
         self._folder = tempfile.TemporaryDirectory(prefix="valkey-")
-        # fmt: off
-        options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--appendonly", "no",
-                   "--dir", self._folder.name, "--maxmemory", str(max_memory or 0),
-                   "--maxmemory-policy", eviction, "--maxmemory-samples", "10"]
-        # fmt: on
+        options = [
+            "--bind",
+            HOST,
+            "--port",
+            str(self.port),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            self._folder.name,
+            "--maxmemory",
+            str(max_memory or 0),
+            "--maxmemory-policy",
+            eviction,
+            "--maxmemory-samples",
+            "10",
+        ]
         super().__init__([str(program), *options])
         try:
             self.pid = self._wait_until_ready()
@@ -114,9 +127,12 @@ class ValkeyServer(Program):
 
         options = {"retry": Retry(NoBackoff(), 0)} | options
         return Redis(
-            host=HOST, port=self.port, socket_timeout=timeout, socket_connect_timeout=timeout,
+            host=HOST,
+            port=self.port,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
             **options,
-        )  # fmt: skip
+        )
 
     def stats(self) -> StoreStats:
         """Keys, memory, evictions, hits and misses since it started.
@@ -133,10 +149,13 @@ class ValkeyServer(Program):
             state = "does not answer" if self.alive else "has ended; start another ValkeyServer"
             raise ValkeyError(f"The Valkey server on port {self.port} {state}. ({error})") from None
         return StoreStats(
-            keys=info.get("db0", {}).get("keys", 0), used_memory=info["used_memory"],
-            max_memory=info["maxmemory"], evicted_keys=info["evicted_keys"],
-            hits=info["keyspace_hits"], misses=info["keyspace_misses"],
-        )  # fmt: skip
+            keys=info.get("db0", {}).get("keys", 0),
+            used_memory=info["used_memory"],
+            max_memory=info["maxmemory"],
+            evicted_keys=info["evicted_keys"],
+            hits=info["keyspace_hits"],
+            misses=info["keyspace_misses"],
+        )
 
     def stop(self) -> None:
         """End it. Does nothing if it has ended."""

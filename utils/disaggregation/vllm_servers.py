@@ -64,10 +64,11 @@ class CacheCounts:
 
     def __sub__(self, earlier: CacheCounts) -> CacheCounts:
         return CacheCounts(
-            self.queries - earlier.queries, self.hits - earlier.hits,
+            self.queries - earlier.queries,
+            self.hits - earlier.hits,
             self.external_queries - earlier.external_queries,
             self.external_hits - earlier.external_hits,
-        )  # fmt: skip
+        )
 
 
 def connected_servers(
@@ -103,11 +104,13 @@ def connected_servers(
     """
     folder = resolve_model(str(model))
     transfer = {
-        "kv_connector": connector, "kv_connector_module_path": module, "kv_role": "kv_both",
+        "kv_connector": connector,
+        "kv_connector_module_path": module,
+        "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"port": store_port, "timeout": timeout}
         | (extra_config or {}),
-    }  # fmt: skip
+    }
     arguments: dict[str, Any] = {"model": folder, "served_model_name": folder.name}
     arguments |= EngineSettings(dtype="float32").arguments()
     arguments |= {"max_num_seqs": 8, "enable_prompt_tokens_details": True}
@@ -150,9 +153,14 @@ def complete(
             times.append(time.perf_counter() - begin)
     details = usage.get("prompt_tokens_details") or {}
     return Completion(
-        text, ids, usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0,
-        times[0] if times else float("nan"), time.perf_counter() - begin, times,
-    )  # fmt: skip
+        text,
+        ids,
+        usage.get("prompt_tokens", 0),
+        details.get("cached_tokens") or 0,
+        times[0] if times else float("nan"),
+        time.perf_counter() - begin,
+        times,
+    )
 
 
 def events(
@@ -164,14 +172,20 @@ def events(
         RequestRefused: as `complete`.
     """
     fields = {
-        "model": server.model, "prompt": prompt if isinstance(prompt, str) else list(prompt),
-        "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, "stream": True,
-        "stream_options": {"include_usage": True}, "return_token_ids": True,
-    } | body  # fmt: skip
+        "model": server.model,
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    } | body
     request = urllib.request.Request(
-        server.url + "/v1/completions", json.dumps(fields).encode(),
+        server.url + "/v1/completions",
+        json.dumps(fields).encode(),
         {"Content-Type": "application/json"},
-    )  # fmt: skip
+    )
     try:
         with urllib.request.urlopen(request, timeout=300) as response:
             for line in response:
@@ -189,11 +203,17 @@ def events(
 def cache_counts(server: LocalServer) -> CacheCounts:
     """Read vLLM's counters. Subtract an earlier reading: they only grow."""
     metrics = scrape(server.url)
-    return CacheCounts(*(
-        int(metrics.value(f"vllm:{name}_total"))
-        for name in ("prefix_cache_queries", "prefix_cache_hits",
-                     "external_prefix_cache_queries", "external_prefix_cache_hits")
-    ))  # fmt: skip
+    return CacheCounts(
+        *(
+            int(metrics.value(f"vllm:{name}_total"))
+            for name in (
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+                "external_prefix_cache_queries",
+                "external_prefix_cache_hits",
+            )
+        )
+    )
 
 
 def _own_core(number: int, count: int) -> dict[str, str]:

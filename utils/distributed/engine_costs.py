@@ -26,9 +26,13 @@ def engine_ranks(
 
 
 def engine_memory(
-    config: ModelConfig, num_blocks: int, block_size: int, itemsize: int,
-    tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1,
-) -> list[tuple[int, int]]:  # fmt: skip
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    itemsize: int,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+) -> list[tuple[int, int]]:
     """Bytes of weights and of KV cache, of each rank."""
     ranks = engine_ranks(config, tensor_parallel_size, pipeline_parallel_size)
     slots = num_blocks * block_size
@@ -39,9 +43,12 @@ def engine_memory(
 
 
 def engine_sent_bytes(
-    config: ModelConfig, passes: Sequence[tuple[int, int]], itemsize: int,
-    tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1,
-) -> list[dict[tuple[str, str], float]]:  # fmt: skip
+    config: ModelConfig,
+    passes: Sequence[tuple[int, int]],
+    itemsize: int,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+) -> list[dict[tuple[str, str], float]]:
     """Bytes that each rank sends, by group and operation.
 
     Args:

@@ -46,11 +46,7 @@ class Layout:
     uneven: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.tensor_parallel_size,
-            self.pipeline_parallel_size,
-            self.data_parallel_size,
-        )
+        sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size)
         if min(sizes) < 1:
             raise ValueError(f"Sizes of TP, PP and DP must be at least 1, got {sizes}.")
 

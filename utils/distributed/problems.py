@@ -28,9 +28,13 @@ class Problem:
 
 
 def find_problems(
-    shape: Shape, layout: Layout, cluster: Cluster, requests: int = 1, context: int = 1024,
+    shape: Shape,
+    layout: Layout,
+    cluster: Cluster,
+    requests: int = 1,
+    context: int = 1024,
     itemsize: int = 2,
-) -> list[Problem]:  # fmt: skip
+) -> list[Problem]:
     """What breaks if a model runs like this, the worst first. Empty: nothing does.
 
     Args:
@@ -89,8 +93,12 @@ def _does_not_fit(
     memory = fullest(shape, layout, cluster.gpu, itemsize)
     usable = f"the {memory.usable / GIB:.0f} GiB that an engine may take of a {cluster.gpu.name}"
     if not memory.fits:
-        return [Problem("does not fit", f"{memory.weights / GIB:.0f} GiB of weights on one card: "
-                        f"more than {usable}.")]  # fmt: skip
+        return [
+            Problem(
+                "does not fit",
+                f"{memory.weights / GIB:.0f} GiB of weights on one card: more than {usable}.",
+            )
+        ]
     needed = requests * context
     if needed <= memory.tokens:
         return []

@@ -41,10 +41,16 @@ class Shape:
     def of(cls, config: ModelConfig, name: str = "model") -> Shape:
         """The shape of a model of the course's engine."""
         return cls(
-            name, config.num_hidden_layers, config.hidden_size, config.intermediate_size,
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-            config.vocab_size, config.tie_word_embeddings,
-        )  # fmt: skip
+            name,
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.vocab_size,
+            config.tie_word_embeddings,
+        )
 
     def is_moe(self, layer: int) -> bool:
         return self.num_experts > 0 and layer >= self.first_k_dense_replace
@@ -62,14 +68,40 @@ SHAPES = {
         Shape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128, 128256),
         Shape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128, 128256),
         Shape("Llama-3.1-405B", 126, 16384, 53248, 128, 8, 128, 128256),
-        Shape("Mixtral-8x7B", 32, 4096, 14336, 32, 8, 128, 32000, num_experts=8,
-              num_experts_per_tok=2, moe_intermediate_size=14336),
-        Shape("DeepSeek-V3", 61, 7168, 18432, 128, 128, 128, 129280, num_experts=256,
-              num_experts_per_tok=8, moe_intermediate_size=2048, num_shared_experts=1,
-              first_k_dense_replace=3, q_lora_rank=1536, kv_lora_rank=512, qk_rope_head_dim=64,
-              v_head_dim=128),
+        Shape(
+            "Mixtral-8x7B",
+            32,
+            4096,
+            14336,
+            32,
+            8,
+            128,
+            32000,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=14336,
+        ),
+        Shape(
+            "DeepSeek-V3",
+            61,
+            7168,
+            18432,
+            128,
+            128,
+            128,
+            129280,
+            num_experts=256,
+            num_experts_per_tok=8,
+            moe_intermediate_size=2048,
+            num_shared_experts=1,
+            first_k_dense_replace=3,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+        ),
     )
-}  # fmt: skip
+}
 
 
 def attention_parameters(shape: Shape, num_heads: int, num_kv_heads: int) -> int:

@@ -72,9 +72,13 @@ def decode_step(
 
 
 def prefill(
-    shape: Shape, layout: Layout, cluster: Cluster, prompt: int, micro_batches: int = 1,
+    shape: Shape,
+    layout: Layout,
+    cluster: Cluster,
+    prompt: int,
+    micro_batches: int = 1,
     itemsize: int = 2,
-) -> StepTime:  # fmt: skip
+) -> StepTime:
     """Compute the KV cache of one prompt, and its first token.
 
     Args:
@@ -96,9 +100,15 @@ def prefill(
 
 
 def _pass(
-    shape: Shape, layout: Layout, cluster: Cluster, tokens: int, kv_tokens: int, sampled: int,
-    itemsize: int, scores: int | None = None,
-) -> tuple[float, float, float, dict[str, float]]:  # fmt: skip
+    shape: Shape,
+    layout: Layout,
+    cluster: Cluster,
+    tokens: int,
+    kv_tokens: int,
+    sampled: int,
+    itemsize: int,
+    scores: int | None = None,
+) -> tuple[float, float, float, dict[str, float]]:
     """Some tokens of a replica, through all stages.
 
     Args:

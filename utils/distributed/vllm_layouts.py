@@ -119,9 +119,12 @@ def vllm_tensor_parallel(
 
 
 def vllm_data_parallel(
-    model_dir: Path, prompts: Sequence[list[int]], max_tokens: int, data_parallel_size: int,
+    model_dir: Path,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    data_parallel_size: int,
     verbose: bool = False,
-) -> VllmRun:  # fmt: skip
+) -> VllmRun:
     """Start vLLM's server with several engines, send it all prompts at once, and stop it.
 
     Every engine holds the whole model. One front end spreads the requests over them.
@@ -158,8 +161,13 @@ def vllm_data_parallel(
 
 
 def _complete(server: LocalServer, token_ids: list[int], max_tokens: int) -> list[int]:
-    body = {"model": "model", "prompt": token_ids, "max_tokens": max_tokens, "temperature": 0.0,
-            "return_token_ids": True}  # fmt: skip
+    body = {
+        "model": "model",
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "return_token_ids": True,
+    }
     request = urllib.request.Request(
         f"{server.url}/v1/completions",
         json.dumps(body).encode(),

@@ -59,7 +59,6 @@ from utils.engine.spec_decode.ngram_proposer import NgramProposer
 from utils.engine.spec_decode.tree import follow_tree, tree_depths
 from utils.engine.worker.model_runner import ModelRunner
 
-# fmt: off
 __all__ = [
     "LLM",
     "AttentionMetadata",

@@ -121,10 +121,14 @@ def beam_search_steps(
                 if not ends and num_tokens < max_num_tokens:
                     running.append((parent, token, total))
                 elif rank < width:  # those beyond were only kept to go on with
-                    finished.append(BeamSearchSequence(
-                        [*parent.all_token_ids, token], total, "stop" if ends else "length",
-                        score=total / (num_tokens - num_prompt_tokens) ** penalty,
-                    ))  # fmt: skip
+                    finished.append(
+                        BeamSearchSequence(
+                            [*parent.all_token_ids, token],
+                            total,
+                            "stop" if ends else "length",
+                            score=total / (num_tokens - num_prompt_tokens) ** penalty,
+                        )
+                    )
             finished = sorted(finished, key=lambda sequence: -sequence.score)[:width]
             if not running:
                 break

@@ -117,7 +117,13 @@ class Request:
     ) -> EngineCoreOutput:
         """What its user's side is told after a step that gave it these tokens."""
         return EngineCoreOutput(
-            self.request_id, new_token_ids, FINISH_REASONS.get(self.status), self.stop_reason,
-            list(new_logprobs), self.prompt_logprobs, self.num_cached_tokens, self.num_preemptions,
+            self.request_id,
+            new_token_ids,
+            FINISH_REASONS.get(self.status),
+            self.stop_reason,
+            list(new_logprobs),
+            self.prompt_logprobs,
+            self.num_cached_tokens,
+            self.num_preemptions,
             self.scheduled_ts,
-        )  # fmt: skip
+        )

@@ -12,9 +12,12 @@ GREEDY_BELOW = 1e-5
 LARGEST_INT = 2**63 - 1  # that a tensor can hold
 # What the form of an answer can be given as.
 FORMS: dict[str, tuple[Any, str]] = {
-    "json": (str | dict, "a dict or a text"), "regex": (str, "a text"), "grammar": (str, "a text"),
-    "choice": (list, "a list of texts"), "json_object": (bool, "true"),
-}  # fmt: skip
+    "json": (str | dict, "a dict or a text"),
+    "regex": (str, "a text"),
+    "grammar": (str, "a text"),
+    "choice": (list, "a list of texts"),
+    "json_object": (bool, "true"),
+}
 
 
 @dataclass
@@ -49,8 +52,10 @@ class StructuredOutputsParams:
         """Which of them it is, and its text. A choice's is a JSON list."""
         given = {kind: v for kind in FORMS if (v := getattr(self, kind)) is not None}
         if len(given) != 1:
-            raise ValueError(f"structured_outputs must have exactly one of {', '.join(FORMS)}. "
-                             f"It has {' and '.join(given) or 'none'}.")  # fmt: skip
+            raise ValueError(
+                f"structured_outputs must have exactly one of {', '.join(FORMS)}. "
+                f"It has {' and '.join(given) or 'none'}."
+            )
         [(kind, value)] = given.items()
         expected_type, expected = FORMS[kind]
         if not isinstance(value, expected_type) or value in (False, []):
@@ -126,31 +131,58 @@ class SamplingParams:
             value = getattr(self, name)
             require(is_int(value) or isinstance(value, float), name, "a number")
         require(is_int(self.n) and self.n >= 1, "n", "an integer of at least 1")
-        require(self.n == 1 or self.temperature >= GREEDY_BELOW, "n",
-                "1 for greedy sampling, where all answers would be the same")  # fmt: skip
+        require(
+            self.n == 1 or self.temperature >= GREEDY_BELOW,
+            "n",
+            "1 for greedy sampling, where all answers would be the same",
+        )
         require(math.isfinite(self.temperature), "temperature", "a finite number")
         require(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]")
         require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
-        require(is_int(self.top_k) and self.top_k >= -1, "top_k",
-                "an integer: 0 (keep all), or at least 1")  # fmt: skip
+        require(
+            is_int(self.top_k) and self.top_k >= -1,
+            "top_k",
+            "an integer: 0 (keep all), or at least 1",
+        )
         require(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
         require(self.seed is None or is_int(self.seed), "seed", "an integer or None")
         # Each of n answers has a seed of its own, one more than the last one's.
-        require(self.seed is None or -LARGEST_INT <= self.seed <= LARGEST_INT - self.n, "seed",
-                "of at most 63 bits")  # fmt: skip
-        require(self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1),
-                "max_tokens", "an integer of at least 1, or None")  # fmt: skip
+        require(
+            self.seed is None or -LARGEST_INT <= self.seed <= LARGEST_INT - self.n,
+            "seed",
+            "of at most 63 bits",
+        )
+        require(
+            self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1),
+            "max_tokens",
+            "an integer of at least 1, or None",
+        )
         require(is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "at least 0")
-        require(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens",
-                f"at most max_tokens={self.max_tokens}")  # fmt: skip
+        require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            f"at most max_tokens={self.max_tokens}",
+        )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            require(count is None or (is_int(count) and count >= -1), name,
-                    "an integer of at least -1, or None")  # fmt: skip
-        require(isinstance(self.structured_outputs, StructuredOutputsParams | None),
-                "structured_outputs", "StructuredOutputsParams, or None")  # fmt: skip
-        require(self.structured_outputs is None or not self.ignore_eos, "ignore_eos",
-                "False with structured_outputs, whose end nothing can follow")  # fmt: skip
+            require(
+                count is None or (is_int(count) and count >= -1),
+                name,
+                "an integer of at least -1, or None",
+            )
+        require(
+            isinstance(self.structured_outputs, StructuredOutputsParams | None),
+            "structured_outputs",
+            "StructuredOutputsParams, or None",
+        )
+        require(
+            self.structured_outputs is None or not self.ignore_eos,
+            "ignore_eos",
+            "False with structured_outputs, whose end nothing can follow",
+        )
         require(all(map(is_int, self.stop_token_ids or [])), "stop_token_ids", "a list of integers")
-        require(all(isinstance(s, str) and s for s in self.stop or []), "stop",
-                "a non-empty string or a list of them")  # fmt: skip
+        require(
+            all(isinstance(s, str) and s for s in self.stop or []),
+            "stop",
+            "a non-empty string or a list of them",
+        )

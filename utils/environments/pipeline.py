@@ -72,7 +72,9 @@ def environment_python(target: str) -> Path:
     lock, needed = lock_file(target), BYTES_NEEDED[target]
     packages = sum("==" in line for line in lock.read_text().splitlines())
     return build(
-        cache_dir() / "pipeline-env" / fingerprint(target), lock, needed,
+        cache_dir() / "pipeline-env" / fingerprint(target),
+        lock,
+        needed,
         lambda python: _install(python, lock, target),
         f"Part II runs in an environment of its own, so that nothing here is replaced: {packages} "
         f"packages, about {needed / 3e9:.0f} GB to download. Once; a few minutes.",
@@ -80,7 +82,7 @@ def environment_python(target: str) -> Path:
             f"Part II's environment needs {space}. Free some, or set COURSE_CACHE to a folder on "
             "another disk."
         ),
-    )  # fmt: skip
+    )
 
 
 def require_driver() -> None:
@@ -180,6 +182,19 @@ def _uv() -> str:
     home = cache_dir() / pin.replace("==", "-")
     uv = home / "bin" / "uv"
     if not uv.exists():
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(home), pin,
-              "-c", str(hashes_file("cpu"))], dict(os.environ))  # fmt: skip
+        _run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--target",
+                str(home),
+                pin,
+                "-c",
+                str(hashes_file("cpu")),
+            ],
+            dict(os.environ),
+        )
     return str(uv)

@@ -54,9 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         profile = get_profile(options.profile)
         stages = build_stages(
-            profile,
-            options.gptq_tool or profile.gptq_tool,
-            options.awq_tool or profile.awq_tool,
+            profile, options.gptq_tool or profile.gptq_tool, options.awq_tool or profile.awq_tool
         )
         names = None if options.stages is None else options.stages.split(",")
         if names == [""]:

@@ -24,14 +24,8 @@ from utils.pipeline.manifests import (
     read_manifest,
     sizes_of,
     write_manifest,
-)  # fmt: skip
-from utils.pipeline.output_folder import (
-    StageError,
-    locked,
-    remove_leftovers,
-    replace,
-    work_folder,
 )
+from utils.pipeline.output_folder import StageError, locked, remove_leftovers, replace, work_folder
 from utils.pipeline.stage_process import StageKilledError, call_stage
 from utils.processes.peak_memory import PeakMemory
 
@@ -164,17 +158,22 @@ class Runner:
             needed = f"It needs about {_size(stage.bytes_needed)}; {_size(free)} are free."
             raise StageError(f"{_disk_full(stage, self.out)} {needed}")
         about: dict[str, Any] = {
-            "key": self._key(stage), "inputs": self._input_hashes(stage),
-            "settings": stage.settings, "versions": _versions(stage),
-        }  # fmt: skip
+            "key": self._key(stage),
+            "inputs": self._input_hashes(stage),
+            "settings": stage.settings,
+            "versions": _versions(stage),
+        }
         work = work_folder(self.out, stage.name)
         try:
             begin = time.perf_counter()
             with PeakMemory() as memory:
                 measures = call_stage(stage.function, stage.settings, folders, work)
             seconds = time.perf_counter() - begin
-            about |= {"measures": measures, "seconds": round(seconds, 1),
-                      "peak_memory_bytes": memory.peak}  # fmt: skip
+            about |= {
+                "measures": measures,
+                "seconds": round(seconds, 1),
+                "peak_memory_bytes": memory.peak,
+            }
             write_manifest(work, stage.name, about)
             replace(work, self.out / stage.name)
         except StageKilledError as error:
@@ -194,10 +193,15 @@ class Runner:
 
     def _key(self, stage: Stage) -> str:
         """What a result depends on, as a hash."""
-        return json_hash({
-            "stage": stage.name, "version": stage.version, "settings": stage.settings,
-            "inputs": self._input_hashes(stage), "versions": _versions(stage),
-        })  # fmt: skip
+        return json_hash(
+            {
+                "stage": stage.name,
+                "version": stage.version,
+                "settings": stage.settings,
+                "inputs": self._input_hashes(stage),
+                "versions": _versions(stage),
+            }
+        )
 
     def _input_hashes(self, stage: Stage) -> dict[str, str]:
         for name in self.sources.keys() & set(stage.needs) - self._source_hashes.keys():

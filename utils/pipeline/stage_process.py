@@ -37,10 +37,13 @@ def call_stage(
     with LineProcess(command, environment, keep_log=False) as process:  # also when interrupted
         try:
             return process.ask(
-                "call", module=function.__module__, function=function.__qualname__,
-                settings=settings, inputs={name: str(path) for name, path in inputs.items()},
+                "call",
+                module=function.__module__,
+                function=function.__qualname__,
+                settings=settings,
+                inputs={name: str(path) for name, path in inputs.items()},
                 out=str(out),
-            )  # fmt: skip
+            )
         except Ended:
             raise StageKilledError from None
 

@@ -152,8 +152,13 @@ class Answers:
         kind, text, errno = type(error), str(error), getattr(error, "errno", None)
         if isinstance(error, OSError) and error.strerror:
             text = error.strerror + (f": {error.filename}" if error.filename else "")
-        described = {"module": kind.__module__, "name": kind.__qualname__, "text": text,
-                     "errno": errno, "traceback": traceback.format_exc()}  # fmt: skip
+        described = {
+            "module": kind.__module__,
+            "name": kind.__qualname__,
+            "text": text,
+            "errno": errno,
+            "traceback": traceback.format_exc(),
+        }
         self._write(number, {"error": described})
 
     def _write(self, number: int, answer: dict[str, Any]) -> None:

@@ -74,14 +74,22 @@ class RankProcesses:
                     self._processes.append(
                         subprocess.Popen(
                             [
-                                sys.executable, "-P", str(Path(__file__).with_name("rank.py")),
-                                str(self._folder), str(rank), str(self.world_size), backend,
+                                sys.executable,
+                                "-P",
+                                str(Path(__file__).with_name("rank.py")),
+                                str(self._folder),
+                                str(rank),
+                                str(self.world_size),
+                                backend,
                                 str(self.timeout),
                             ],
-                            env=os.environ | settings, stdin=subprocess.PIPE, stdout=None,
-                            stderr=log, start_new_session=True,  # an interrupt is for the cell
+                            env=os.environ | settings,
+                            stdin=subprocess.PIPE,
+                            stdout=None,
+                            stderr=log,
+                            start_new_session=True,  # an interrupt is for the cell
                         )
-                    )  # fmt: skip
+                    )
             by_rank: dict[int, Connection] = {}
             for _ in range(self.world_size):
                 connection = self._accept(door)

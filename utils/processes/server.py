@@ -72,8 +72,12 @@ class LocalServer(Program):
 
     def chat(self, messages: list[dict[str, str]], max_tokens: int, timeout: float = 300.0) -> str:
         """One greedy chat completion; returns its text."""
-        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens,
-                "temperature": 0.0}  # fmt: skip
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+        }
         request = urllib.request.Request(
             self.url + "/v1/chat/completions",
             json.dumps(body).encode(),

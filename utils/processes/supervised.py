@@ -52,9 +52,13 @@ def run_to_end(command: Sequence[str], env: dict[str, str], name: str) -> str:
     """
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
-            supervised(command), env=env, stdout=subprocess.PIPE, stderr=errors,
-            text=True, errors="replace",
-        )  # fmt: skip
+            supervised(command),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+        )
         stop_when_killed(process)
         try:
             printed, _ = process.communicate()
@@ -99,9 +103,14 @@ class Program:
         pipe = subprocess.PIPE if lines else None
         self._log = log
         self.process: subprocess.Popen[str] = subprocess.Popen(
-            supervised(command), env=env, stdin=pipe, stdout=pipe or log, stderr=log, text=True,
+            supervised(command),
+            env=env,
+            stdin=pipe,
+            stdout=pipe or log,
+            stderr=log,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._end = weakref.finalize(self, stop, self.process)  # also runs when Python exits
 
     @property
@@ -169,6 +178,9 @@ def stop_when_killed(process: subprocess.Popen[Any]) -> None:
 
 def _marked(supervisor: int) -> list[psutil.Process]:
     """What the program of a supervisor that was killed has started, and is still there."""
-    return [member for member in psutil.process_iter(["environ", "status"])
-            if member.info["status"] != psutil.STATUS_ZOMBIE
-            and (member.info["environ"] or {}).get(MARK) == str(supervisor)]  # fmt: skip
+    return [
+        member
+        for member in psutil.process_iter(["environ", "status"])
+        if member.info["status"] != psutil.STATUS_ZOMBIE
+        and (member.info["environ"] or {}).get(MARK) == str(supervisor)
+    ]

@@ -45,9 +45,16 @@ class ScaleSearch:
 
 @torch.no_grad()
 def awq(
-    weight: Tensor, stats: InputStats, *, bits: int = 4, group_size: int = 64, clip: bool = True,
-    duo_scaling: bool = True, n_grid: int = N_GRID, max_rows: int | None = None,
-) -> tuple[QuantizedWeight, Tensor]:  # fmt: skip
+    weight: Tensor,
+    stats: InputStats,
+    *,
+    bits: int = 4,
+    group_size: int = 64,
+    clip: bool = True,
+    duo_scaling: bool = True,
+    n_grid: int = N_GRID,
+    max_rows: int | None = None,
+) -> tuple[QuantizedWeight, Tensor]:
     """Scale, clip and round one linear layer's weight (asymmetric, as AWQ's layout has it).
 
     Layers that share an input must share the scales: see `search_scales`, `search_clip` (the
@@ -60,9 +67,14 @@ def awq(
         ValueError: see `rtn`; or the statistics have another width.
     """
     scales = search_scales(
-        weight, stats, bits=bits, group_size=group_size, duo_scaling=duo_scaling, n_grid=n_grid,
+        weight,
+        stats,
+        bits=bits,
+        group_size=group_size,
+        duo_scaling=duo_scaling,
+        n_grid=n_grid,
         max_rows=max_rows,
-    ).scales  # fmt: skip
+    ).scales
     scaled = weight.float() * scales
     if clip:
         moment = stats.second_moment / torch.outer(scales, scales)
@@ -73,9 +85,15 @@ def awq(
 
 @torch.no_grad()
 def search_scales(
-    weight: Tensor, stats: InputStats, *, bits: int = 4, group_size: int = 64,
-    duo_scaling: bool = True, n_grid: int = N_GRID, max_rows: int | None = None,
-) -> ScaleSearch:  # fmt: skip
+    weight: Tensor,
+    stats: InputStats,
+    *,
+    bits: int = 4,
+    group_size: int = 64,
+    duo_scaling: bool = True,
+    n_grid: int = N_GRID,
+    max_rows: int | None = None,
+) -> ScaleSearch:
     """Find the scales of the input channels with the least output error.
 
     Args:
@@ -118,9 +136,14 @@ def search_scales(
 
 @torch.no_grad()
 def search_clip(
-    weight: Tensor, second_moment: Tensor, *, bits: int = 4, group_size: int = 64,
-    n_grid: int = 20, max_shrink: float = 0.5,
-) -> Tensor:  # fmt: skip
+    weight: Tensor,
+    second_moment: Tensor,
+    *,
+    bits: int = 4,
+    group_size: int = 64,
+    n_grid: int = 20,
+    max_shrink: float = 0.5,
+) -> Tensor:
     """Find the magnitude at which to clip each group: [out, groups].
 
     A smaller range has finer steps, and cuts its largest weights. Each group is judged by the

@@ -121,9 +121,14 @@ def column_order(
 
 
 def _in_natural_order(
-    q: Tensor, scales: list[Tensor], zeros: list[Tensor], order: Tensor, group_size: int,
-    bits: int, desc_act: bool,
-) -> QuantizedWeight:  # fmt: skip
+    q: Tensor,
+    scales: list[Tensor],
+    zeros: list[Tensor],
+    order: Tensor,
+    group_size: int,
+    bits: int,
+    desc_act: bool,
+) -> QuantizedWeight:
     inverse = order.argsort()
     g_idx = torch.arange(len(q), device=q.device)[inverse] // group_size  # of each channel
     scale, zero = torch.stack(scales, dim=1), torch.stack(zeros, dim=1)  # [out, groups]

@@ -101,8 +101,9 @@ def gptq_layer(layer: nn.Module, stats: Stats, **settings: Any) -> dict[str, Qua
         stacked = torch.cat([linear.weight for linear in linears])
         whole = gptq(stacked, stats[names[0]].hessian, **settings)
         sizes = [linear.out_features for linear in linears]
-        parts = zip(whole.q.split(sizes), whole.scales.split(sizes), whole.zeros.split(sizes),
-                    strict=True)  # fmt: skip
+        parts = zip(
+            whole.q.split(sizes), whole.scales.split(sizes), whole.zeros.split(sizes), strict=True
+        )
         for name, linear, (q, scales, zeros) in zip(names, linears, parts, strict=True):
             quantized[name] = QuantizedWeight(q, scales, zeros, whole.g_idx, whole.bits)
             _set(linear, quantized[name])
@@ -111,9 +112,16 @@ def gptq_layer(layer: nn.Module, stats: Stats, **settings: Any) -> dict[str, Qua
 
 @torch.no_grad()
 def awq_layer(
-    layer: nn.Module, stats: Stats, *, bits: int = 4, group_size: int = 64, clip: bool = True,
-    duo_scaling: bool = True, n_grid: int = N_GRID, max_rows: int | None = None,
-) -> dict[str, Quantized]:  # fmt: skip
+    layer: nn.Module,
+    stats: Stats,
+    *,
+    bits: int = 4,
+    group_size: int = 64,
+    clip: bool = True,
+    duo_scaling: bool = True,
+    n_grid: int = N_GRID,
+    max_rows: int | None = None,
+) -> dict[str, Quantized]:
     """AWQ for one decoder layer; settings: see `awq`.
 
     The inverse scales go into the operation before: the norm, or the rows of v_proj and up_proj.
@@ -128,9 +136,13 @@ def awq_layer(
         if before is not None:
             stacked = torch.cat([linear.weight for linear in linears])
             scales = search_scales(
-                stacked, stats[names[0]], duo_scaling=duo_scaling, n_grid=n_grid,
-                max_rows=max_rows, **grid,
-            ).scales  # fmt: skip
+                stacked,
+                stats[names[0]],
+                duo_scaling=duo_scaling,
+                n_grid=n_grid,
+                max_rows=max_rows,
+                **grid,
+            ).scales
             _fold(scales, linears, before)
             moment = moment / torch.outer(scales, scales)
         moments |= dict.fromkeys(names, moment)
@@ -146,8 +158,11 @@ def awq_layer(
 
 
 METHODS: dict[str, Callable[..., dict[str, Quantized]]] = {
-    "rtn": rtn_layer, "nf4": nf4_layer, "gptq": gptq_layer, "awq": awq_layer,
-}  # fmt: skip
+    "rtn": rtn_layer,
+    "nf4": nf4_layer,
+    "gptq": gptq_layer,
+    "awq": awq_layer,
+}
 
 
 def checkpoint_tensors(

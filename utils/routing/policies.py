@@ -76,7 +76,6 @@ class RoutingPolicy:
         """The `index` of the replica that shall serve `request`.
 
         Args:
-            request: the request to send.
             replicas: those that may be chosen, alive, in the order of their index.
 
         Raises:
@@ -227,8 +226,9 @@ class ConsistentHash(RoutingPolicy):
     def _build(self, members: tuple[int, ...]) -> None:
         ring = sorted(
             (stable_hash(f"replica {index} point {point}"), index)
-            for index in members for point in range(self.num_points)
-        )  # fmt: skip
+            for index in members
+            for point in range(self.num_points)
+        )
         self._members = members
         self._points = [point for point, _ in ring]
         self._owners = [owner for _, owner in ring]

@@ -36,8 +36,12 @@ def parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", default=MAX_QUEUED, type=_count, help="more get status 503")
     add("--max-body-bytes", default=MAX_BODY_BYTES, type=_count, help="larger ones get status 413")
     add("--shutdown-timeout", default=5, type=_count, help="seconds that requests may still have")
-    add("--kv-events-config", type=_kv_events_config, default=KVEventsConfig(),
-        help='{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}')  # fmt: skip
+    add(
+        "--kv-events-config",
+        type=_kv_events_config,
+        default=KVEventsConfig(),
+        help='{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}',
+    )
     add("--enable-scale-out", action="store_true", help="also serve /v1/completions/render")
     return options
 
@@ -56,8 +60,14 @@ def main() -> None:
     except (PortInUse, ValueError, TypeError, ModelError) as error:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     name = options.served_model_name or Path(options.model).name
-    app = build_app(llm.llm_engine, name, options.max_num_queued_reqs, options.max_body_bytes,
-                    options.enable_scale_out, options.host)  # fmt: skip
+    app = build_app(
+        llm.llm_engine,
+        name,
+        options.max_num_queued_reqs,
+        options.max_body_bytes,
+        options.enable_scale_out,
+        options.host,
+    )
     print(f"Serving {name} on http://{options.host}:{socket.getsockname()[1]}", flush=True)
     serve(app, socket, options.shutdown_timeout, end=app.state.engine.stop)
 

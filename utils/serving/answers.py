@@ -158,8 +158,12 @@ class Formatter:
                 texts = {self._text(i): _finite(c.logprob) for i, c in candidates.items()}
                 top.append(texts or None)
                 chosen.append(_finite(candidates[token_id].logprob) if candidates else None)
-        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top,
-                "text_offset": offsets}  # fmt: skip
+        return {
+            "tokens": tokens,
+            "token_logprobs": chosen,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
 
     def _chat_logprob(self, token_id: int, candidates: dict[int, Logprob]) -> dict[str, Any]:
         count = self.body.num_logprobs() or 0
@@ -179,8 +183,11 @@ class Formatter:
 def counts(prompt_token_ids: Sequence[int], answer: CompletionOutput) -> dict[str, int]:
     """How many tokens were read and written for one answer so far."""
     prompt, completion = len(prompt_token_ids), len(answer.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": completion,
-            "total_tokens": prompt + completion}  # fmt: skip
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

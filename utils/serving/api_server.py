@@ -14,7 +14,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
@@ -24,28 +23,28 @@ from utils.engine.output_processor import RequestState
 from utils.processes.server import HOST
 from utils.serving.answers import Formatter
 from utils.serving.async_engine import AsyncLLM
+from utils.serving.http.errors import add_error_handlers
 from utils.serving.http.guard import guard
-from utils.serving.http.tools import (
-    ClientLeft,
-    ErrorResponse,
-    EventStream,
-    error_response,
-    while_connected,
-)
-from utils.serving.mailbox import (
-    EngineDeadError,
-    EngineGenerateError,
-    FormError,
-    QueueOverflowError,
-)
+from utils.serving.http.tools import ErrorResponse, EventStream, while_connected
 from utils.serving.metrics import ServerMetrics
 from utils.serving.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 MAX_BODY_BYTES = 1 << 20  # a million characters: far more than any prompt that fits
 MAX_QUEUED = 256
 NUM_COMPILERS = 2  # threads for requests with a schema; it may have to be compiled
-RENDERED_PARAMS = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
-                   "temperature", "top_p", "top_k", "min_p")  # fmt: skip
+RENDERED_PARAMS = (
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+)
 
 # What /openapi.json says of errors, instead of the framework's 422, and of streams.
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -53,9 +52,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorResponse, "description": "The server's; 503 if it is full."},
 }
 EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "An answer, or events with its pieces.",
-          "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-}  # fmt: skip
+    200: {
+        "description": "An answer, or events with its pieces.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
 
 
 def build_app(
@@ -106,8 +107,13 @@ def build_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        card = {"id": model_name, "object": "model", "created": started, "owned_by": "course",
-                "max_model_len": max_model_len}  # fmt: skip
+        card = {
+            "id": model_name,
+            "object": "model",
+            "created": started,
+            "owned_by": "course",
+            "max_model_len": max_model_len,
+        }
         return {"object": "list", "data": [card]}
 
     @app.post("/v1/completions", responses=ERRORS | EVENTS)
@@ -136,8 +142,9 @@ def build_app(
     ) -> list[RequestState]:
         """Checked requests for the engine, which have not been queued."""
         if body.model not in (None, model_name):
-            raise HTTPException(404, f"The model {body.model!r} does not exist. "
-                                     f"This server has {model_name!r}.")  # fmt: skip
+            raise HTTPException(
+                404, f"The model {body.model!r} does not exist. This server has {model_name!r}."
+            )
         with bad_request(), engine.room_for(len(given := prompts())):
             # Tokenizing a long prompt takes a while, and others want to be heard meanwhile.
             params = body.to_sampling_params()
@@ -172,11 +179,17 @@ def rendered(body: GenerationRequest, requests: list[RequestState]) -> list[dict
     """What a request is for the engine, in the words of vLLM's `GenerateRequest`."""
     params = body.model_dump(include=set(RENDERED_PARAMS), exclude_none=True)
     return [
-        {"request_id": f"render-{request.request_id}", "token_ids": request.prompt_token_ids,
-         "sampling_params": params, "model": body.model, "stream": body.stream,
-         "cache_salt": body.cache_salt, "priority": body.priority}
+        {
+            "request_id": f"render-{request.request_id}",
+            "token_ids": request.prompt_token_ids,
+            "sampling_params": params,
+            "model": body.model,
+            "stream": body.stream,
+            "cache_salt": body.cache_salt,
+            "priority": body.priority,
+        }
         for request in requests
-    ]  # fmt: skip
+    ]
 
 
 def check_room(requests: list[RequestState], body: GenerationRequest, max_model_len: int) -> None:
@@ -197,43 +210,3 @@ def bad_request() -> Iterator[None]:
         yield
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Every error in OpenAI's format, with the status that clients expect."""
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_body(http: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:]) or None
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "this server knows no such field"
-        elif first["type"] in ("json_invalid", "model_attributes_type"):
-            field, message = None, "The body is not a JSON object, or has no Content-Type of one."
-        return error_response(400, f"{field}: {message}" if field else message, field)
-
-    @app.exception_handler(HTTPException)
-    async def refused(http: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})  # such as Allow, for a method that is not allowed
-        return error_response(error.status_code, str(error.detail), headers=headers)
-
-    @app.exception_handler(QueueOverflowError)
-    async def busy(http: Request, error: QueueOverflowError) -> Response:
-        return error_response(503, str(error), headers={"Retry-After": "1"})
-
-    @app.exception_handler(EngineGenerateError)
-    async def failed(http: Request, error: EngineGenerateError) -> Response:
-        return error_response(500, str(error))
-
-    @app.exception_handler(FormError)
-    async def impossible(http: Request, error: FormError) -> Response:
-        return error_response(400, str(error))
-
-    @app.exception_handler(EngineDeadError)
-    async def dead(http: Request, error: EngineDeadError) -> Response:
-        return error_response(503, str(error))
-
-    @app.exception_handler(ClientLeft)
-    async def gone(http: Request, error: ClientLeft) -> Response:
-        return Response(status_code=499)  # nobody reads it; nginx's number for this

@@ -35,6 +35,9 @@ def course_server(
     name = options.get("served_model_name") or Path(model).name
     return LocalServer(
         [str(pipeline_python()), "-m", "utils.serving", *as_options(arguments)],
-        os.environ | worker_environment() | dict(env or {}), name,
-        name="our server", port=port, verbose=verbose,
-    )  # fmt: skip
+        os.environ | worker_environment() | dict(env or {}),
+        name,
+        name="our server",
+        port=port,
+        verbose=verbose,
+    )

@@ -34,9 +34,14 @@ def chat_body(model: str, messages: list[dict[str, str]], max_tokens: int, **ext
     Without `ignore_eos` the length of the answers, and with it the load, would be up to the model.
     """
     return {
-        "model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0,
-        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-    } | extra  # fmt: skip
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    } | extra
 
 
 def poisson_arrivals(rate: float, num_requests: int, seed: int = 0) -> list[float]:

@@ -25,10 +25,49 @@ from utils.engine.outputs import RequestMetrics
 disable_created_metrics()  # halves the text; nobody here asks when a counter began
 
 # vLLM's bounds, as far as a small server needs them. In seconds.
-TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
-        20, 40, 80, 160)  # fmt: skip
-BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5,
-                  10, 20, 40, 80)  # fmt: skip
+TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+BETWEEN_TOKENS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240)
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # per step
 
@@ -48,14 +87,18 @@ DEFINITIONS: dict[str, Definition] = {
     "vllm:iteration_tokens_total": (Histogram, "Tokens computed per step.", (), TOKENS),
     "vllm:time_to_first_token_seconds": (Histogram, "Time to first token.", (), TTFT),
     "vllm:inter_token_latency_seconds": (Histogram, "Between two tokens.", (), BETWEEN_TOKENS),
-    "vllm:request_time_per_output_token_seconds":
-        (Histogram, "Time per token after the first.", (), BETWEEN_TOKENS),
+    "vllm:request_time_per_output_token_seconds": (
+        Histogram,
+        "Time per token after the first.",
+        (),
+        BETWEEN_TOKENS,
+    ),
     "vllm:e2e_request_latency_seconds": (Histogram, "From arrival to the end.", (), LATENCY),
     "vllm:request_queue_time_seconds": (Histogram, "From arrival to being let in.", (), LATENCY),
     # vLLM has no such thing. Where the engine's time goes: schedule, execute, process, deliver.
     "course:engine_seconds": (Counter, "Seconds of the engine's thread.", ("part",), ()),
     "course:http_cpu_seconds": (Counter, "CPU seconds of the thread that speaks HTTP.", (), ()),
-}  # fmt: skip
+}
 
 
 class ServerMetrics:
@@ -70,11 +113,14 @@ class ServerMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._metrics = {
             name: kind(
-                name, text, (*self._labels, *labels), registry=self.registry,
+                name,
+                text,
+                (*self._labels, *labels),
+                registry=self.registry,
                 **({"buckets": bounds} if bounds else {}),
             )
             for name, (kind, text, labels, bounds) in DEFINITIONS.items()
-        }  # fmt: skip
+        }
         for name, (_, _, labels, _) in DEFINITIONS.items():
             if not labels:
                 self._get(name)  # so that it is there, as 0, before anything happens

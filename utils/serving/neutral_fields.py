@@ -1,4 +1,4 @@
-"""Fields of a request that ask for nothing here: what may stand in them, and is no error."""
+"""Fields that ask for nothing here, and what the published schema says of what is accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,32 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True, False),
 }
 
-
 # Fields that never change the answer.
-IGNORED = ("metadata", "prompt_cache_key", "request_id", "safety_identifier", "service_tier",
-           "session_id", "store", "user")  # fmt: skip
+IGNORED = (
+    "metadata",
+    "prompt_cache_key",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "user",
+)
+
+
+def as_accepted(schema: dict[str, Any], model: Any) -> None:
+    """Let the published schema of a body say what is accepted besides: null for the default, and
+    fields that ask for nothing."""
+    properties = schema["properties"]
+    for name in properties.keys() - set(schema.get("required", ())):
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    for name, values in model.neutral.items():
+        properties[name] = {"enum": [*values, None], "description": "Only what asks for nothing."}
+    for name in IGNORED:
+        properties[name] = {"description": "Accepted, and changes nothing."}
+
+
+def not_empty(schema: dict[str, Any]) -> None:
+    """Let the published schema of a field say that neither a text nor a list may be empty."""
+    for kind in schema["anyOf"]:
+        kind["minLength" if kind["type"] == "string" else "minItems"] = 1

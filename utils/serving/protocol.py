@@ -14,24 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from utils.engine import SamplingParams, StructuredOutputsParams
-from utils.serving.neutral_fields import IGNORED, NEUTRAL
-
-
-def _as_accepted(schema: dict[str, Any], model: type[GenerationRequest]) -> None:
-    """Let the published schema of a body say what is accepted besides: null for the default, and
-    fields that ask for nothing."""
-    properties = schema["properties"]
-    for name in properties.keys() - set(schema.get("required", ())):
-        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
-    for name, values in model.neutral.items():
-        properties[name] = {"enum": [*values, None], "description": "Only what asks for nothing."}
-    for name in IGNORED:
-        properties[name] = {"description": "Accepted, and changes nothing."}
-
-
-def _not_empty(schema: dict[str, Any]) -> None:
-    for kind in schema["anyOf"]:
-        kind["minLength" if kind["type"] == "string" else "minItems"] = 1
+from utils.serving.neutral_fields import IGNORED, NEUTRAL, as_accepted, not_empty
 
 
 class StreamOptions(BaseModel):
@@ -79,7 +62,7 @@ class ResponseFormat(BaseModel):
 class GenerationRequest(BaseModel):
     """The fields that both kinds of completion share."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_as_accepted)
+    model_config = ConfigDict(extra="forbid", json_schema_extra=as_accepted)
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
     model: str | None = None
     max_tokens: int | None = None
@@ -139,12 +122,26 @@ class GenerationRequest(BaseModel):
 
     def to_sampling_params(self) -> SamplingParams:
         """The engine's parameters. Raises a ValueError if one is out of its range."""
-        same = ("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos",
-                "temperature", "top_p", "top_k", "min_p")  # fmt: skip
+        same = (
+            "max_tokens",
+            "min_tokens",
+            "n",
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "ignore_eos",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+        )
         fields = {name: getattr(self, name) for name in same}
         count = self.num_logprobs()
-        fields |= {"logprobs": count, "prompt_logprobs": count if self.echoes_prompt else None,
-                   "structured_outputs": self._form()}  # fmt: skip
+        fields |= {
+            "logprobs": count,
+            "prompt_logprobs": count if self.echoes_prompt else None,
+            "structured_outputs": self._form(),
+        }
         return SamplingParams(**fields)
 
     def _form(self) -> StructuredOutputsParams | None:
@@ -166,7 +163,7 @@ class CompletionRequest(GenerationRequest):
     """
 
     neutral: ClassVar = NEUTRAL | {"add_special_tokens": (True,)}
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(json_schema_extra=_not_empty)
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(json_schema_extra=not_empty)
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
@@ -177,8 +174,7 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[dict[str, Any]]:
         """The prompts, as the engine wants them. Raises a ValueError if there is none."""
-        prompt = self.prompt
-        if not prompt:
+        if not (prompt := self.prompt):
             raise ValueError("prompt is empty. Expected a text, token ids, or a list of these.")
         single = isinstance(prompt, str) or isinstance(prompt[0], int)
         return [
@@ -216,9 +212,10 @@ class ChatMessage(BaseModel):
         if not isinstance(content, list):
             return content
         if any(
-            not isinstance(part, dict) or part.get("type") != "text"
-            or not isinstance(part.get("text"), str) for part in content
-        ):  # fmt: skip
+            not (isinstance(part, dict) and part.get("type") == "text")
+            or not isinstance(part.get("text"), str)
+            for part in content
+        ):
             raise ValueError("only parts of type text are supported, each with its text")
         return "\n".join(part["text"] for part in content)
 
@@ -227,8 +224,11 @@ class ChatCompletionRequest(GenerationRequest):
     """Answer a conversation, written out by the model's chat template."""
 
     # The template writes the special tokens, and ends where the answer begins.
-    neutral: ClassVar = NEUTRAL | {"add_special_tokens": (False,), "add_generation_prompt": (True,),
-                                   "echo": (False,)}  # fmt: skip
+    neutral: ClassVar = NEUTRAL | {
+        "add_special_tokens": (False,),
+        "add_generation_prompt": (True,),
+        "echo": (False,),
+    }
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False

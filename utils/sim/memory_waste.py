@@ -179,6 +179,14 @@ def _usage(
     steps, num_running, *states = np.array(rows, dtype=np.int64).reshape(len(rows), 7).T
     used, reserved, internal, external, free = states
     return MemoryUsage(
-        num_slots, steps, num_running, used, reserved, internal, external, free, num_steps,
+        num_slots,
+        steps,
+        num_running,
+        used,
+        reserved,
+        internal,
+        external,
+        free,
+        num_steps,
         num_preemptions,
-    )  # fmt: skip
+    )

@@ -17,10 +17,13 @@ class PromptTooLong(ValueError):
 def bare_request(number: int, token_ids: list[int], salt: str | None = None) -> Request:
     """A request for one token, with all that a block manager asks of it, and no text."""
     return Request(
-        request_id=str(number), prompt_token_ids=token_ids,
-        sampling_params=SamplingParams(max_tokens=1), max_num_tokens=len(token_ids) + 1,
-        eos_token_ids=(), cache_salt=salt,
-    )  # fmt: skip
+        request_id=str(number),
+        prompt_token_ids=token_ids,
+        sampling_params=SamplingParams(max_tokens=1),
+        max_num_tokens=len(token_ids) + 1,
+        eos_token_ids=(),
+        cache_salt=salt,
+    )
 
 
 def find_cached_tokens(

@@ -80,9 +80,14 @@ def draw_progress(points: Mapping[str, tuple[float, float]]) -> Figure:
         so_far, of = points.get(number, (0.0, 0.0))
         share = so_far / of if of else 0.0
         box = _block(
-            left, bottom, width, facecolor=color if share == 1 else _pale(color), edgecolor=color,
-            linewidth=1.0, linestyle="-" if of else ":",
-        )  # fmt: skip
+            left,
+            bottom,
+            width,
+            facecolor=color if share == 1 else _pale(color),
+            edgecolor=color,
+            linewidth=1.0,
+            linestyle="-" if of else ":",
+        )
         axes.add_patch(box)
         bar = Rectangle((left, bottom), width * share, BAR, facecolor=color, edgecolor="none")
         axes.add_patch(bar)
@@ -90,9 +95,14 @@ def draw_progress(points: Mapping[str, tuple[float, float]]) -> Figure:
         ink = "white" if share == 1 and color == BLUE else INK
         score = f"  {so_far:g}/{of:g}" if of else "  (no lab)"
         axes.text(
-            left + width / 2, bottom + 0.47, f"{text}{score}", ha="center", va="center", color=ink,
+            left + width / 2,
+            bottom + 0.47,
+            f"{text}{score}",
+            ha="center",
+            va="center",
+            color=ink,
             size=9,
-        )  # fmt: skip
+        )
     complete = sum(so_far == of for so_far, of in points.values())
     so_far, of = (sum(column) for column in zip(*points.values(), strict=True))
     axes.set_title(

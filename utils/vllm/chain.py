@@ -96,11 +96,13 @@ STATIONS = (
     Station(
         "the executor: the same call for every worker",
         Place(
-            "v1/executor/uniproc_executor.py", "UniProcExecutor.execute_model",
+            "v1/executor/uniproc_executor.py",
+            "UniProcExecutor.execute_model",
             "self.collective_rpc",
         ),
         Place(
-            "distributed/executor.py", "MultiprocExecutor.execute_model",
+            "distributed/executor.py",
+            "MultiprocExecutor.execute_model",
             "self.workers.collective_rpc",
         ),
     ),
@@ -129,7 +131,7 @@ STATIONS = (
         Place(ENGINE, "LLMEngine.step", "self.output_processor.process_outputs"),
         Place("llm_engine.py", "LLMEngine.advance", "self.output_processor.process_outputs"),
     ),
-)  # fmt: skip
+)
 
 
 class LostStation(LookupError):
@@ -210,8 +212,9 @@ def describe(station: Station) -> str:
     """A station as text: vLLM's file, function and lines, and ours."""
     rows = [station.what]
     for name, folder, place in (
-        ("vLLM", vllm_folder(), station.theirs), ("ours", our_folder(), station.ours)
-    ):  # fmt: skip
+        ("vLLM", vllm_folder(), station.theirs),
+        ("ours", our_folder(), station.ours),
+    ):
         if place is None:
             rows.append(f"  {name}  none: {station.why}")
             continue

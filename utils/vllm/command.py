@@ -48,8 +48,10 @@ def serve(line: str, *, env: Mapping[str, str] | None = None, verbose: bool = Tr
     return LocalServer(
         [*vllm_command(), *words[1:]],
         vllm_environment() | worker_environment() | dict(env or {}),
-        names.split()[0] if names else words[2], name="vLLM's server", verbose=verbose,
-    )  # fmt: skip
+        names.split()[0] if names else words[2],
+        name="vLLM's server",
+        verbose=verbose,
+    )
 
 
 def main() -> None:

@@ -113,10 +113,11 @@ def main(job_text: str) -> None:
     aliases = {
         words[0]: other
         for action in parser._actions
-        for words in job["options"] if words[0] in action.option_strings
+        for words in job["options"]
+        if words[0] in action.option_strings
         for other in action.option_strings
         if other.startswith("--") and other not in (words[0], f"--no-{words[0][2:]}")
-    }  # fmt: skip
+    }
     known = [name for name in job["candidates"] if name in names]
     print(json.dumps([said, known, aliases]))
 

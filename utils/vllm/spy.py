@@ -62,9 +62,8 @@ def visits_in_vllm(model: Path) -> list[Visit]:
         WorkerError: vLLM failed.
     """
     printed = run_program(
-        ["-m", "utils.vllm.spy", model],
-        one_process=True, env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    )  # fmt: skip
+        ["-m", "utils.vllm.spy", model], one_process=True, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    )
     return [(depth, name) for depth, name in json.loads(printed.splitlines()[-1])]
 
 
@@ -78,8 +77,15 @@ def main(model: str) -> None:
     """Let vLLM answer once to warm up and once to be watched; print the visits."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model, dtype="float32", max_model_len=512, block_size=32, enforce_eager=True,
-              gpu_memory_utilization=0.4, async_scheduling=False)  # fmt: skip
+    llm = LLM(
+        model,
+        dtype="float32",
+        max_model_len=512,
+        block_size=32,
+        enforce_eager=True,
+        gpu_memory_utilization=0.4,
+        async_scheduling=False,
+    )
     params = SamplingParams(temperature=0, max_tokens=1)
 
     def run() -> None:

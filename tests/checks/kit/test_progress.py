@@ -54,9 +54,14 @@ def test_every_lab_has_a_place_on_the_map() -> None:
 
 
 def test_the_best_of_each_exercise_counts_and_the_rest_does_not(file: Path) -> None:
-    write(file, ("02", "kv_cache_bytes", 3, 3), ("02", "kv_cache_bytes", 0, 3),
-          ("02", "latent_cache_bytes", 0, 1), ("02", "nothing_of_this_name", 5, 5),
-          ("98", "kv_cache", 5, 5))  # fmt: skip
+    write(
+        file,
+        ("02", "kv_cache_bytes", 3, 3),
+        ("02", "kv_cache_bytes", 0, 3),
+        ("02", "latent_cache_bytes", 0, 1),
+        ("02", "nothing_of_this_name", 5, 5),
+        ("98", "kv_cache", 5, 5),
+    )
     done = progress()
     assert done.points["02"] == (3, 16)
     assert sum(points for points, _ in done.points.values()) == 3

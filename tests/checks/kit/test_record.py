@@ -53,8 +53,10 @@ def test_each_check_leaves_what_it_said_and_nothing_of_the_code(file: Path) -> N
         check(answer)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["status"], line["points"], line["of"]) for line in lines] == [
-        ("not written yet", 0, 4), ("failed", 0, 4), ("passed", 4, 4)
-    ]  # fmt: skip
+        ("not written yet", 0, 4),
+        ("failed", 0, 4),
+        ("passed", 4, 4),
+    ]
     assert {(line["lab"], line["exercise"]) for line in lines} == {("99", "twice")}
     assert all(set(line) == {"at", "lab", "exercise", "status", "points", "of"} for line in lines)
     age = datetime.now(UTC) - datetime.fromisoformat(lines[-1]["at"])
@@ -153,14 +155,20 @@ def test_without_a_home_a_check_answers(file: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "damaged",
-    [b'{"at": "2026-01-01T00:00:00+00:00", "lab": "9', b"\n\n", b"[]\n", b"17\n", b"[" * 9999,
-     b'{"at": 1, "lab": "99", "exercise": "e", "status": "s", "points": 1, "of": 1}\n',
-     b'{"at": "2026-01-01", "lab": [], "exercise": "e", "status": "s", "points": 1, "of": 1}\n',
-     b'{"at": "2026-01-01", "lab": "99", "exercise": "e", "status": "s", "points": NaN, "of": 1}',
-     b'{"at": "2026-01-01", "lab": "99", "exercise": "e", "status": "s", "points": 9, "of": 1}',
-     b'{"at": "2026-01-01", "lab": "99", "exercise": "e", "status": "s", "points": 1}',
-     "half of an é".encode()[:-1]],
-)  # fmt: skip
+    [
+        b'{"at": "2026-01-01T00:00:00+00:00", "lab": "9',
+        b"\n\n",
+        b"[]\n",
+        b"17\n",
+        b"[" * 9999,
+        b'{"at": 1, "lab": "99", "exercise": "e", "status": "s", "points": 1, "of": 1}\n',
+        b'{"at": "2026-01-01", "lab": [], "exercise": "e", "status": "s", "points": 1, "of": 1}\n',
+        b'{"at": "2026-01-01", "lab": "9", "exercise": "e", "status": "s", "points": NaN, "of": 1}',
+        b'{"at": "2026-01-01", "lab": "99", "exercise": "e", "status": "s", "points": 9, "of": 1}',
+        b'{"at": "2026-01-01", "lab": "99", "exercise": "e", "status": "s", "points": 1}',
+        "half of an é".encode()[:-1],
+    ],
+)
 def test_a_damaged_line_costs_itself_alone(file: Path, damaged: bytes) -> None:
     made_up()(1)
     with open(file, "ab") as stream:
@@ -180,9 +188,7 @@ def test_several_programs_at_once_lose_nothing(file: Path) -> None:
         "for n in range(300):\n"
         "    record.note(check, Feedback('', 'failed', n, 300, ''))\n"
     )
-    programs = [
-        subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in "abcd"
-    ]  # fmt: skip
+    programs = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in "abcd"]
     assert [program.wait(timeout=120) for program in programs] == [0] * 4
     found = sorted((entry.exercise, entry.points) for entry in record.read_record())
     assert found == [(name, n) for name in "abcd" for n in range(300)]
@@ -235,8 +241,12 @@ def test_a_kernel_records_what_a_person_runs_and_no_program(
     (line,) = file.read_text().splitlines()
     kept = {name: value for name, value in json.loads(line).items() if name != "at"}
     assert kept == {
-        "lab": "02", "exercise": "latent_cache_bytes", "status": "failed", "points": 0.0, "of": 1.0
-    }  # fmt: skip
+        "lab": "02",
+        "exercise": "latent_cache_bytes",
+        "status": "failed",
+        "points": 0.0,
+        "of": 1.0,
+    }
     file.unlink()
     file.mkdir()
     assert unattended == off == recorded == run(client, cell)

@@ -91,9 +91,15 @@ def test_transformers_probabilities_are_right():
 def test_costs_are_what_torch_counts_in_transformers_llama(tied, layers):
     config = costs.model_config(layers, 4, 2, 6, 8, 10, 13, tied)
     hf = LlamaConfig(
-        vocab_size=13, hidden_size=8, intermediate_size=10, num_hidden_layers=layers, head_dim=6,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
-    )  # fmt: skip
+        vocab_size=13,
+        hidden_size=8,
+        intermediate_size=10,
+        num_hidden_layers=layers,
+        head_dim=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         LlamaForCausalLM._from_config(hf, attn_implementation="sdpa")(torch.zeros(1, 5).long())
     counts = counter.get_flop_counts()["Global"]

@@ -23,12 +23,15 @@ def test_bytes_are_those_of_a_filled_cache(shape, tokens, batch):
     config = cache_sizes.model_config(*shape)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=32, hidden_size=config.hidden_size, intermediate_size=8,
-            num_hidden_layers=config.num_hidden_layers, head_dim=config.head_dim,
+            vocab_size=32,
+            hidden_size=config.hidden_size,
+            intermediate_size=8,
+            num_hidden_layers=config.num_hidden_layers,
+            head_dim=config.head_dim,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
         )
-    )  # fmt: skip
+    )
     with torch.no_grad():
         layers = model(torch.zeros(batch, tokens, dtype=torch.long)).past_key_values.layers
     filled = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
@@ -46,9 +49,10 @@ def test_requests_are_those_that_one_counts():
 
 def test_exact_fits_are_drawn():
     fits = [
-        given.args for given in sample(cache_sizes.draw_machine, 300)
+        given.args
+        for given in sample(cache_sizes.draw_machine, 300)
         if (given.args[0] * given.args[1] - given.args[2]) % (given.args[3] * given.args[4]) == 0
-    ]  # fmt: skip
+    ]
     assert 50 < len(fits) < 250
 
 

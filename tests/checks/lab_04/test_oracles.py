@@ -25,8 +25,9 @@ def test_slots_are_those_of_a_memory_that_is_filled():
         table, size, start, end = given.args
         memory = {
             block * size + offset: place * size + offset
-            for place, block in enumerate(table) for offset in range(size)
-        }  # fmt: skip
+            for place, block in enumerate(table)
+            for offset in range(size)
+        }
         if end <= len(table) * size:
             assert [memory[s] for s in slots.laid_out(*given.args)] == list(range(start, end))
         else:
@@ -108,8 +109,12 @@ def test_inputs_reach_the_corners():
     stories = [pool_play.draw_story(Choices(random.Random(n))) for n in range(200)]
     assert {len(story.sizes) for story in stories} == {1, 2}
     assert max(max(story.sizes) for story in stories) > 1024
-    writes = [step for n in range(200) for step in copies.draw_story(
-        Choices(random.Random(n))).steps if step[0] == "write"]  # fmt: skip
+    writes = [
+        step
+        for n in range(200)
+        for step in copies.draw_story(Choices(random.Random(n))).steps
+        if step[0] == "write"
+    ]
     assert any(start == end for *_, start, end in writes)
     grown = [growth.draw_story(Choices(random.Random(n))) for n in range(200)]
     assert {story.first for story in grown} == {0, 300, 70_000}

@@ -66,8 +66,14 @@ def test_inputs_reach_the_corners():
     tokens = [t for p in sample(block_digests.draw, 300) for t in p.one.tokens]
     assert max(tokens) > 65_535
     assert {s for g in sample(growing_requests.draw, 200) for *_, s in g.starts} == {
-        None, "ada", "", "bob", " ", "None", "0"
-    }  # fmt: skip
+        None,
+        "ada",
+        "",
+        "bob",
+        " ",
+        "None",
+        "0",
+    }
     drawn = sample(lookups.draw, 200)
     assert any(look.blocks and "gone" not in look.blocks for look in drawn)
     assert any(len(look.blocks) > 64 for look in drawn)
@@ -84,8 +90,10 @@ def test_inputs_reach_the_corners():
 def test_a_pair_differs_unless_it_shall_be_the_same():
     for pair in sample(block_digests.draw, 500):
         same = (pair.one.parent, pair.one.tokens, pair.one.extra) == (
-            pair.other.parent, pair.other.tokens, pair.other.extra
-        )  # fmt: skip
+            pair.other.parent,
+            pair.other.tokens,
+            pair.other.extra,
+        )
         assert same == (pair.kind in ("same", "left out"))
 
 
@@ -105,8 +113,9 @@ def test_the_last_exercise_names_a_part_that_is_not_written(part):
         parts = {
             "hash_block_tokens": block_digests.right_hash,
             "request_block_hasher": growing_requests.right_hasher,
-            "get_computed_blocks": right_lookup, "free_request": endings.right_ending,
-        }  # fmt: skip
+            "get_computed_blocks": right_lookup,
+            "free_request": endings.right_ending,
+        }
         pool = Base(config.num_gpu_blocks)
         return PluggedKVCacheManager(config, hash_function, pool, **parts | {part: stub})
 

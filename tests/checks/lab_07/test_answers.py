@@ -101,8 +101,11 @@ def test_the_pictures_show_what_they_compare():
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in figure.axes]
     assert titles == ["token 0", "token 1"]  # on the side that the style says
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["draft's probability", "target's probability: expected",
-                     "yours: share of what came"]  # fmt: skip
+    assert words == [
+        "draft's probability",
+        "target's probability: expected",
+        "yours: share of what came",
+    ]
     assert [len(ax.patches) for ax in figure.axes] == [6, 4]
     heights = [round(bar.get_height(), 3) for bar in figure.axes[1].patches]
     assert heights == [1, 0, 0.9, 0.1]

@@ -98,10 +98,16 @@ def test_the_dice_walk_every_way_and_their_shares_sum_to_one():
             return u, torch.multinomial(weights, 1, generator=generator).item() if u < 0.5 else 0
 
     got = dict(runs(dice, run, 100))
-    assert got == pytest.approx({
-        (0.125, 1): 0.0625, (0.125, 2): 0.1875, (0.375, 1): 0.0625, (0.375, 2): 0.1875,
-        (0.625, 0): 0.25, (0.875, 0): 0.25,
-    })  # fmt: skip
+    assert got == pytest.approx(
+        {
+            (0.125, 1): 0.0625,
+            (0.125, 2): 0.1875,
+            (0.375, 1): 0.0625,
+            (0.375, 2): 0.1875,
+            (0.625, 0): 0.25,
+            (0.875, 0): 0.25,
+        }
+    )
     assert not dice.unknown
     with dice:
         torch.randn(2, generator=generator)

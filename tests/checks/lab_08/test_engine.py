@@ -22,9 +22,16 @@ def unwritten(*_):
 
 @pytest.mark.parametrize(
     "name",
-    ["check_sampling_params", "prepare_inputs", "update_request", "text_to_show", "latencies",
-     "serving_report", "first_difference"],
-)  # fmt: skip
+    [
+        "check_sampling_params",
+        "prepare_inputs",
+        "update_request",
+        "text_to_show",
+        "latencies",
+        "serving_report",
+        "first_difference",
+    ],
+)
 def test_an_unwritten_function_is_told_so(name):
     assert getattr(lab_08, name)(unwritten).status == "not written yet"
 
@@ -65,10 +72,12 @@ def test_a_part_that_fails_only_in_the_engine_is_named(number, part):
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [("another answer than Hugging Face", {"prepare_inputs": zoo.table_of_48}),
-     ("another text, for the same tokens,", {"detokenizer_class": zoo.NoTextOfSpaces}),
-     ("stop string does not end", {"text_to_show": lambda text, n, stop: (len(text), None)})],
-)  # fmt: skip
+    [
+        ("another answer than Hugging Face", {"prepare_inputs": zoo.table_of_48}),
+        ("another text, for the same tokens,", {"detokenizer_class": zoo.NoTextOfSpaces}),
+        ("stop string does not end", {"text_to_show": lambda text, n, stop: (len(text), None)}),
+    ],
+)
 def test_the_real_model_sees_what_small_stories_do_not(words, part):
     with pytest.raises(Mismatch, match=words):
         real_model.run(zoo.engine_of(zoo.Loop, zoo.PARTS._replace(**part)))

@@ -100,9 +100,12 @@ def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string():
         # Whatever follows, no new stop string begins before `safe`; and one may begin there.
         futures = ["".join(more) for n in range(4) for more in itertools.product("ab", repeat=n)]
         begins = [
-            begin for future in futures for s in stop for begin in range(len(text))
+            begin
+            for future in futures
+            for s in stop
+            for begin in range(len(text))
             if (text + future)[begin:].startswith(s) and begin + len(s) > len(text)
-        ]  # fmt: skip
+        ]
         assert min(begins, default=len(text)) == safe
 
 
@@ -173,8 +176,11 @@ def test_pairs_part_in_every_way():
     found = [two_engines.right_difference(*g.args) for g in sample(two_engines.draw, 200)]
     kinds = {f and (f.index > 0, f.gap is None, f.explained) for f in found}
     assert len(kinds) == 7  # equal; at the beginning and later: an end, explained, not explained
-    edge = [g for g, f in zip(sample(two_engines.draw, 200), found, strict=True)
-            if f and f.gap and f.gap == 2 * g.args[3]]  # fmt: skip
+    edge = [
+        g
+        for g, f in zip(sample(two_engines.draw, 200), found, strict=True)
+        if f and f.gap and f.gap == 2 * g.args[3]
+    ]
     assert len(edge) > 5
 
 

@@ -193,8 +193,9 @@ def test_inputs_reach_the_corners():
     assert 1 in blocks and max(blocks) > 512
     layers = given(gptq_ready.draw_layer, 200)
     assert any(len(x) < x.shape[1] for _, x, _ in layers)
-    assert any((x.sum(0) == 0).any() and (x.sum(0) == 0).ne((x == 0).all(0)).any()
-               for _, x, _ in layers)  # fmt: skip
+    assert any(
+        (x.sum(0) == 0).any() and (x.sum(0) == 0).ne((x == 0).all(0)).any() for _, x, _ in layers
+    )
     layers = sample(awq.draw_layer, 200)
     assert sum(isinstance(case, awq.Loud) for case in layers) > 30
     assert any((case.args[1] == 0).all(0).any() for case in layers)

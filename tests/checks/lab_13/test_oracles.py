@@ -81,8 +81,12 @@ def test_an_order_that_passes_finds_all_that_any_order_finds():
 
         every = list(itertools.permutations(range(len(prompts))))
         case = type(given)(prompts)
-        passing = [o for o in every if orders.ORDER_REQUESTS.judge.fault(
-            lambda _, order=o: list(order), case, len(prompts)) is None]  # fmt: skip
+        passing = [
+            o
+            for o in every
+            if orders.ORDER_REQUESTS.judge.fault(lambda _, order=o: list(order), case, len(prompts))
+            is None
+        ]
         assert passing
         assert {found(order) for order in passing} == {max(map(found, every))}
 

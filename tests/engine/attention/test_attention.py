@@ -71,6 +71,5 @@ def test_accepts_a_query_that_is_not_contiguous() -> None:
     qkv = torch.randn(1, 15, 64)
     key = value = torch.randn(10, 3, 64)
     torch.testing.assert_close(
-        attention(qkv[:, :9], key, value, 0.125),
-        attention_reference(qkv[:, :9], key, value, 0.125),
+        attention(qkv[:, :9], key, value, 0.125), attention_reference(qkv[:, :9], key, value, 0.125)
     )

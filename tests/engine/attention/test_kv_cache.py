@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from utils.engine import ContiguousKVCache, ModelConfig
 
 CONFIG = ModelConfig(
-    vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-)  # fmt: skip
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))

@@ -132,10 +132,18 @@ def test_a_command_line_sets_what_python_sets() -> None:
         k: v for k, v in defaults.items() if k not in same
     }
     args = parsed(
-        "--model", "folder", "--max-model-len", "64", "--no-enable-prefix-caching", "--swap-space",
-        "0.5", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}',
-        "--tensor-parallel-size", "3",
-    )  # fmt: skip
+        "--model",
+        "folder",
+        "--max-model-len",
+        "64",
+        "--no-enable-prefix-caching",
+        "--swap-space",
+        "0.5",
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+        "--tensor-parallel-size",
+        "3",
+    )
     assert (args.model, args.max_model_len, args.swap_space) == ("folder", 64, 0.5)
     assert args.enable_prefix_caching is False
     assert args.speculative_config == SpeculativeConfig("ngram", 2)

@@ -55,16 +55,23 @@ def vllm() -> Any:
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
         return KVCacheManager(
-            config, max_model_len=10**6, scheduler_block_size=block_size,
-            hash_block_size=block_size, enable_caching=enable_caching, log_stats=True,
-        )  # fmt: skip
+            config,
+            max_model_len=10**6,
+            scheduler_block_size=block_size,
+            hash_block_size=block_size,
+            enable_caching=enable_caching,
+            log_stats=True,
+        )
 
     def request(name: str, tokens: list[int], block_size: int, salt: str | None = None) -> Any:
         return Request(
-            request_id=name, prompt_token_ids=tokens, sampling_params=params, pooling_params=None,
+            request_id=name,
+            prompt_token_ids=tokens,
+            sampling_params=params,
+            pooling_params=None,
             cache_salt=salt,
             block_hasher=kv_cache_utils.get_request_block_hasher(block_size, sha256),
-        )  # fmt: skip
+        )
 
     return SimpleNamespace(manager=manager, request=request)
 

@@ -59,10 +59,16 @@ def test_a_hash_stands_for_everything_up_to_its_block(name: str) -> None:
         return last
 
     different = [
-        chain([1, 2]), chain([2, 1]), chain([1, 2], [3, 4]), chain([3, 4]), chain([9, 2], [3, 4]),
-        chain([1, 2], [3, 4], extra=("a",)), chain([1, 2], [3, 4], extra=("b",)),
-        chain([1, 2], extra=("a",)), chain([1, 2], [3, 4], [3, 4]),
-    ]  # fmt: skip
+        chain([1, 2]),
+        chain([2, 1]),
+        chain([1, 2], [3, 4]),
+        chain([3, 4]),
+        chain([9, 2], [3, 4]),
+        chain([1, 2], [3, 4], extra=("a",)),
+        chain([1, 2], [3, 4], extra=("b",)),
+        chain([1, 2], extra=("a",)),
+        chain([1, 2], [3, 4], [3, 4]),
+    ]
     assert len(set(different)) == len(different)
     assert chain([1, 2], [3, 4]) == chain([1, 2], [3, 4])
 
@@ -204,8 +210,13 @@ def test_what_a_request_lost_moves_no_more() -> None:
 
 def test_tenants_and_adapters_share_no_blocks() -> None:
     kv = manager(40)
-    kinds = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_name": "a"},
-             {"cache_salt": "a", "lora_name": "a"}]  # fmt: skip
+    kinds = [
+        {},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"lora_name": "a"},
+        {"cache_salt": "a", "lora_name": "a"},
+    ]
     for again in (False, True):
         for i, extra in enumerate(kinds):
             request = make_request([1] * 9, f"{again} {i}", **extra)
@@ -272,9 +283,10 @@ class AnyStory(RuleBasedStateMachine):
         """What the model runner does: first the copies, then one slot for each new token."""
         copies = self.kv.take_block_copies()
         for source, target, pairs in (
-            (self.device, self.host, copies.swap_out), (self.device, self.device, copies.copy),
+            (self.device, self.host, copies.swap_out),
+            (self.device, self.device, copies.copy),
             (self.host, self.device, copies.swap_in),
-        ):  # fmt: skip
+        ):
             for a, b in pairs:
                 target[b] = list(source[a])
         ids = self.kv.get_block_ids(request.request_id)

@@ -52,9 +52,16 @@ def test_a_step_can_be_sent(folder: Path, method: str) -> None:
         "tree": SpeculativeConfig("medusa", model=folder / "heads", tree_widths=(2, 2)),
     }[method]
     llm = LLM(
-        folder, max_model_len=64, num_gpu_blocks_override=30, block_size=4, max_num_seqs=5,
-        max_num_batched_tokens=9, swap_space=1e-5, speculative_config=spec, device="cpu",
-    )  # fmt: skip
+        folder,
+        max_model_len=64,
+        num_gpu_blocks_override=30,
+        block_size=4,
+        max_num_seqs=5,
+        max_num_batched_tokens=9,
+        swap_space=1e-5,
+        speculative_config=spec,
+        device="cpu",
+    )
     params = [SamplingParams(max_tokens=12, **kind) for kind in KINDS]
     here = llm.generate(PROMPTS, params, use_tqdm=False)
     llm.llm_engine = llm.new_engine()

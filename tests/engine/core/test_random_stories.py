@@ -75,9 +75,11 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
             several = config["max_num_seqs"] >= 2 and rng.random() < 0.2
             sampled = several or rng.random() < 0.5
             params = SamplingParams(
-                n=2 if several else 1, temperature=1.0 if sampled else 0.0,
-                seed=rng.randrange(10**6) if sampled else None, max_tokens=rng.randrange(1, 25),
-            )  # fmt: skip
+                n=2 if several else 1,
+                temperature=1.0 if sampled else 0.0,
+                seed=rng.randrange(10**6) if sampled else None,
+                max_tokens=rng.randrange(1, 25),
+            )
             name = f"r{arrived}"
             engine.add_request(name, prompt, params, priority=rng.randrange(3))
             alive[name] = engine.output_processor.parent_requests[name]
@@ -98,8 +100,11 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
             limit = len(answer)
         own_seed = None if params.seed is None else params.seed + state.index
         assert oracle.explains(state.prompt_token_ids, answer, limit, own_seed), (
-            method, config, seed, params,
-        )  # fmt: skip
+            method,
+            config,
+            seed,
+            params,
+        )
     return len(trace)
 
 
@@ -136,10 +141,14 @@ def test_everyone_gets_the_tokens_they_would_get_alone(
 def test_a_story_is_hard_enough(world: World) -> None:
     """One with all that can happen: preemption, swapping, chunks, hits, rejections, acceptance."""
     config = {
-        "block_size": 3, "num_gpu_blocks": 17, "num_cpu_blocks": 6, "max_num_seqs": 6,
-        "max_num_batched_tokens": 10, "scheduling_policy": "priority",
+        "block_size": 3,
+        "num_gpu_blocks": 17,
+        "num_cpu_blocks": 6,
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 10,
+        "scheduling_policy": "priority",
         "enable_prefix_caching": True,
-    }  # fmt: skip
+    }
     assert play(world, "draft", config, seed=1, num_requests=40) > 60
     engine = world.llm.llm_engine
     trace = engine.step_trace

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama
-from utils.engine import (
-    LLM,
-    RejectionSampler,
-    SamplingParams,
-    Scheduler,
-    SpeculativeConfig,
-)
+from utils.engine import LLM, RejectionSampler, SamplingParams, Scheduler, SpeculativeConfig
 
 FOREVER = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 

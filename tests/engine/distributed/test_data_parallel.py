@@ -19,8 +19,7 @@ def spread(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{}, dict(temperature=1.0, seed=4, n=2, max_tokens=9), dict(logprobs=1, max_tokens=1)],
+    "params", [{}, dict(temperature=1.0, seed=4, n=2, max_tokens=9), dict(logprobs=1, max_tokens=1)]
 )
 def test_answers_are_those_of_one_engine(alone, spread, params):
     assert answers(spread, **params) == answers(alone, alone.new_engine(), **params)

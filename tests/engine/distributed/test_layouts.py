@@ -29,9 +29,13 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 3, 4], [5, 6, 7, 8, 9, 10], [4], [7, 7, 7
 
 
 SETTINGS = dict(
-    block_size=4, num_gpu_blocks_override=20, max_model_len=64, max_num_seqs=4,
-    max_num_batched_tokens=7, swap_space=1e-6,
-)  # fmt: skip
+    block_size=4,
+    num_gpu_blocks_override=20,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=7,
+    swap_space=1e-6,
+)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=[f"TP{tp} PP{pp}" for tp, pp in LAYOUTS])
@@ -96,13 +100,16 @@ def test_answers_are_those_of_one_process(spread, alone, changes, params):
     got = outputs(spread, spread.new_engine(changes=changes), **params)
     assert token_ids(got) == token_ids(want)
     scores, expected = (
-        torch.tensor([
-            logprob.logprob for output in these for place in [
-                *(output.prompt_logprobs or []), *(output.outputs[0].logprobs or [])
-            ] for logprob in (place or {}).values()
-        ])
+        torch.tensor(
+            [
+                logprob.logprob
+                for output in these
+                for place in [*(output.prompt_logprobs or []), *(output.outputs[0].logprobs or [])]
+                for logprob in (place or {}).values()
+            ]
+        )
         for these in (got, want)
-    )  # fmt: skip
+    )
     assert len(expected) > 0 or not {"logprobs", "prompt_logprobs"} & params.keys()
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
 
@@ -132,8 +139,11 @@ def test_a_tree_of_guesses_works_on_ranks(spread, alone):
     """Keys and values of accepted guesses move on all ranks, also on those that sample nothing."""
     want = answers(alone, alone.new_engine())
     told = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, want, strict=True)}
-    guess = {"speculative_config": SpeculativeConfig("ngram", 6), "max_num_batched_tokens": 64,
-             "num_gpu_blocks": 60}  # fmt: skip
+    guess = {
+        "speculative_config": SpeculativeConfig("ngram", 6),
+        "max_num_batched_tokens": 64,
+        "num_gpu_blocks": 60,
+    }
     engine = spread.new_engine(guess, proposer=lambda config, model: Bush(told))
     assert answers(spread, engine) == want
     stats = engine.spec_decoding_stats
@@ -162,10 +172,12 @@ def test_ranks_sample_by_a_class_of_a_cell(spread):
     [
         (dict(kv_connector=PoolConnector(MemoryStore())), "kv_connector and kv_cache_class need"),
         (dict(kv_cache_class=ContiguousKVCache), "kv_connector and kv_cache_class need"),
-        (dict(changes={"speculative_config": SpeculativeConfig("medusa", 2, model="x")}),
-         "Medusa heads use the model's hidden states"),
+        (
+            dict(changes={"speculative_config": SpeculativeConfig("medusa", 2, model="x")}),
+            "Medusa heads use the model's hidden states",
+        ),
     ],
-)  # fmt: skip
+)
 def test_parts_that_need_the_model_here_are_refused(spread, parts, message):
     with pytest.raises(ValueError, match=message):
         spread.new_engine(**parts)

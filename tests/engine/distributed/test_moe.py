@@ -15,9 +15,13 @@ from utils.engine.config.parallel import MoEConfig
 
 MOE = MoEConfig(num_experts=4, num_experts_per_tok=2, noise=0.5, seed=2)
 SETTINGS = dict(
-    block_size=4, num_gpu_blocks_override=40, max_model_len=64, max_num_seqs=4,
-    max_num_batched_tokens=16, upcycle=MOE,
-)  # fmt: skip
+    block_size=4,
+    num_gpu_blocks_override=40,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    upcycle=MOE,
+)
 IDS = [5, 6, 7, 8, 9, 10, 11, 12, 3, 4, 1, 0]
 
 
@@ -32,12 +36,18 @@ def mixtral(llm: LLM) -> MixtralForCausalLM:
     """Hugging Face's model with our weights."""
     c = llm.model_config
     config = MixtralConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_key_value_heads, rms_norm_eps=c.rms_norm_eps,
-        num_local_experts=MOE.num_experts, num_experts_per_tok=MOE.num_experts_per_tok,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, sliding_window=None,
-    )  # fmt: skip
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_hidden_layers,
+        num_attention_heads=c.num_attention_heads,
+        num_key_value_heads=c.num_key_value_heads,
+        rms_norm_eps=c.rms_norm_eps,
+        num_local_experts=MOE.num_experts,
+        num_experts_per_tok=MOE.num_experts_per_tok,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        sliding_window=None,
+    )
     hf = MixtralForCausalLM(config).eval()
     state = hf.state_dict()
     ours = dict(llm.model.named_parameters())

@@ -40,9 +40,17 @@ def test_the_ranks_together_hold_each_weight(tmp_path, name, tp, pp):
     shards = [Shard(model, t, tp, p, pp) for p in range(pp) for t in range(tp)]
     for shard in shards:
         config = shard.config()
-        names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
-                 "post_attention_layernorm"]  # fmt: skip
+        names = [
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "input_layernorm",
+            "post_attention_layernorm",
+        ]
         mine = [f"model.layers.{i}.{n}.weight" for i in range(len(shard.layers)) for n in names]
         if shard.has_embedding:
             mine.append("model.embed_tokens.weight")

@@ -50,13 +50,24 @@ def engine_of(llm: LLM) -> Iterator[Callable[..., None]]:
     [
         dict(max_num_seqs=20, max_num_batched_tokens=33),
         dict(max_num_seqs=12, max_num_batched_tokens=50, num_gpu_blocks=20, num_cpu_blocks=30),
-        dict(speculative_config=NGRAM, max_num_seqs=20, max_num_batched_tokens=90,
-             num_gpu_blocks=20, num_cpu_blocks=20, scheduling_policy="priority"),
-        dict(speculative_config=NGRAM, block_size=5, num_gpu_blocks=80,
-             enable_prefix_caching=False, max_num_seqs=9),
+        dict(
+            speculative_config=NGRAM,
+            max_num_seqs=20,
+            max_num_batched_tokens=90,
+            num_gpu_blocks=20,
+            num_cpu_blocks=20,
+            scheduling_policy="priority",
+        ),
+        dict(
+            speculative_config=NGRAM,
+            block_size=5,
+            num_gpu_blocks=80,
+            enable_prefix_caching=False,
+            max_num_seqs=9,
+        ),
     ],
     ids=["chunks", "pressure and swap", "all with guesses", "guesses over small blocks"],
-)  # fmt: skip
+)
 def test_tokens_are_huggingfaces(
     llm: LLM, hf_model, engine_of, chosen, expected, changes: dict
 ) -> None:

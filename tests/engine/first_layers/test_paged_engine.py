@@ -164,9 +164,11 @@ def test_a_pool_that_overflows(
 ) -> None:
     """Requests are preempted, swapped out or computed again, and end with the same tokens."""
     llm = engine_of(
-        num_gpu_blocks=32, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=100,
+        num_gpu_blocks=32,
+        enable_prefix_caching=enable_prefix_caching,
+        max_num_batched_tokens=100,
         num_cpu_blocks=num_cpu_blocks,
-    )  # fmt: skip
+    )
     some, expected = some[-7:], expected[-7:]
     requests = llm.llm_engine.inputs.from_prompts(some, GREEDY)
     execute, computed = llm.llm_engine.executor.execute_model, []
@@ -242,10 +244,12 @@ def test_the_reference_runs_the_engine(model_path: Path, hf_model, some, expecte
         outputs = [
             paged_attention_reference(q, key_cache, value_cache, table.tolist(), seq_len, scale)
             for q, table, seq_len in zip(
-                query.split(metadata.query_lens), metadata.block_tables, metadata.seq_lens,
+                query.split(metadata.query_lens),
+                metadata.block_tables,
+                metadata.seq_lens,
                 strict=True,
             )
-        ]  # fmt: skip
+        ]
         return torch.cat(outputs)
 
     llm = LLM(model_path, ops=LlamaOps(paged_attention=one_by_one))
@@ -315,10 +319,15 @@ def test_beam_search_equals_huggingface(
         got = llm.beam_search(prompt, BeamSearchParams(width, max_tokens=12))[0].sequences
         with torch.inference_mode():
             right = hf_model.generate(
-                torch.tensor([prompt]), num_beams=width, num_return_sequences=width,
-                max_new_tokens=12, do_sample=False, return_dict_in_generate=True,
-                output_scores=True, length_penalty=1.0,
-            )  # fmt: skip
+                torch.tensor([prompt]),
+                num_beams=width,
+                num_return_sequences=width,
+                max_new_tokens=12,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_scores=True,
+                length_penalty=1.0,
+            )
         assert len(got) == width
         if not same_beams(got, right.sequences):
             narrowest = narrowest_choice(hf_model, prompt, width, max_tokens=12)

@@ -39,11 +39,16 @@ def test_the_runner_chooses_for_each_batch(tmp_path: Path) -> None:
     tiny_medusa(tmp_path / "heads", 2)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     prompt, ways, answers = [3, 4, 5, 6, 7, 8], {}, []
-    tree = {"speculative_config": SpeculativeConfig(
-        "medusa", model=tmp_path / "heads", tree_widths=(2, 2))}  # fmt: skip
+    tree = {
+        "speculative_config": SpeculativeConfig(
+            "medusa", model=tmp_path / "heads", tree_widths=(2, 2)
+        )
+    }
     for name, kernels, changes in (
-        ("plain", "torch", {}), ("fast", "cpp", {}), ("tree", "cpp", tree),
-    ):  # fmt: skip
+        ("plain", "torch", {}),
+        ("fast", "cpp", {}),
+        ("tree", "cpp", tree),
+    ):
         llm = LLM(tmp_path, kernels=kernels, max_model_len=64, device="cpu")
         llm.model.__class__, llm.model.ways = Unasked, []
         llm.llm_engine = llm.new_engine(changes)

@@ -36,9 +36,13 @@ def test_the_kernels_for_amx_compute_what_the_others_do() -> None:
     command += ["-p", "tests.engine.kernels.emulated_amx", str(HERE / "test_kernels.py")]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [*command, "-k", KERNELS], env=own, cwd=HERE.parents[2], capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [*command, "-k", KERNELS],
+        env=own,
+        cwd=HERE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     products = re.search(r"Products by emulated AMX: (\d+)", done.stdout)
     assert products and int(products[1]) > 10_000, done.stdout

@@ -99,9 +99,12 @@ def batches(draw: st.DrawFn) -> tuple[AttentionMetadata, int, int]:
 
 @quick
 @given(
-    DTYPES, SEEDS, batches(), st.sampled_from([(1, 1), (3, 3), (9, 3), (40, 1)]),
+    DTYPES,
+    SEEDS,
+    batches(),
+    st.sampled_from([(1, 1), (3, 3), (9, 3), (40, 1)]),
     st.sampled_from([4, 12, 64, 72, 128]),
-)  # fmt: skip
+)
 def test_paged_attention(dtype, seed, batch, heads, head_dim) -> None:
     check_paged_attention(dtype, seed, batch, heads, head_dim)
 
@@ -124,9 +127,11 @@ def test_keys_of_few_requests_are_shared_out(
     torch.set_num_threads(threads)
     try:
         for query_lens, seq_lens in (
-            ([1], [1500]), ([5, 1], [130, 700]), ([7, 3], [7, 1024]),
+            ([1], [1500]),
+            ([5, 1], [130, 700]),
+            ([7, 3], [7, 1024]),
             ([1] * 5, [512, 1, 513, 64, 1100]),
-        ):  # fmt: skip
+        ):
             counts = [-(-length // 16) for length in seq_lens]
             tables = list(torch.randperm(sum(counts)).split(counts))
             no_slots = torch.zeros(sum(query_lens), dtype=torch.long)
@@ -166,10 +171,12 @@ def check_paged_attention(
             q, key_cache.float(), value_cache.float(), table.tolist(), length, head_dim**-0.5
         )
         for q, table, length in zip(
-            query.float().split(metadata.query_lens), metadata.block_tables, metadata.seq_lens,
+            query.float().split(metadata.query_lens),
+            metadata.block_tables,
+            metadata.seq_lens,
             strict=True,
         )
-    ]  # fmt: skip
+    ]
     assert_close(got, torch.cat(exact), dtype)
 
 
@@ -179,11 +186,18 @@ def test_all_layers_at_once(heads: tuple[int, int], head_dim: int) -> None:
     """Prompts, chunks and single tokens, in one batch after the other: as layer by layer."""
     torch.manual_seed(0)
     config = ModelConfig(
-        vocab_size=50, hidden_size=heads[0] * head_dim, intermediate_size=96, num_hidden_layers=3,
-        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=head_dim,
-        rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=512,
+        vocab_size=50,
+        hidden_size=heads[0] * head_dim,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=512,
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
     slow, fast = llama.LlamaForCausalLM(config), llama.LlamaForCausalLM(config, OPS)
     for parameter in slow.parameters():
         torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
@@ -191,8 +205,11 @@ def test_all_layers_at_once(heads: tuple[int, int], head_dim: int) -> None:
     pack_linears(fast)
     caches = [PagedKVCache(config, num_gpu_blocks=40, block_size=8) for _ in range(2)]
     tables = torch.randperm(40).view(5, 8).tolist()
-    for step in ([(0, 40), (0, 7), (0, 1)], [(40, 20), (7, 1), (1, 30), (0, 5)],
-                 [(60, 1), (8, 1), (31, 1), (5, 1), (0, 1)]):  # fmt: skip
+    for step in (
+        [(0, 40), (0, 7), (0, 1)],
+        [(40, 20), (7, 1), (1, 30), (0, 5)],
+        [(60, 1), (8, 1), (31, 1), (5, 1), (0, 1)],
+    ):
         spans = [Span(table, *span) for table, span in zip(tables, step, strict=False)]
         positions = torch.cat([torch.arange(start, start + new) for start, new in step])
         ids = torch.randint(50, (len(positions),))
@@ -224,10 +241,12 @@ def test_reshape_and_cache(
 
 @quick
 @given(
-    DTYPES, SEEDS, st.one_of(st.integers(1, 30), st.integers(1, 250)),
+    DTYPES,
+    SEEDS,
+    st.one_of(st.integers(1, 30), st.integers(1, 250)),
     st.one_of(st.integers(1, 100), st.integers(190, 400)),
     st.one_of(st.integers(1, 100), st.sampled_from([16, 48, 96, 160])),
-)  # fmt: skip
+)
 def test_packed_linear(dtype: torch.dtype, seed: int, tokens: int, inputs: int, outs: int) -> None:
     torch.manual_seed(seed)
     x = torch.randn(tokens, inputs, dtype=dtype)
@@ -293,8 +312,13 @@ print(*seen)
 
 def test_memory_does_not_grow_with_each_new_number_of_tokens() -> None:
     """What oneDNN compiles for each is kept, up to a limit."""
-    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True,
-                          check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     begin, full, _, end = map(int, done.stdout.split())
     assert end - full < (full - begin) / 2
 
@@ -366,9 +390,10 @@ def test_same_tokens_in_chunks_with_shared_prefixes_and_preemption(
     usual = fast_llm.llm_engine
     try:
         fast_llm.llm_engine = fast_llm.new_engine(
-            changes=dict(max_num_seqs=6, max_num_batched_tokens=64, num_gpu_blocks=36,
-                         max_model_len=512)
-        )  # fmt: skip
+            changes=dict(
+                max_num_seqs=6, max_num_batched_tokens=64, num_gpu_blocks=36, max_model_len=512
+            )
+        )
         got = fast_llm.generate(asked, params, use_tqdm=False)
     finally:
         fast_llm.llm_engine = usual
@@ -422,8 +447,14 @@ def test_a_compiled_file_that_is_not_whole_is_made_anew(
 
 def test_a_model_that_the_kernels_cannot_run_is_refused_at_once(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    shape = dict(vocab_size=13, hidden_size=32, intermediate_size=8, num_hidden_layers=1,
-                 num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    shape = dict(
+        vocab_size=13,
+        hidden_size=32,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     tiny_llama(tmp_path, seed=1)
     with pytest.raises(ValueError, match=r"at most 128 numbers. This is torch.float16"):
         LLM(tmp_path, kernels="cpp", dtype="float16", device="cpu")
@@ -437,10 +468,13 @@ def test_a_model_that_the_kernels_cannot_run_is_refused_at_once(tmp_path: Path) 
 X, WEIGHT = torch.ones(2, 3, 4), torch.ones(4)  # [T, heads, D]
 CACHE, SLOTS = torch.zeros(5, 2, 3, 4), torch.tensor([0, 9])  # 5 blocks of 2 tokens
 ATTENTION = {
-    "query": torch.ones(2, 6, 4), "key_cache": CACHE, "value_cache": CACHE,
-    "query_start_loc": torch.tensor([0, 1, 2]), "seq_lens": torch.tensor([3, 4]),
+    "query": torch.ones(2, 6, 4),
+    "key_cache": CACHE,
+    "value_cache": CACHE,
+    "query_start_loc": torch.tensor([0, 1, 2]),
+    "seq_lens": torch.tensor([3, 4]),
     "block_table": torch.tensor([[0, 4], [1, 2]]),
-}  # fmt: skip
+}
 
 
 def attend(**changes: Tensor) -> Tensor:
@@ -448,8 +482,14 @@ def attend(**changes: Tensor) -> Tensor:
 
 
 # Of a layer with 8 hidden numbers, 3 query and 3 key/value heads, and 5 in the MLP's middle
-LAYER = [torch.ones(8), torch.ones(36, 8), torch.ones(8, 12), torch.ones(8), torch.ones(10, 8),
-         torch.ones(8, 5)]  # fmt: skip
+LAYER = [
+    torch.ones(8),
+    torch.ones(36, 8),
+    torch.ones(8, 12),
+    torch.ones(8),
+    torch.ones(10, 8),
+    torch.ones(8, 5),
+]
 
 
 KERNELS = torch.ops.llm_course
@@ -464,9 +504,17 @@ def all_layers(*weights: Tensor, cache: Tensor = CACHE[None]) -> Tensor:
     """Two requests of one token each, through one layer."""
     angles = torch.ones(2, 4)
     output: Tensor = torch.ops.llm_course.decoder_layers(
-        torch.ones(2, 8), angles, angles, weights, cache.clone(), cache.clone(), SLOTS,
-        *list(ATTENTION.values())[3:], 1.0, 1e-5,
-    )  # fmt: skip
+        torch.ones(2, 8),
+        angles,
+        angles,
+        weights,
+        cache.clone(),
+        cache.clone(),
+        SLOTS,
+        *list(ATTENTION.values())[3:],
+        1.0,
+        1e-5,
+    )
     return output
 
 

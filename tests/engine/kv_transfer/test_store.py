@@ -70,9 +70,10 @@ class Naive:
 
 
 @given(
-    room=st.integers(1, 12), eviction=st.sampled_from(["lru", "lfu"]),
+    room=st.integers(1, 12),
+    eviction=st.sampled_from(["lru", "lfu"]),
     story=st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 5)), max_size=60),
-)  # fmt: skip
+)
 def test_eviction_follows_its_definition(room: int, eviction: str, story: list) -> None:
     store, naive = MemoryStore(room, eviction), Naive(room, eviction)
     for writes, name, size in story:

@@ -61,9 +61,11 @@ def test_a_store_that_works(world, method: str, config: dict, seed: int, layers)
 @pytest.mark.parametrize("method", ["ngram", "tree"])
 @CALM
 @given(
-    config=stories(), seed=st.integers(0, 10**6), layers=st.sampled_from([None, 1]),
+    config=stories(),
+    seed=st.integers(0, 10**6),
+    layers=st.sampled_from([None, 1]),
     how_often=st.sampled_from([0.02, 0.1, 0.4]),
-)  # fmt: skip
+)
 def test_a_store_that_does_not(
     world, method: str, config: dict, seed: int, layers, how_often: float
 ) -> None:
@@ -74,9 +76,14 @@ def test_a_store_that_does_not(
 
 def test_the_stories_are_not_idle(world: ConnectedWorld) -> None:
     config = dict(
-        block_size=3, num_gpu_blocks=20, num_cpu_blocks=0, max_num_seqs=4,
-        max_num_batched_tokens=11, scheduling_policy="fcfs", enable_prefix_caching=True,
-    )  # fmt: skip
+        block_size=3,
+        num_gpu_blocks=20,
+        num_cpu_blocks=0,
+        max_num_seqs=4,
+        max_num_batched_tokens=11,
+        scheduling_policy="fcfs",
+        enable_prefix_caching=True,
+    )
     calm, wild = MemoryStore(), UnreliableStore(0, 0.1)
     for store in (calm, wild):
         first, second = (world.play(store, None, "ngram", config, 12) for _ in range(2))

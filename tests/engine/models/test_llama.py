@@ -199,12 +199,14 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
         (lambda w: w.update({"model.norm.bias": torch.ones(48)}), "Unexpected.*bias"),
         (lambda w: w.update({"model.norm.weight": torch.ones(47)}), r"shape \[47\].*\[48\]"),
         *[
-            (lambda w, kind=kind: w.update({"model.norm.weight": torch.ones(48).to(kind)}),
-             f"norm.weight' in .* holds {kind}.*quantized")
+            (
+                lambda w, kind=kind: w.update({"model.norm.weight": torch.ones(48).to(kind)}),
+                f"norm.weight' in .* holds {kind}.*quantized",
+            )
             for kind in (torch.int8, torch.bool, torch.float8_e4m3fn)
         ],
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit(
     tiny_folder: Callable[..., Path], change: Callable, message: str
 ) -> None:

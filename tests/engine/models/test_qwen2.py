@@ -25,11 +25,19 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Qwen2ForCausalLM, P
     folder = tmp_path_factory.mktemp("qwen2")
     torch.manual_seed(5)
     config = Qwen2Config(
-        vocab_size=13, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        initializer_range=0.3, eos_token_id=2, tie_word_embeddings=True, sliding_window=16,
+        vocab_size=13,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+        sliding_window=16,
         use_sliding_window=False,
-    )  # fmt: skip
+    )
     model = Qwen2ForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

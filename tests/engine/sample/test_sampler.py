@@ -121,9 +121,12 @@ def test_filters_never_drop_the_best_nor_change_what_they_keep(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.floats(0.1, 2.0), st.sampled_from([0, 1, 7, 100]), st.floats(0.05, 1.0),
-    st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 100),
-)  # fmt: skip
+    st.floats(0.1, 2.0),
+    st.sampled_from([0, 1, 7, 100]),
+    st.floats(0.05, 1.0),
+    st.sampled_from([0.0, 0.02, 0.3]),
+    st.integers(0, 100),
+)
 def test_equals_vllm(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> None:
     """All steps in vLLM's order, with vLLM's own top-k and top-p."""
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch

@@ -567,7 +567,11 @@ def test_guesses_need_paging(world: World) -> None:
 
 def test_the_dict_of_vllm_is_understood(world: World, tmp_path: Path) -> None:
     """As one would write it for vLLM."""
-    spec = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4,
-            "prompt_lookup_min": 1}  # fmt: skip
+    spec = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 1,
+    }
     llm = LLM(world.folder / "target", max_model_len=32, speculative_config=spec)
     assert llm.config.speculative_config == SpeculativeConfig("ngram", 3, prompt_lookup_min=1)

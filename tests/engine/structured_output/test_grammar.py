@@ -144,9 +144,7 @@ def test_answers_do_not_share_a_state(manager: StructuredOutputManager) -> None:
 
 
 def test_no_whitespace_if_none_is_wanted(
-    manager: StructuredOutputManager,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: list[str | None],
+    manager: StructuredOutputManager, tokenizer: PreTrainedTokenizerBase, texts: list[str | None]
 ) -> None:
     begun = tokenizer.encode('{"name":')
     for without in (False, True):
@@ -186,21 +184,26 @@ def test_what_is_wrong_with_a_form_is_said(
         manager.grammar_init(StructuredOutputsParams(**form))
 
 
-RECURSIVE = {f"field{i}": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"$ref": "#"}]}
-             for i in range(60)}  # fmt: skip
+RECURSIVE = {
+    f"field{i}": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"$ref": "#"}]}
+    for i in range(60)
+}
 TEXTS = {f"f{i}": {"type": "string", "maxLength": 200} for i in range(1000)}
 HONEST: dict[str, tuple[dict[str, Any], Any]] = {  # with what shall be written
     "usual": (SCHEMA, {"name": "Ada", "age": 36, "kind": "cat"}),
     "recursive": (
         {"type": "object", "properties": RECURSIVE, "additionalProperties": False},
-        {name: "x y" if i % 3 else {"field1": i, "field2": {"field3": "abc"}}
-         for i, name in enumerate(RECURSIVE)},
+        {
+            name: "x y" if i % 3 else {"field1": i, "field2": {"field3": "abc"}}
+            for i, name in enumerate(RECURSIVE)
+        },
     ),
     "many fields": (
-        {"type": "object", "properties": TEXTS, "required": [*TEXTS]}, dict.fromkeys(TEXTS, "a b")
+        {"type": "object", "properties": TEXTS, "required": [*TEXTS]},
+        dict.fromkeys(TEXTS, "a b"),
     ),
     "multiples": ({"type": "integer", "multipleOf": 9973}, 9973 * 2024),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HONEST)

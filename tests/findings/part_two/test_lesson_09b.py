@@ -88,8 +88,9 @@ def test_nf4_for_its_bits() -> None:
 
 def test_calibration() -> None:
     tokens = [128, 512, 2048, 4096]
-    said = calibration(tokens, [0.0104, 0.01, 0.0076, 0.0068], [0.0077, 0.0073, 0.0072, 0.0072],
-                       0.0093)  # fmt: skip
+    said = calibration(
+        tokens, [0.0104, 0.01, 0.0076, 0.0068], [0.0077, 0.0073, 0.0072, 0.0072], 0.0093
+    )
     assert said.startswith("With 512 tokens GPTQ is still worse than plain rounding.")
     assert "passes AWQ at 4096" in said and "falls 1.53 times, AWQ's 1.07 times" in said
     said = calibration(tokens, [0.005] * 4, [0.004] * 4, 0.0093)

@@ -48,8 +48,11 @@ def test_company_helps_some_or_all() -> None:
 
 
 def test_the_widest_spread_is_named() -> None:
-    said = rounds_agree({
-        "a with 1 user": [10.0, 11.0], "b with 1 user": [10.0, 14.0, 12.0],
-        "b with 8 users": [100.0, 101.0],
-    })  # fmt: skip
+    said = rounds_agree(
+        {
+            "a with 1 user": [10.0, 11.0],
+            "b with 1 user": [10.0, 14.0, 12.0],
+            "b with 8 users": [100.0, 101.0],
+        }
+    )
     assert "b with 1 user differs most, by a factor of 1.40. So look at the thin lines" in said

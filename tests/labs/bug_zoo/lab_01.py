@@ -31,14 +31,18 @@ def rms(x, eps=0.0, dim=-1):
 
 
 table(
-    "rms_norm", "x, weight, eps",
+    "rms_norm",
+    "x, weight, eps",
     ("weight_added", "This is not `x / sqrt", "weight + (x.float() / rms(x, eps)).to(x.dtype)"),
     ("stays_float32", "dtype | float32", "weight.float() * (x.float() / rms(x, eps))"),
     ("changes_x", "in place", "x.div_(rms(x, eps).to(x.dtype)).mul(weight).to(x.dtype)"),
     ("forgot_return", "None | return", "[weight * (x / rms(x, eps)).to(x.dtype)].clear()"),
-    ("no_keepdim", "raised RuntimeError",
-     "weight * (x.float() / rms(x, eps).view(1, 1)).to(x.dtype)"),
-)  # fmt: skip
+    (
+        "no_keepdim",
+        "raised RuntimeError",
+        "weight * (x.float() / rms(x, eps).view(1, 1)).to(x.dtype)",
+    ),
+)
 
 
 @right("rms_norm")
@@ -74,9 +78,10 @@ def neighbours(x):
 
 
 table(
-    "apply_rotary", "x, cos, sin",
+    "apply_rotary",
+    "x, cos, sin",
     ("interleaved", "neighbouring", "x * cos.unsqueeze(1) + neighbours(x) * sin.unsqueeze(1)"),
-)  # fmt: skip
+)
 
 
 def gptj_style(x, cos, sin):
@@ -150,16 +155,30 @@ def naive(x):
 
 
 table(
-    "attention", "q, k, v, scale",
-    ("mask_upside_down", "not the mix of values",
-     "mix(soft(hide(scores(q, k) * scale, q, k, lambda q, k: future(q, k).flip(0, 1))), q, v)"),
-    ("first_kv_head_only", "not the mix of values",
-     "mix(soft(hide(scores(q, k, first_head) * scale, q, k)), q, v, first_head)"),
-    ("static_mask", "Your code raised", "mix(soft((scores(q, k) * scale).masked_fill(torch.ones("
-     "64, 64).triu(1).bool()[len(k) - len(q) : len(k), : len(k)], -torch.inf)), q, v)"),
-    ("one_largest_for_all", "not the mix of values",
-     "mix(naive(hide(scores(q, k) * scale - (scores(q, k) * scale).max(), q, k)), q, v)"),
-)  # fmt: skip
+    "attention",
+    "q, k, v, scale",
+    (
+        "mask_upside_down",
+        "not the mix of values",
+        "mix(soft(hide(scores(q, k) * scale, q, k, lambda q, k: future(q, k).flip(0, 1))), q, v)",
+    ),
+    (
+        "first_kv_head_only",
+        "not the mix of values",
+        "mix(soft(hide(scores(q, k, first_head) * scale, q, k)), q, v, first_head)",
+    ),
+    (
+        "static_mask",
+        "Your code raised",
+        "mix(soft((scores(q, k) * scale).masked_fill(torch.ones("
+        "64, 64).triu(1).bool()[len(k) - len(q) : len(k), : len(k)], -torch.inf)), q, v)",
+    ),
+    (
+        "one_largest_for_all",
+        "not the mix of values",
+        "mix(naive(hide(scores(q, k) * scale - (scores(q, k) * scale).max(), q, k)), q, v)",
+    ),
+)
 
 
 @right("attention")
@@ -206,11 +225,12 @@ def up(x):
 
 
 table(
-    "silu_and_mul", "x",
+    "silu_and_mul",
+    "x",
     ("split_along_tokens", "shape", "F.silu(x) * x"),
     ("in_place", "changes in place", "F.silu(gate(x), inplace=True) * up(x)"),
     ("exp_of_the_gate", "NaN", "gate(x) * gate(x).exp() / (1 + gate(x).exp()) * up(x)"),
-)  # fmt: skip
+)
 
 
 @right("silu_and_mul")
@@ -259,16 +279,28 @@ def filtered(logits, temperature, k, p, keep=None, heat=None, top_k=top_k_logits
 
 
 table(
-    "token_probabilities", "logits, temperature=1.0, top_k=0, top_p=1.0",
+    "token_probabilities",
+    "logits, temperature=1.0, top_k=0, top_p=1.0",
     ("top_k_ignored", "Too many tokens keep", "filtered(logits, temperature, 0, top_p)"),
-    ("top_k_to_50", "Too many tokens keep", "filtered(logits, temperature, "
-     "top_k if top_k < 50 else 0, top_p)"),
-    ("changes_logits", "changes in place", "greedy(logits) if temperature == 0 else "
-     "filtered(logits.div_(temperature), 1.0, top_k, top_p)"),
-    ("one_more_at_equality", "Too many tokens keep", "greedy(logits) if temperature == 0 else "
-     "nucleus(top_k_logits(logits / temperature, top_k), top_p, "
-     "lambda total, own: (total - own <= top_p) | (top_p == 1))"),
-)  # fmt: skip
+    (
+        "top_k_to_50",
+        "Too many tokens keep",
+        "filtered(logits, temperature, top_k if top_k < 50 else 0, top_p)",
+    ),
+    (
+        "changes_logits",
+        "changes in place",
+        "greedy(logits) if temperature == 0 else "
+        "filtered(logits.div_(temperature), 1.0, top_k, top_p)",
+    ),
+    (
+        "one_more_at_equality",
+        "Too many tokens keep",
+        "greedy(logits) if temperature == 0 else "
+        "nucleus(top_k_logits(logits / temperature, top_k), top_p, "
+        "lambda total, own: (total - own <= top_p) | (top_p == 1))",
+    ),
+)
 
 
 @wrong("token_probabilities", "raised RuntimeError")
@@ -329,9 +361,15 @@ def ascending_sort(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def loop(
-    model, prompt, max_tokens, eos, fed=lambda prompt, new: prompt + new, row=-1, before=False,
+    model,
+    prompt,
+    max_tokens,
+    eos,
+    fed=lambda prompt, new: prompt + new,
+    row=-1,
+    before=False,
     stop=lambda token, eos: token in eos,
-):  # fmt: skip
+):
     """The loop as most write it, with what may go wrong as an argument."""
     ids, new = list(prompt), []
     while len(new) < max_tokens:
@@ -347,18 +385,34 @@ def loop(
 KEPT = []
 
 table(
-    "generate", "model, prompt, max_tokens, eos",
-    ("window_of_64", "whole text so far",
-     "loop(model, prompt, max_tokens, eos, lambda ids, new: (ids + new)[-64:])"),
-    ("short_ids", "whole text so far",
-     "loop(lambda ids: model(ids.to(torch.uint16).long()), prompt, max_tokens, eos)"),
-    ("returns_tensors", "plain ints | tensor",
-     "[torch.tensor(token) for token in loop(model, prompt, max_tokens, eos)]"),
-    ("adds_a_batch_dimension", "without a batch dimension",
-     "loop(lambda ids: model(ids[None])[0], prompt, max_tokens, eos)"),
-    ("one_list_for_all", "A later call changes", "KEPT.clear() or KEPT.extend(loop(model, prompt, "
-     "max_tokens, eos)) or KEPT"),
-)  # fmt: skip
+    "generate",
+    "model, prompt, max_tokens, eos",
+    (
+        "window_of_64",
+        "whole text so far",
+        "loop(model, prompt, max_tokens, eos, lambda ids, new: (ids + new)[-64:])",
+    ),
+    (
+        "short_ids",
+        "whole text so far",
+        "loop(lambda ids: model(ids.to(torch.uint16).long()), prompt, max_tokens, eos)",
+    ),
+    (
+        "returns_tensors",
+        "plain ints | tensor",
+        "[torch.tensor(token) for token in loop(model, prompt, max_tokens, eos)]",
+    ),
+    (
+        "adds_a_batch_dimension",
+        "without a batch dimension",
+        "loop(lambda ids: model(ids[None])[0], prompt, max_tokens, eos)",
+    ),
+    (
+        "one_list_for_all",
+        "A later call changes",
+        "KEPT.clear() or KEPT.extend(loop(model, prompt, max_tokens, eos)) or KEPT",
+    ),
+)
 
 
 @wrong("generate", "changes the caller's prompt")
@@ -432,12 +486,11 @@ def cost(c, tokens, width, **mistake):
 
 
 table(
-    "forward_cost", "c, tokens, width",
-    ("cost_as_floats", "Expected two ints | 53 bits",
-     "tuple(map(float, cost(c, tokens, width)))"),
-    ("cost_as_a_dict", "Expected the pair",
-     "{'flops': 1, 'bytes': 2}"),
-)  # fmt: skip
+    "forward_cost",
+    "c, tokens, width",
+    ("cost_as_floats", "Expected two ints | 53 bits", "tuple(map(float, cost(c, tokens, width)))"),
+    ("cost_as_a_dict", "Expected the pair", "{'flops': 1, 'bytes': 2}"),
+)
 
 
 @right("forward_cost")

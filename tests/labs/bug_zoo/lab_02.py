@@ -33,24 +33,40 @@ def formulas(exercise, parameters, *wrong_ones):
 formulas(
     "kv_cache_bytes",
     "config, num_tokens, batch_size=1, bytes_per_value=2, layers_per_cache=1",
-    ("sharing_multiplied", "2 times what it should be", "config.num_hidden_layers * "
-     "layers_per_cache * row(config) * num_tokens * batch_size * bytes_per_value"),
-    ("in_bits", "8 times what it should be", "up(config, layers_per_cache) * row(config) * "
-     "num_tokens * batch_size * bytes_per_value * 8"),
-    ("per_token_only", "0.5 times what it should be",
-     "up(config, layers_per_cache) * row(config) * batch_size * bytes_per_value"),
-)  # fmt: skip
+    (
+        "sharing_multiplied",
+        "2 times what it should be",
+        "config.num_hidden_layers * "
+        "layers_per_cache * row(config) * num_tokens * batch_size * bytes_per_value",
+    ),
+    (
+        "in_bits",
+        "8 times what it should be",
+        "up(config, layers_per_cache) * row(config) * "
+        "num_tokens * batch_size * bytes_per_value * 8",
+    ),
+    (
+        "per_token_only",
+        "0.5 times what it should be",
+        "up(config, layers_per_cache) * row(config) * batch_size * bytes_per_value",
+    ),
+)
 
 formulas(
-    "latent_cache_bytes", "layers, rank, rope, tokens, width",
+    "latent_cache_bytes",
+    "layers, rank, rope, tokens, width",
     ("latent_key_and_value", "one* latent", "2 * layers * (rank + rope) * tokens * width"),
-)  # fmt: skip
+)
 
 formulas(
-    "max_num_requests", "memory, part, weights, per_token, tokens",
-    ("rounded_up", "fits only in part",
-     "max(0, math.ceil((memory * part - weights) / (per_token * tokens)))"),
-)  # fmt: skip
+    "max_num_requests",
+    "memory, part, weights, per_token, tokens",
+    (
+        "rounded_up",
+        "fits only in part",
+        "max(0, math.ceil((memory * part - weights) / (per_token * tokens)))",
+    ),
+)
 
 
 @right("kv_cache_bytes")

@@ -54,20 +54,28 @@ GUARD = "if end > len(t) * s: raise ValueError('too short')\n"
 SLOTS = "return [t[p // s] * s + p % s for p in range(start, end)]"
 EVERY = "every = [b * s + i for b in t for i in range(s)]\n"
 functions(
-    "slot_mapping", "t, s, start, end",
+    "slot_mapping",
+    "t, s, start, end",
     ("one_too_high", "not the slots where the tokens lie", GUARD + SLOTS.replace("% s", "% s + 1")),
     ("short_table_wraps", "does not complain", EVERY + "return every[start:end]"),
     ("refuses_a_full_table", "raised ValueError", GUARD.replace(">", ">=") + SLOTS),
     ("slot_of_one", "raised IndexError", GUARD + "return t[start // s] * s + start % s"),
-    ("slots_as_floats", "Expected a list of slots, as ints",
-     GUARD + "return [t[p // s] * s + p % s / 1 for p in range(start, end)]"),
-    ("notices_only_in_the_loop", "table is too short", """
+    (
+        "slots_as_floats",
+        "Expected a list of slots, as ints",
+        GUARD + "return [t[p // s] * s + p % s / 1 for p in range(start, end)]",
+    ),
+    (
+        "notices_only_in_the_loop",
+        "table is too short",
+        """
 slots = []
 for p in range(start, end):
     if p // s >= len(t): raise ValueError
     slots.append(t[p // s] * s + p % s)
-return slots"""),
-)  # fmt: skip
+return slots""",
+    ),
+)
 
 
 @right("slot_mapping")
@@ -92,74 +100,131 @@ def slots_as_a_tensor(block_ids, block_size, start, end):
 # 2 BlockPool
 
 pools(
-    "touch", "self, blocks",
-    ("TouchDoesNothing", "`touch` does not raise",
-     "if any(b.ref_cnt == 0 for b in blocks): raise ValueError('free')"),
+    "touch",
+    "self, blocks",
+    (
+        "TouchDoesNothing",
+        "`touch` does not raise",
+        "if any(b.ref_cnt == 0 for b in blocks): raise ValueError('free')",
+    ),
     ("TouchSetsToTwo", "`touch` does not raise", "for b in blocks: b.ref_cnt = 2"),
     ("TouchesFreeBlocks", "free block is touched", "for b in blocks: b.ref_cnt += 1"),
-    ("RevivesFreeBlocks", "free block is touched", """
+    (
+        "RevivesFreeBlocks",
+        "free block is touched",
+        """
 for b in blocks:  # as prefix caching does; but here nobody knows what a free block holds
     if b.ref_cnt == 0: self.queue.remove(b)
-    b.ref_cnt += 1"""),
-)  # fmt: skip
+    b.ref_cnt += 1""",
+    ),
+)
 BEHIND = "must be as they were (not in the queue twice)"
 pools(
-    "free_blocks", "self, ordered_blocks",
-    ("AllowsDoubleFree", "freed twice, and the pool does not notice", """
+    "free_blocks",
+    "self, ordered_blocks",
+    (
+        "AllowsDoubleFree",
+        "freed twice, and the pool does not notice",
+        """
 for b in ordered_blocks:
     b.ref_cnt = max(0, b.ref_cnt - 1)
-    if b.ref_cnt == 0: self.queue.append(b)"""),
-    ("CountsBelowZero", "freed twice, and the pool does not notice", """
+    if b.ref_cnt == 0: self.queue.append(b)""",
+    ),
+    (
+        "CountsBelowZero",
+        "freed twice, and the pool does not notice",
+        """
 for b in ordered_blocks:
     b.ref_cnt -= 1
-    if b.ref_cnt == 0: self.queue.append(b)"""),
-    ("QueuesBeforeItRefuses", BEHIND, """
+    if b.ref_cnt == 0: self.queue.append(b)""",
+    ),
+    (
+        "QueuesBeforeItRefuses",
+        BEHIND,
+        """
 for b in ordered_blocks:
     b.ref_cnt -= 1
     if b.ref_cnt <= 0: self.queue.append(b)
     if b.ref_cnt < 0:
         b.ref_cnt = 0
-        raise ValueError('freed twice')"""),
-    ("GoesOnAfterAnError", BEHIND, """
+        raise ValueError('freed twice')""",
+    ),
+    (
+        "GoesOnAfterAnError",
+        BEHIND,
+        """
 bad = 0
 for b in ordered_blocks:
     if b.ref_cnt: self.drop(b)
     else: bad += 1
-if bad: raise ValueError('freed twice')"""),
-)  # fmt: skip
+if bad: raise ValueError('freed twice')""",
+    ),
+)
 pools(
-    "get_new_blocks", "self, n",
-    ("GivesWhatItHas", "does not complain",
-     "return Pool.get_new_blocks(self, min(n, len(self.queue)))"),
-    ("ReturnsNoneWhenShort", "does not complain",
-     "return None if n > len(self.queue) else Pool.get_new_blocks(self, n)"),
-    ("RunsIntoTheEnd", "IndexError: pop from empty list. Expected a ValueError", """
+    "get_new_blocks",
+    "self, n",
+    (
+        "GivesWhatItHas",
+        "does not complain",
+        "return Pool.get_new_blocks(self, min(n, len(self.queue)))",
+    ),
+    (
+        "ReturnsNoneWhenShort",
+        "does not complain",
+        "return None if n > len(self.queue) else Pool.get_new_blocks(self, n)",
+    ),
+    (
+        "RunsIntoTheEnd",
+        "IndexError: pop from empty list. Expected a ValueError",
+        """
 blocks = [self.queue.pop(0) for _ in range(n)]
 for b in blocks: b.ref_cnt = 1
-return blocks"""),
-    ("DoesNotCountTheFirstHolder", "handed out has one holder", """
+return blocks""",
+    ),
+    (
+        "DoesNotCountTheFirstHolder",
+        "handed out has one holder",
+        """
 if n > len(self.queue): raise ValueError('too few')
-return [self.queue.pop(0) for _ in range(n)]"""),
-    ("KeepsOneBack", "raised ValueError", """
+return [self.queue.pop(0) for _ in range(n)]""",
+    ),
+    (
+        "KeepsOneBack",
+        "raised ValueError",
+        """
 if n >= len(self.queue): raise ValueError('too few')
-return Pool.get_new_blocks(self, n)"""),
-    ("HandsOutNumbers", "expected a list of KVCacheBlock",
-     "return [b.block_id for b in Pool.get_new_blocks(self, n)]"),
-    ("SlicesWithMinusZero", "returned `1` blocks; expected `0`", """
+return Pool.get_new_blocks(self, n)""",
+    ),
+    (
+        "HandsOutNumbers",
+        "expected a list of KVCacheBlock",
+        "return [b.block_id for b in Pool.get_new_blocks(self, n)]",
+    ),
+    (
+        "SlicesWithMinusZero",
+        "returned `1` blocks; expected `0`",
+        """
 if n > len(self.queue): raise ValueError('too few')
 taken, self.queue = self.queue[-n:], self.queue[:-n]
 for b in taken: b.ref_cnt = 1
-return taken"""),
-)  # fmt: skip
+return taken""",
+    ),
+)
 pools(
-    "__init__", "self, n",
+    "__init__",
+    "self, n",
     ("CountsFromOne", "do not exist", "self.queue = [KVCacheBlock(i + 1) for i in range(n)]"),
-    ("KeepsANullBlock", "all its blocks free",
-     "self.queue = [KVCacheBlock(i) for i in range(1, n)]"),
-)  # fmt: skip
-pools("get_num_free_blocks", "self", (
-    "CountsAllBlocks", "number of free blocks is wrong", "return len(self.blocks)",
-))  # fmt: skip
+    (
+        "KeepsANullBlock",
+        "all its blocks free",
+        "self.queue = [KVCacheBlock(i) for i in range(1, n)]",
+    ),
+)
+pools(
+    "get_num_free_blocks",
+    "self",
+    ("CountsAllBlocks", "number of free blocks is wrong", "return len(self.blocks)"),
+)
 
 
 @wrong("block_pool", "done to one pool changes")
@@ -242,26 +307,49 @@ def missing(num_tokens, table, size):
 
 
 functions(
-    "allocate_slots", "pool, table, n, size",
-    ("returns_an_empty_list_when_short", "does not say so",
-     "new = allocate_slots(pool, table, n, size)\nreturn [] if new is None else new"),
-    ("replaces_the_table", "were replaced", """
+    "allocate_slots",
+    "pool, table, n, size",
+    (
+        "returns_an_empty_list_when_short",
+        "does not say so",
+        "new = allocate_slots(pool, table, n, size)\nreturn [] if new is None else new",
+    ),
+    (
+        "replaces_the_table",
+        "were replaced",
+        """
 new = allocate_slots(pool, list(table), n, size)
 if new: table[:] = new
-return new"""),
-    ("lets_the_pool_complain", "no error here but daily life", """
+return new""",
+    ),
+    (
+        "lets_the_pool_complain",
+        "no error here but daily life",
+        """
 new = pool.get_new_blocks(missing(n, table, size))
 table.extend(new)
-return new"""),
-    ("refuses_the_last_block", "means that there is no room", """
+return new""",
+    ),
+    (
+        "refuses_the_last_block",
+        "means that there is no room",
+        """
 if missing(n, table, size) == pool.get_num_free_blocks(): return None
-return allocate_slots(pool, table, n, size)"""),
-    ("returns_none_when_nothing_is_needed", "means that there is no room",
-     "return allocate_slots(pool, table, n, size) or None"),
-    ("gives_blocks_back", "or are gone", """
+return allocate_slots(pool, table, n, size)""",
+    ),
+    (
+        "returns_none_when_nothing_is_needed",
+        "means that there is no room",
+        "return allocate_slots(pool, table, n, size) or None",
+    ),
+    (
+        "gives_blocks_back",
+        "or are gone",
+        """
 while len(table) > math.ceil(n / size): pool.free_blocks([table.pop()])
-return allocate_slots(pool, table, n, size)"""),
-)  # fmt: skip
+return allocate_slots(pool, table, n, size)""",
+    ),
+)
 
 
 @right("allocate_slots")
@@ -290,13 +378,17 @@ def asks_forgiveness(block_pool, block_table, num_tokens, block_size):
 # 4 fork
 
 functions(
-    "fork", "pool, table",
+    "fork",
+    "pool, table",
     ("same_list", "same list", "pool.touch(table)\nreturn table"),
     ("ref_count_not_raised", "No holder is counted", "return list(table)"),
-    ("returns_numbers", "expected the child's table",
-     "pool.touch(table)\nreturn [block.block_id for block in table]"),
+    (
+        "returns_numbers",
+        "expected the child's table",
+        "pool.touch(table)\nreturn [block.block_id for block in table]",
+    ),
     ("forgets_to_return", "expected the child's table", "pool.touch(table)"),
-)  # fmt: skip
+)
 
 
 @right("fork")
@@ -324,53 +416,89 @@ def places_of(table, start, end, size):
 
 
 functions(
-    "copy_on_write", "pool, table, start, end, size",
+    "copy_on_write",
+    "pool, table, start, end, size",
     ("never_copies", "Copy-on-write is forgotten", "return []"),
-    ("old_block_not_released", "That is a leak", """
+    (
+        "old_block_not_released",
+        "That is a leak",
+        """
 places, copies = places_of(table, start, end, size), []
 if len(places) > pool.get_num_free_blocks(): return None
 for place in places:
     (new,) = pool.get_new_blocks(1)
     copies.append((table[place].block_id, new.block_id))
     table[place] = new
-return copies"""),
+return copies""",
+    ),
     ("returns_nothing", "too few blocks are free", "copy_on_write(pool, table, start, end, size)"),
-    ("returns_blocks", "expected a list of pairs", """
+    (
+        "returns_blocks",
+        "expected a list of pairs",
+        """
 before = list(table)
 if copy_on_write(pool, table, start, end, size) is None: return None
-return [(a, b) for a, b in zip(before, table, strict=True) if a is not b]"""),
-    ("places_in_place_of_blocks", "list of copies is not", """
+return [(a, b) for a, b in zip(before, table, strict=True) if a is not b]""",
+    ),
+    (
+        "places_in_place_of_blocks",
+        "list of copies is not",
+        """
 places = places_of(table, start, end, size)
 copies = copy_places(pool, table, places)
-return copies and [(p, new) for p, (_, new) in zip(places, copies, strict=True)]"""),
-    ("leaves_out_what_is_overwritten", "list of copies is not", """
+return copies and [(p, new) for p, (_, new) in zip(places, copies, strict=True)]""",
+    ),
+    (
+        "leaves_out_what_is_overwritten",
+        "list of copies is not",
+        """
 before = list(table)
 copies = copy_on_write(pool, table, start, end, size)
 whole = [b.block_id for i, b in enumerate(before) if start <= i * size and (i + 1) * size <= end]
-return copies and [pair for pair in copies if pair[0] not in whole]"""),
-    ("looks_beyond_the_table", "IndexError", """
+return copies and [pair for pair in copies if pair[0] not in whole]""",
+    ),
+    (
+        "looks_beyond_the_table",
+        "IndexError",
+        """
 places = [i for i in range(start // size, math.ceil(end / size)) if table[i].ref_cnt > 1]
-return copy_places(pool, table, places)"""),
-    ("shortage_is_an_error", "no error here but daily life", """
+return copy_places(pool, table, places)""",
+    ),
+    (
+        "shortage_is_an_error",
+        "no error here but daily life",
+        """
 places = places_of(table, start, end, size)
 pool.free_blocks(pool.get_new_blocks(len(places)))
-return copy_places(pool, table, places)"""),
-    ("gives_up_silently", "does not say so",
-     "copies = copy_on_write(pool, table, start, end, size)\nreturn copies or []"),
-    ("appends_the_copy", "now it has", """
+return copy_places(pool, table, places)""",
+    ),
+    (
+        "gives_up_silently",
+        "does not say so",
+        "copies = copy_on_write(pool, table, start, end, size)\nreturn copies or []",
+    ),
+    (
+        "appends_the_copy",
+        "now it has",
+        """
 copies = []
 for place in places_of(table, start, end, size):
     (new,) = pool.get_new_blocks(1)
     copies.append((table[place].block_id, new.block_id))
     pool.free_blocks([table[place]])
     table.append(new)
-return copies"""),
-    ("counts_the_copy_twice", "wrong number of holders", """
+return copies""",
+    ),
+    (
+        "counts_the_copy_twice",
+        "wrong number of holders",
+        """
 before = list(table)
 copies = copy_on_write(pool, table, start, end, size)
 pool.touch([b for a, b in zip(before, table, strict=True) if a is not b])
-return copies"""),
-)  # fmt: skip
+return copies""",
+    ),
+)
 
 
 @right("copy_on_write")
@@ -443,10 +571,22 @@ def attend(query, key, value, scale, hidden=None):
 
 
 def online(
-    query, key_cache, value_cache, block_table, seq_len, scale, *, rescale_sum=True,
-    rescale_out=True, first_query=lambda seq_len, t_q: seq_len - t_q, cut=True, causal=True,
-    repeat=None, divide=True, largest=torch.maximum,
-):  # fmt: skip
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    seq_len,
+    scale,
+    *,
+    rescale_sum=True,
+    rescale_out=True,
+    first_query=lambda seq_len, t_q: seq_len - t_q,
+    cut=True,
+    causal=True,
+    repeat=None,
+    divide=True,
+    largest=torch.maximum,
+):
     """Attention block by block, as a learner writes it, with one thing left out."""
     t_q, heads, _ = query.shape
     size, group = key_cache.shape[1], heads // key_cache.shape[2]
@@ -460,7 +600,7 @@ def online(
         k, v = (
             repeat(x, (1, group, 1)) if repeat else x.repeat_interleave(group, 1)
             for x in (key_cache[block, :stop], value_cache[block, :stop])
-        )  # fmt: skip
+        )
         s = torch.einsum("qhd,khd->hqk", query, k) * scale
         if causal:
             s = s.masked_fill(torch.arange(begin, begin + stop) > positions[:, None], -torch.inf)
@@ -634,7 +774,11 @@ wrong("engine", "Greedy", "With another `paged_attention` in place of yours it i
 )
 right("engine")(
     engine_with(
-        "other_answers", BlockPool=PoolOfNumbers, allocate_slots=asks_forgiveness, fork=one_by_one,
-        copy_on_write=checked_position_by_position, paged_attention=grouped_queries_and_log_sum_exp,
+        "other_answers",
+        BlockPool=PoolOfNumbers,
+        allocate_slots=asks_forgiveness,
+        fork=one_by_one,
+        copy_on_write=checked_position_by_position,
+        paged_attention=grouped_queries_and_log_sum_exp,
     )
-)  # fmt: skip
+)

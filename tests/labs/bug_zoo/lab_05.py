@@ -67,40 +67,82 @@ def three_bytes_each(hash_function, parent, tokens, extra_keys=None):
 
 
 formulas(
-    "hash_block_tokens", "f, parent, tokens, extra=None",
+    "hash_block_tokens",
+    "f, parent, tokens, extra=None",
     ("no_parent", "ignores what came before", "f(encoded((tokens, extra)))"),
-    ("parent_only_as_a_flag", "ignores what came before",
-     "f(encoded((parent is None, tokens, extra)))"),
+    (
+        "parent_only_as_a_flag",
+        "ignores what came before",
+        "f(encoded((parent is None, tokens, extra)))",
+    ),
     ("beginning_of_the_parent", "or a part of it", "f(encoded(((parent or b'')[:4], tokens)))"),
-    ("pythons_own_hash", "never called",
-     "hash((parent, tuple(tokens), extra)).to_bytes(8, 'little', signed=True)"),
+    (
+        "pythons_own_hash",
+        "never called",
+        "hash((parent, tuple(tokens), extra)).to_bytes(8, 'little', signed=True)",
+    ),
     ("returns_an_int", "expected bytes", "hash((parent, tuple(tokens), extra))"),
     ("returns_hex", "expected bytes", "f(encoded((parent, tokens, extra))).hex()"),
-    ("set_of_tokens", "different tokens have the same hash",
-     "f(encoded((parent, sorted(set(tokens)), extra)))"),
-    ("first_sixteen", "one token more have the same hash",
-     "f(encoded((parent, tuple(tokens)[:16], extra)))"),
-    ("digits_joined", "both are 123",
-     "f((parent or NONE_HASH) + ''.join(map(str, tokens)).encode() + encoded(extra))"),
-    ("tokens_as_bytes", "must be in range(0, 256)",
-     "f((parent or NONE_HASH) + bytes(tokens) + encoded(extra))"),
-    ("two_bytes_each", "int too big", "f((parent or NONE_HASH) + b''.join("
-     "t.to_bytes(2, 'little') for t in tokens) + encoded(extra))"),
-    ("first_extra_key_only", "`extra_keys` is ignored, or what is in it",
-     "f(encoded((parent, tokens, extra and extra[0])))"),
-    ("extra_keys_joined", "`extra_keys` is ignored, or what is in it",
-     "f(encoded((parent, tokens, ''.join(extra or ()))))"),
-    ("extra_keys_with_commas", "joined, both are the same text",
-     "f(encoded((parent, tokens, extra and ','.join(extra))))"),
-    ("extra_keys_as_plain_bytes", "`extra_keys` is ignored, or what is in it",
-     "f((parent or NONE_HASH) + b''.join(t.to_bytes(4, 'little') for t in tokens) "
-     "+ ''.join(extra or ()).encode())"),
-    ("xor_of_hashes", "not what `hash_function` returned", "bytes(a ^ b for a, b in zip("
-     "parent or NONE_HASH, f(encoded((tokens, extra))), strict=False))"),
-    ("hash_appended", "not what `hash_function` returned",
-     "(parent or b'') + f(encoded((tokens, extra)))"),
+    (
+        "set_of_tokens",
+        "different tokens have the same hash",
+        "f(encoded((parent, sorted(set(tokens)), extra)))",
+    ),
+    (
+        "first_sixteen",
+        "one token more have the same hash",
+        "f(encoded((parent, tuple(tokens)[:16], extra)))",
+    ),
+    (
+        "digits_joined",
+        "both are 123",
+        "f((parent or NONE_HASH) + ''.join(map(str, tokens)).encode() + encoded(extra))",
+    ),
+    (
+        "tokens_as_bytes",
+        "must be in range(0, 256)",
+        "f((parent or NONE_HASH) + bytes(tokens) + encoded(extra))",
+    ),
+    (
+        "two_bytes_each",
+        "int too big",
+        "f((parent or NONE_HASH) + b''.join("
+        "t.to_bytes(2, 'little') for t in tokens) + encoded(extra))",
+    ),
+    (
+        "first_extra_key_only",
+        "`extra_keys` is ignored, or what is in it",
+        "f(encoded((parent, tokens, extra and extra[0])))",
+    ),
+    (
+        "extra_keys_joined",
+        "`extra_keys` is ignored, or what is in it",
+        "f(encoded((parent, tokens, ''.join(extra or ()))))",
+    ),
+    (
+        "extra_keys_with_commas",
+        "joined, both are the same text",
+        "f(encoded((parent, tokens, extra and ','.join(extra))))",
+    ),
+    (
+        "extra_keys_as_plain_bytes",
+        "`extra_keys` is ignored, or what is in it",
+        "f((parent or NONE_HASH) + b''.join(t.to_bytes(4, 'little') for t in tokens) "
+        "+ ''.join(extra or ()).encode())",
+    ),
+    (
+        "xor_of_hashes",
+        "not what `hash_function` returned",
+        "bytes(a ^ b for a, b in zip("
+        "parent or NONE_HASH, f(encoded((tokens, extra))), strict=False))",
+    ),
+    (
+        "hash_appended",
+        "not what `hash_function` returned",
+        "(parent or b'') + f(encoded((tokens, extra)))",
+    ),
     ("forgot_to_return", "returned `None`", "[f(encoded((parent, tokens, extra)))] and None"),
-)  # fmt: skip
+)
 
 # 2 request_block_hasher
 
@@ -214,13 +256,20 @@ def remembers_by_id(request, block_size, hash_block):
 
 
 formulas(
-    "request_block_hasher", "r, size, h",
-    ("misses_the_last_block", "last full block is missing",
-     "hashes(r, size, h, end=(r.num_tokens - 1) // size)"),
+    "request_block_hasher",
+    "r, size, h",
+    (
+        "misses_the_last_block",
+        "last full block is missing",
+        "hashes(r, size, h, end=(r.num_tokens - 1) // size)",
+    ),
     ("no_salt", "salt is ignored", "hashes(r, size, h, salt=lambda r, first: None)"),
-    ("salt_without_a_tuple", "`extra_keys` are wrong",
-     "hashes(r, size, h, salt=lambda r, first: first and r.cache_salt or None)"),
-)  # fmt: skip
+    (
+        "salt_without_a_tuple",
+        "`extra_keys` are wrong",
+        "hashes(r, size, h, salt=lambda r, first: first and r.cache_salt or None)",
+    ),
+)
 
 # 3 get_computed_blocks
 
@@ -263,18 +312,28 @@ def counted(blocks, size):
 
 
 formulas(
-    "get_computed_blocks", "r, size, pool",
+    "get_computed_blocks",
+    "r, size, pool",
     ("nothing_left", "no token is left to compute", "counted(run_of(r, pool), size)"),
-    ("one_token_less", "not its tokens",
-     "(usable(r, size, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))"),
-    ("touches_at_lookup", "must not touch",
-     "(pool.touch(usable(r, size, pool)), counted(usable(r, size, pool), size))[1]"),
+    (
+        "one_token_less",
+        "not its tokens",
+        "(usable(r, size, pool), min(len(run_of(r, pool)) * size, r.num_tokens - 1))",
+    ),
+    (
+        "touches_at_lookup",
+        "must not touch",
+        "(pool.touch(usable(r, size, pool)), counted(usable(r, size, pool), size))[1]",
+    ),
     ("blocks_only", "expected a pair", "usable(r, size, pool)"),
     ("as_a_tuple", "expected a pair", "counted(tuple(usable(r, size, pool)), size)"),
     ("at_most_64", "not the blocks of the longest", "counted(usable(r, size, pool)[:64], size)"),
-    ("only_those_in_use", "not the blocks of the longest",
-     "counted(list(takewhile(lambda b: b.ref_cnt, usable(r, size, pool))), size)"),
-)  # fmt: skip
+    (
+        "only_those_in_use",
+        "not the blocks of the longest",
+        "counted(list(takewhile(lambda b: b.ref_cnt, usable(r, size, pool))), size)",
+    ),
+)
 
 # 4 CachingBlockPool. Each mutant changes one thing of a class that is right.
 
@@ -481,45 +540,101 @@ def twice(self, ordered_blocks):
 QUEUE = "Next in the queue is"
 FORGETS = "`free_blocks` forgets what a block holds"
 classes(
-    "block_pool", Base,
-    ("LetsTheEngineEvict", "engine's own method",
-     {"get_new_blocks": lambda s, n: super(Base, s).get_new_blocks(n)}),
+    "block_pool",
+    Base,
+    (
+        "LetsTheEngineEvict",
+        "engine's own method",
+        {"get_new_blocks": lambda s, n: super(Base, s).get_new_blocks(n)},
+    ),
     ("NeverEvicts", "keeps its old hash", {"evict": lambda s, b: None}),
-    ("StaleHash", "keeps its old hash", {"evict": lambda s, b:
-     s.cached_block_hash_to_block.get(b.block_hash, {}).pop(b.block_id, None)}),
-    ("HitWithoutReference", "must raise the reference count",
-     {"touch": each(lambda s, b: b.ref_cnt or s.free_block_queue.remove(b))}),
-    ("TouchedStaysInTheQueue", "still in the free queue",
-     {"touch": each(lambda s, b: count(b, 1))}),
-    ("TouchRemovesAlways", "not in the free queue",
-     {"touch": each(lambda s, b: (s.free_block_queue.remove(b), count(b, 1)))}),
+    (
+        "StaleHash",
+        "keeps its old hash",
+        {
+            "evict": lambda s, b: s.cached_block_hash_to_block.get(b.block_hash, {}).pop(
+                b.block_id, None
+            )
+        },
+    ),
+    (
+        "HitWithoutReference",
+        "must raise the reference count",
+        {"touch": each(lambda s, b: b.ref_cnt or s.free_block_queue.remove(b))},
+    ),
+    (
+        "TouchedStaysInTheQueue",
+        "still in the free queue",
+        {"touch": each(lambda s, b: count(b, 1))},
+    ),
+    (
+        "TouchRemovesAlways",
+        "not in the free queue",
+        {"touch": each(lambda s, b: (s.free_block_queue.remove(b), count(b, 1)))},
+    ),
     ("TouchLooksTooLate", "still in the free queue", {"touch": each(too_late)}),
-    ("ForgetsWhenFreed", FORGETS, {"enqueue": lambda s, free: (
-        [s.forget(b) for b in free if b.block_hash is not None], Base.enqueue(s, free))}),
-    ("ForgetsTheHashWhenFreed", FORGETS, {"enqueue": lambda s, free: (
-        [s.evict(b) for b in free], Base.enqueue(s, free))}),
+    (
+        "ForgetsWhenFreed",
+        FORGETS,
+        {
+            "enqueue": lambda s, free: (
+                [s.forget(b) for b in free if b.block_hash is not None],
+                Base.enqueue(s, free),
+            )
+        },
+    ),
+    (
+        "ForgetsTheHashWhenFreed",
+        FORGETS,
+        {"enqueue": lambda s, free: ([s.evict(b) for b in free], Base.enqueue(s, free))},
+    ),
     ("ForgetsAllWhenFreed", QUEUE, {"free_blocks": each(frees_and_forgets)}),
-    ("MostRecentFirst", QUEUE,
-     {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, False)))}),
-    ("FreesWhatOthersHold", "free block in the queue",
-     {"free_blocks": each(frees_what_others_hold)}),
-    ("ForgetsToFree", "0 free blocks in the queue",
-     {"free_blocks": each(lambda s, b: count(b, -1))}),
+    (
+        "MostRecentFirst",
+        QUEUE,
+        {"free_blocks": each(lambda s, b: (count(b, -1), b.ref_cnt or put(s, b, False)))},
+    ),
+    (
+        "FreesWhatOthersHold",
+        "free block in the queue",
+        {"free_blocks": each(frees_what_others_hold)},
+    ),
+    (
+        "ForgetsToFree",
+        "0 free blocks in the queue",
+        {"free_blocks": each(lambda s, b: count(b, -1))},
+    ),
     ("FreeSetsZero", "lower the reference count by one", {"free_blocks": each(free_sets_zero)}),
     ("WalksTwice", "in the queue", {"free_blocks": twice}),
     ("NewBlocksWithoutReference", "has one reference", {"take": without_references}),
     ("DoesNotCount", "raise a ValueError if fewer are free", {"get_new_blocks": Base.take}),
-    ("RefusesAnExactFit", "raised ValueError", {"get_new_blocks": lambda s, n:
-     Base.get_new_blocks(s, n + (n == s.get_num_free_blocks()))}),
-    ("OnlyMarksTheBlock", "nothing is found", {
-        "cache": lambda s, b, h: setattr(b, "block_hash", h), "forget": lambda s, b: None}),
-    ("OnlyFillsTheTable", "a `block_hash` is wrong", {"cache": lambda s, b, h:
-     s.cached_block_hash_to_block.setdefault(h, {}).update({b.block_id: b})}),
-    ("LookupRaises", "KeyError", {"get_cached_block": lambda s, h:
-     next(iter(s.cached_block_hash_to_block[h].values()))}),
+    (
+        "RefusesAnExactFit",
+        "raised ValueError",
+        {"get_new_blocks": lambda s, n: Base.get_new_blocks(s, n + (n == s.get_num_free_blocks()))},
+    ),
+    (
+        "OnlyMarksTheBlock",
+        "nothing is found",
+        {"cache": lambda s, b, h: setattr(b, "block_hash", h), "forget": lambda s, b: None},
+    ),
+    (
+        "OnlyFillsTheTable",
+        "a `block_hash` is wrong",
+        {
+            "cache": lambda s, b, h: s.cached_block_hash_to_block.setdefault(h, {}).update(
+                {b.block_id: b}
+            )
+        },
+    ),
+    (
+        "LookupRaises",
+        "KeyError",
+        {"get_cached_block": lambda s, h: next(iter(s.cached_block_hash_to_block[h].values()))},
+    ),
     ("FindsOnlyFreeOnes", "nothing is found", {"get_cached_block": hidden}),
     ("LookupIsAUse", QUEUE, {"get_cached_block": freshened}),
-)  # fmt: skip
+)
 
 # 5 free_request
 
@@ -538,16 +653,26 @@ def one_by_one(block_pool, block_table):
 
 OTHERS = "Another request's blocks are taken away, or this request's are kept"
 formulas(
-    "free_request", "pool, table",
+    "free_request",
+    "pool, table",
     ("head_first", "head of the prefix", "pool.free_blocks(table)"),
-    ("by_halves", "wrong blocks are evicted first",
-     "pool.free_blocks(table[len(table) // 2 :] + table[: len(table) // 2])"),
+    (
+        "by_halves",
+        "wrong blocks are evicted first",
+        "pool.free_blocks(table[len(table) // 2 :] + table[: len(table) // 2])",
+    ),
     ("only_the_tail", OTHERS, "pool.free_blocks(table[-1:])"),
-    ("turned_in_place", "changes `block_table` in place",
-     "table.reverse() or pool.free_blocks(table)"),
-    ("emptied", "changes `block_table` in place",
-     "[pool.free_blocks([table.pop()]) for _ in range(len(table))]"),
-)  # fmt: skip
+    (
+        "turned_in_place",
+        "changes `block_table` in place",
+        "table.reverse() or pool.free_blocks(table)",
+    ),
+    (
+        "emptied",
+        "changes `block_table` in place",
+        "[pool.free_blocks([table.pop()]) for _ in range(len(table))]",
+    ),
+)
 
 # 6 steal_blocks
 
@@ -559,9 +684,10 @@ def with_product(hash_block, wanted, block_size, vocab_size):
     for i, digest in enumerate(wanted):
         parent = wanted[i - 1] if i else None
         tokens = next(
-            tokens for tokens in product(reversed(range(vocab_size)), repeat=block_size)
+            tokens
+            for tokens in product(reversed(range(vocab_size)), repeat=block_size)
             if hash_block(parent, tokens) == digest
-        )  # fmt: skip
+        )
         prompt += tokens
     return [*prompt, prompt[0] if prompt else 0]
 
@@ -630,28 +756,47 @@ def searched(hash_block, wanted, block_size, vocab_size, parents=None, tries=Non
 
 
 formulas(
-    "steal_blocks", "h, w, size, vocab",
+    "steal_blocks",
+    "h, w, size, vocab",
     ("no_token_left", "The last block isn't handed out", "searched(h, w, size, vocab, more=())"),
-    ("no_parents", "Only the first block is stolen",
-     "searched(h, w, size, vocab, [None] * len(w))"),
+    (
+        "no_parents",
+        "Only the first block is stolen",
+        "searched(h, w, size, vocab, [None] * len(w))",
+    ),
     ("itself_as_its_parent", "of the victim's", "searched(h, w, size, vocab, list(w))"),
-    ("one_token_repeated", "of the victim's",
-     "searched(h, w, size, vocab, tries=[(t,) * size for t in range(vocab)])"),
-    ("first_token_only", "of the victim's",
-     "searched(h, w, size, vocab, tries=[(t, *[0] * (size - 1)) for t in range(vocab)])"),
-    ("gives_up_early", "of the victim's",
-     "searched(h, w, size, vocab, tries=first_tries(0, vocab, size, 100))"),
-    ("last_block_only", "of the victim's",
-     "searched(h, w[-1:], size, vocab, [w[-2] if len(w) > 1 else None])"),
+    (
+        "one_token_repeated",
+        "of the victim's",
+        "searched(h, w, size, vocab, tries=[(t,) * size for t in range(vocab)])",
+    ),
+    (
+        "first_token_only",
+        "of the victim's",
+        "searched(h, w, size, vocab, tries=[(t, *[0] * (size - 1)) for t in range(vocab)])",
+    ),
+    (
+        "gives_up_early",
+        "of the victim's",
+        "searched(h, w, size, vocab, tries=first_tries(0, vocab, size, 100))",
+    ),
+    (
+        "last_block_only",
+        "of the victim's",
+        "searched(h, w[-1:], size, vocab, [w[-2] if len(w) > 1 else None])",
+    ),
     ("first_block_only", "Only the first block is stolen", "searched(h, w[:1], size, vocab)"),
     ("backwards", "of the victim's", "searched(h, w[::-1], size, vocab)"),
-    ("larger_tokens", "token ids of the vocabulary",
-     "searched(h, w, size, vocab, tries=first_tries(vocab, vocab + 30_000, size, 3_000))"),
+    (
+        "larger_tokens",
+        "token ids of the vocabulary",
+        "searched(h, w, size, vocab, tries=first_tries(vocab, vocab + 30_000, size, 3_000))",
+    ),
     ("a_list_for_each_block", "expected a list of token ids", "[searched(h, w, size, vocab)]"),
     ("tuple_of_tokens", "a list of token ids", "tuple(searched(h, w, size, vocab))"),
     ("wants_the_digests_back", "a list of token ids", "w"),
     ("eats_the_list", "changes", "[searched(h, w, size, vocab), w.clear()][0]"),
-)  # fmt: skip
+)
 
 # 7 predict_num_cached_tokens
 
@@ -684,21 +829,34 @@ def with_a_tree(prompts, block_size):
 
 
 formulas(
-    "predict_num_cached_tokens", "prompts, size",
-    ("up_to_64", "prediction is wrong",
-     "[min(n, 64 // size * size) for n in longest_common_prefix(prompts, size)]"),
-    ("sorted_in_place", "changes in place", "[longest_common_prefix(prompts, size), "
-     "[p.clear() for p in prompts]][0]"),
+    "predict_num_cached_tokens",
+    "prompts, size",
+    (
+        "up_to_64",
+        "prediction is wrong",
+        "[min(n, 64 // size * size) for n in longest_common_prefix(prompts, size)]",
+    ),
+    (
+        "sorted_in_place",
+        "changes in place",
+        "[longest_common_prefix(prompts, size), [p.clear() for p in prompts]][0]",
+    ),
     ("a_generator", "Expected a list", "(n for n in longest_common_prefix(prompts, size))"),
-)  # fmt: skip
+)
 
 # 8 engine: right parts, plugged together, and one of them wrong
 
 
 def plugged(
-    config, hash_function, *, hash_tokens=hash_of_hashes, hasher=by_offsets, pool=Straight,
-    lookup=step_by_step, free=by_slice,
-):  # fmt: skip
+    config,
+    hash_function,
+    *,
+    hash_tokens=hash_of_hashes,
+    hasher=by_offsets,
+    pool=Straight,
+    lookup=step_by_step,
+    free=by_slice,
+):
     return PluggedKVCacheManager(
         config, hash_function, pool(config.num_gpu_blocks), hash_tokens, hasher, lookup, free
     )
@@ -712,9 +870,14 @@ def all_right(config, hash_function):
 @right("engine")
 def all_written_otherwise(config, hash_function):
     return plugged(
-        config, hash_function, hash_tokens=as_text, hasher=recursive,
-        pool=QueueOfItsOwn, lookup=with_takewhile, free=one_by_one,
-    )  # fmt: skip
+        config,
+        hash_function,
+        hash_tokens=as_text,
+        hasher=recursive,
+        pool=QueueOfItsOwn,
+        lookup=with_takewhile,
+        free=one_by_one,
+    )
 
 
 def named(exercise, name):
@@ -734,21 +897,46 @@ def one_wrong(*wrong_ones):
 
 
 one_wrong(
-    ("real_tokens_are_larger", "Exercise 1 is not right yet. Your code raised ValueError",
-     "hash_tokens", "hash_block_tokens", "tokens_as_bytes"),
+    (
+        "real_tokens_are_larger",
+        "Exercise 1 is not right yet. Your code raised ValueError",
+        "hash_tokens",
+        "hash_block_tokens",
+        "tokens_as_bytes",
+    ),
     ("parents_ignored", "Exercise 1 is not right", "hash_tokens", "hash_block_tokens", "no_parent"),
-    ("shares_between_tenants", "Exercise 2 is not right yet. The salt is ignored",
-     "hasher", "request_block_hasher", "no_salt"),
+    (
+        "shares_between_tenants",
+        "Exercise 2 is not right yet. The salt is ignored",
+        "hasher",
+        "request_block_hasher",
+        "no_salt",
+    ),
     ("chain_is_broken", "Exercise 2 is not right", "hasher", "request_block_hasher", "no_chain"),
-    ("blocks_are_missing", "Exercise 2 is not right yet. The last full block",
-     "hasher", "request_block_hasher", "misses_the_last_block"),
+    (
+        "blocks_are_missing",
+        "Exercise 2 is not right yet. The last full block",
+        "hasher",
+        "request_block_hasher",
+        "misses_the_last_block",
+    ),
     ("takes_all", "Exercise 3 is not right", "lookup", "get_computed_blocks", "nothing_left"),
     ("evicts_the_newest", "Exercise 4 is not right", "pool", "block_pool", "MostRecentFirst"),
-    ("the_engines_own_pool", "Exercise 4 is not right yet. The engine's own method",
-     "pool", "block_pool", "JustTheEngines"),
-    ("frees_head_first", "Exercise 5 is not right yet. The head", "free", "free_request",
-     "head_first"),
-)  # fmt: skip
+    (
+        "the_engines_own_pool",
+        "Exercise 4 is not right yet. The engine's own method",
+        "pool",
+        "block_pool",
+        "JustTheEngines",
+    ),
+    (
+        "frees_head_first",
+        "Exercise 5 is not right yet. The head",
+        "free",
+        "free_request",
+        "head_first",
+    ),
+)
 
 
 @wrong("engine", "engine's own parts")

@@ -61,10 +61,13 @@ def empties_its_lists(prompt_lens, output_lens, batch_size):
 
 wrong_ones(
     "batch_waste",
-    ("idle_of_the_first_batch", "padding is right",
-     lambda p, o, b: (with_sums(p, o, b)[0], spare(o[:b]) if o else 0)),
+    (
+        "idle_of_the_first_batch",
+        "padding is right",
+        lambda p, o, b: (with_sums(p, o, b)[0], spare(o[:b]) if o else 0),
+    ),
     ("one_number", "expected a pair", lambda p, o, b: sum(with_sums(p, o, b))),
-)  # fmt: skip
+)
 
 
 # 2 choose_tokens
@@ -98,8 +101,19 @@ def with_a_flag(running, waiting, max_num_seqs, max_num_batched_tokens):
     return chosen
 
 
-def choose(running, waiting, max_num_seqs, budget, *, spend=1, counted=0, skip=False,
-           amount=lacking, order=list, fits=lambda n, budget: n <= budget):  # fmt: skip
+def choose(
+    running,
+    waiting,
+    max_num_seqs,
+    budget,
+    *,
+    spend=1,
+    counted=0,
+    skip=False,
+    amount=lacking,
+    order=list,
+    fits=lambda n, budget: n <= budget,
+):
     """The engine of the wrong answers below: each changes one thing."""
     chosen = {request.request_id: amount(request) for request in running}
     budget -= spend * sum(chosen.values())
@@ -156,12 +170,15 @@ def zeros_for_the_others(running, waiting, *limits):
 wrong_ones(
     "choose_tokens",
     ("last_come_first_served", "overtakes", lambda *s: choose(*s, order=lambda line: line[::-1])),
-    ("prompts_only", "running gets no token",
-     lambda r, w, n, b: choose([], w, n - len(r), b - len(r))),
+    (
+        "prompts_only",
+        "running gets no token",
+        lambda r, w, n, b: choose([], w, n - len(r), b - len(r)),
+    ),
     ("decodes_only", "is left out", lambda r, w, n, b: choose(r, [], n, b)),
     ("one_at_a_time", "is left out", lambda r, w, *limits: choose(r, w[:1], *limits)),
     ("a_list_of_names", "expected a dict", lambda *s: list(choose(*s))),
-)  # fmt: skip
+)
 
 
 # 3 next_chunk
@@ -189,7 +206,7 @@ wrong_ones(
     "next_chunk",
     ("never_samples", "no new one is sampled", lambda r, b, a: (chunk(r, b, a), False)),
     ("no_flag", "expected a pair", chunk),
-)  # fmt: skip
+)
 
 
 # 4 make_room
@@ -242,8 +259,17 @@ def queue_filled_at_the_end(request, num_new_tokens, running, waiting, kv_cache_
     return victims
 
 
-def room(request, n, running, waiting, manager, *, choose=lambda running, request: running[-1],
-         change=preempt, undo=lambda victim, waiting, request: None):  # fmt: skip
+def room(
+    request,
+    n,
+    running,
+    waiting,
+    manager,
+    *,
+    choose=lambda running, request: running[-1],
+    change=preempt,
+    undo=lambda victim, waiting, request: None,
+):
     """The engine of the wrong answers below: each changes one thing, or undoes it."""
     victims = []
     while manager.allocate_slots(request, n) is None:
@@ -360,13 +386,21 @@ wrong_ones(
     ("the_oldest", "most important one", the_oldest),
     ("to_the_back", "back of the line", to_the_back),
     ("lost", "neither runs nor waits", lost),
-    ("status_stays", "status is wrong", lambda *s: room(
-        *s, undo=lambda victim, *_: setattr(victim, "status", RequestStatus.RUNNING))),
+    (
+        "status_stays",
+        "status is wrong",
+        lambda *s: room(
+            *s, undo=lambda victim, *_: setattr(victim, "status", RequestStatus.RUNNING)
+        ),
+    ),
     ("last_victim_first", "in the order in which they were preempted", lambda *s: room(*s)[::-1]),
-    ("queued_twice", "line of those who wait is wrong",
-     lambda *s: room(*s, undo=lambda victim, waiting, _: waiting.append(victim))),
+    (
+        "queued_twice",
+        "line of those who wait is wrong",
+        lambda *s: room(*s, undo=lambda victim, waiting, _: waiting.append(victim)),
+    ),
     ("true_or_false", "expected a list", lambda r, *rest: r not in room(r, *rest)),
-)  # fmt: skip
+)
 
 
 # 5 by_importance
@@ -411,9 +445,12 @@ wrong_ones(
     "by_importance",
     ("ties_by_name", "Ties are broken wrongly", sorts(lambda r: (r.priority, r.request_id))),
     ("sort_returns_none", "expected a list", lambda requests: list(requests).sort(key=arrival)),
-    ("one_per_rank", "missing, come twice",
-     lambda requests: [r for _, r in sorted({r.priority: r for r in requests}.items())]),
-)  # fmt: skip
+    (
+        "one_per_rank",
+        "missing, come twice",
+        lambda requests: [r for _, r in sorted({r.priority: r for r in requests}.items())],
+    ),
+)
 
 
 # 6 recovery_seconds
@@ -449,11 +486,17 @@ def with_a_sum(num_tokens, costs):
 wrong_ones(
     "recovery_seconds",
     ("other_way_round", "two numbers are swapped", lambda n, c: (copies(n, c), again(n, c))),
-    ("flops_times_time", "seconds to recompute are wrong",
-     lambda n, c: (2 * n * c.num_weights * c.flops, copies(n, c))),
-    ("only_the_winner", "expected two numbers",
-     lambda n, c: "swap" if again(n, c) > copies(n, c) else "recompute"),
-)  # fmt: skip
+    (
+        "flops_times_time",
+        "seconds to recompute are wrong",
+        lambda n, c: (2 * n * c.num_weights * c.flops, copies(n, c)),
+    ),
+    (
+        "only_the_winner",
+        "expected two numbers",
+        lambda n, c: "swap" if again(n, c) > copies(n, c) else "recompute",
+    ),
+)
 
 
 # 7 SwapOrRecompute
@@ -568,26 +611,52 @@ class Shared(Swaps):
 
 wrong_ones(
     "swap_or_recompute",
-    ("only_the_recomputed_are_preempted", "status is wrong",
-     swaps(give_way=status_of_the_recomputed)),
+    (
+        "only_the_recomputed_are_preempted",
+        "status is wrong",
+        swaps(give_way=status_of_the_recomputed),
+    ),
     ("waits", "does not come to an end", swaps(give_way=waits_for_host_memory)),
     ("sets_running", "status is wrong", swaps(come_back=runs_again)),
     ("computes_itself", "`num_computed_tokens` is wrong", swaps(come_back=counts_the_new)),
     ("swaps_in_without_the_new", "wrong number of blocks is copied", swaps(come_back=halfway)),
-    ("gives_up_what_is_out", "wrong requests are in host memory",
-     swaps(come_back=recomputes_if_full)),
+    (
+        "gives_up_what_is_out",
+        "wrong requests are in host memory",
+        swaps(come_back=recomputes_if_full),
+    ),
     ("one_for_all", "wrong number of blocks is copied", Shared),
-    ("prompt_only", "", swaps(wants_to_swap=lambda self, victim: (
-        self.recovery(len(victim.prompt_token_ids))[1]
-        < self.recovery(len(victim.prompt_token_ids))[0]))),
-    ("blocks_as_answer", "come_back` returned", swaps(
-        new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n))),
-    ("returns_nothing", "come_back` returned", swaps(
-        new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n) and None)),
-    ("keeps_the_prompts_keys", "", swaps(recompute=lambda self, victim: (
-        self.manager.free(victim),
-        setattr(victim, "num_computed_tokens", len(victim.prompt_token_ids))))),
-)  # fmt: skip
+    (
+        "prompt_only",
+        "",
+        swaps(
+            wants_to_swap=lambda self, victim: (
+                self.recovery(len(victim.prompt_token_ids))[1]
+                < self.recovery(len(victim.prompt_token_ids))[0]
+            )
+        ),
+    ),
+    (
+        "blocks_as_answer",
+        "come_back` returned",
+        swaps(new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n)),
+    ),
+    (
+        "returns_nothing",
+        "come_back` returned",
+        swaps(new_blocks=lambda self, request, n: self.manager.allocate_slots(request, n) and None),
+    ),
+    (
+        "keeps_the_prompts_keys",
+        "",
+        swaps(
+            recompute=lambda self, victim: (
+                self.manager.free(victim),
+                setattr(victim, "num_computed_tokens", len(victim.prompt_token_ids)),
+            )
+        ),
+    ),
+)
 
 
 # 8 MyScheduler
@@ -1023,47 +1092,108 @@ def makes_room_as(function):
 but(
     "scheduler",
     ("WholePrompts", "the budget is 1", {"chunk": lambda self, request, *_: lacking(request)}),
-    ("DecodeAsWholePrompt", "computed already would be computed again",
-     {"chunk": lambda self, request, budget, after: min(request.num_tokens, budget - after)}),
+    (
+        "DecodeAsWholePrompt",
+        "computed already would be computed again",
+        {"chunk": lambda self, request, budget, after: min(request.num_tokens, budget - after)},
+    ),
     ("VictimIsTheOldest", "wrong requests are preempted", makes_room_as(the_oldest)),
     ("PreemptedKeepsItsCount", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
     ("VictimKeepsItsBlocks", "wrong requests are", makes_room_as(keeps_the_blocks)),
     ("VictimIsLost", "must be in `waiting`", makes_room_as(lost)),
-    ("ToTheBackAndUnsorted", "wrong requests are", makes_room_as(to_the_back) | {
-        "order": lambda self, requests: list(requests)}),
+    (
+        "ToTheBackAndUnsorted",
+        "wrong requests are",
+        makes_room_as(to_the_back) | {"order": lambda self, requests: list(requests)},
+    ),
     ("LastComeFirstServed", "wrong requests are", in_order_of(lambda r: -arrival(r))),
     ("PriorityIgnored", "wrong requests are", in_order_of(arrival)),
     ("PriorityUpsideDown", "wrong requests are", in_order_of(lambda r: (-r.priority, arrival(r)))),
-    ("StaticBatching", "wrong requests are let in",
-     {"serve_waiting": lambda self: None if self.scheduled else Base.serve_waiting(self)}),
+    (
+        "StaticBatching",
+        "wrong requests are let in",
+        {"serve_waiting": lambda self: None if self.scheduled else Base.serve_waiting(self)},
+    ),
     ("AllocatesOnlyOnce", "wrong", {"make_room": lambda self, request, n: []}),
-    ("NeverMovedToRunning", "in the wrong list", {
-        "join": lambda self, request: setattr(request, "status", RequestStatus.RUNNING)}),
-    ("StatusForgotten", "A: WAITING, expected A: RUNNING",
-     {"join": lambda self, request: self.running.append(request)}),
-    ("NeverMovesOn", "`num_computed_tokens` is wrong", {"update_from_output": lambda self, o, s: (
-        Base.update_from_output(self, scheduler_output({}, [], [], self.kv_cache_manager), s))}),
-    ("SetsTheCount", "`num_computed_tokens` is wrong",
-     {"update_from_output": afterwards(set_the_count)}),
-    ("JumpsToTheEnd", "`num_computed_tokens` is wrong",
-     {"update_from_output": afterwards(jump_to_the_end)}),
-    ("FinishedStays", "Who is finished leaves `running`", {"update_from_output": afterwards(
-        lambda self, output, sampled, running: setattr(self, "running", running))}),
-    ("RemovesWhileLooping", "Who is finished leaves `running`",
-     {"update_from_output": afterwards(remove_while_looping)}),
-    ("AllSampledLeave", "all others stay", {"update_from_output": afterwards(
-        lambda self, output, sampled, running: setattr(
-            self, "running", [r for r in self.running if r not in sampled]))}),
-    ("AllSampledAreFreed", "others keep theirs", {"update_from_output": afterwards(
-        lambda self, output, sampled, running: list(map(self.kv_cache_manager.free, sampled)))}),
+    (
+        "NeverMovedToRunning",
+        "in the wrong list",
+        {"join": lambda self, request: setattr(request, "status", RequestStatus.RUNNING)},
+    ),
+    (
+        "StatusForgotten",
+        "A: WAITING, expected A: RUNNING",
+        {"join": lambda self, request: self.running.append(request)},
+    ),
+    (
+        "NeverMovesOn",
+        "`num_computed_tokens` is wrong",
+        {
+            "update_from_output": lambda self, o, s: Base.update_from_output(
+                self, scheduler_output({}, [], [], self.kv_cache_manager), s
+            )
+        },
+    ),
+    (
+        "SetsTheCount",
+        "`num_computed_tokens` is wrong",
+        {"update_from_output": afterwards(set_the_count)},
+    ),
+    (
+        "JumpsToTheEnd",
+        "`num_computed_tokens` is wrong",
+        {"update_from_output": afterwards(jump_to_the_end)},
+    ),
+    (
+        "FinishedStays",
+        "Who is finished leaves `running`",
+        {
+            "update_from_output": afterwards(
+                lambda self, output, sampled, running: setattr(self, "running", running)
+            )
+        },
+    ),
+    (
+        "RemovesWhileLooping",
+        "Who is finished leaves `running`",
+        {"update_from_output": afterwards(remove_while_looping)},
+    ),
+    (
+        "AllSampledLeave",
+        "all others stay",
+        {
+            "update_from_output": afterwards(
+                lambda self, output, sampled, running: setattr(
+                    self, "running", [r for r in self.running if r not in sampled]
+                )
+            )
+        },
+    ),
+    (
+        "AllSampledAreFreed",
+        "others keep theirs",
+        {
+            "update_from_output": afterwards(
+                lambda self, output, sampled, running: list(
+                    map(self.kv_cache_manager.free, sampled)
+                )
+            )
+        },
+    ),
     ("AbortOnlyMarks", "in the wrong list", {"abort_requests": abort(sift=())}),
     ("AbortWithoutStatus", "status is wrong after `abort", {"abort_requests": abort(mark=False)}),
-    ("NeverDone", "has_unfinished_requests()` is True",
-     {"has_unfinished_requests": lambda self: True}),
-    ("OnlyLooksAtRunning", "has_unfinished_requests()` is False",
-     {"has_unfinished_requests": lambda self: bool(self.running)}),
+    (
+        "NeverDone",
+        "has_unfinished_requests()` is True",
+        {"has_unfinished_requests": lambda self: True},
+    ),
+    (
+        "OnlyLooksAtRunning",
+        "has_unfinished_requests()` is False",
+        {"has_unfinished_requests": lambda self: bool(self.running)},
+    ),
     ("ReturnsTheDict", "expected a SchedulerOutput", {"output": lambda self: self.scheduled}),
-)  # fmt: skip
+)
 
 
 # 9 engine
@@ -1072,9 +1202,12 @@ right("engine")(InSmallParts)
 
 but(
     "engine",
-    ("ShyScheduler", "Exercise 8 is not right yet", {"is_full": lambda self: (
-        len(self.running) >= min(2, self.config.max_num_seqs))}),
+    (
+        "ShyScheduler",
+        "Exercise 8 is not right yet",
+        {"is_full": lambda self: len(self.running) >= min(2, self.config.max_num_seqs)},
+    ),
     ("FirstComeFirstServed", "Exercise 8 is not right yet", in_order_of(arrival)),
     ("AbortLeaks", "Exercise 8 is not right yet", {"abort_requests": abort(free=False)}),
     ("ReadsStaleBlocks", "keeps `num_computed_tokens`", makes_room_as(keeps_the_count)),
-)  # fmt: skip
+)

@@ -60,19 +60,31 @@ def down(low, high):
 
 
 table(
-    "propose", "text, low, high, k",
-    ("all_that_follow", "More than `num_speculative_tokens`",
-     "lookup(text, down(low, high), len(text))"),
-    ("the_match_too", "not the tokens behind the first place",
-     "lookup(text, down(low, high), k, begin=lambda start, n: start)"),
-    ("padded", "A made-up token is a wrong guess",
-     "(lookup(text, down(low, high), k) + [0] * k)[:k]"),
+    "propose",
+    "text, low, high, k",
+    (
+        "all_that_follow",
+        "More than `num_speculative_tokens`",
+        "lookup(text, down(low, high), len(text))",
+    ),
+    (
+        "the_match_too",
+        "not the tokens behind the first place",
+        "lookup(text, down(low, high), k, begin=lambda start, n: start)",
+    ),
+    (
+        "padded",
+        "A made-up token is a wrong guess",
+        "(lookup(text, down(low, high), k) + [0] * k)[:k]",
+    ),
     ("none_if_nothing_is_found", "returned None", "lookup(text, down(low, high), k) or None"),
-    ("takes_the_suffix_off", "changes the list",
-     "(lookup(list(text), down(low, high), k), text.pop() if text else 0)[0]"),
-    ("within_a_window", "A match is not found",
-     "lookup(text[-64:], down(low, high), k)"),
-)  # fmt: skip
+    (
+        "takes_the_suffix_off",
+        "changes the list",
+        "(lookup(list(text), down(low, high), k), text.pop() if text else 0)[0]",
+    ),
+    ("within_a_window", "A match is not found", "lookup(text[-64:], down(low, high), k)"),
+)
 
 
 @wrong("propose", "thrown away")
@@ -103,10 +115,14 @@ def engines_greedy(draft_token_ids, target_token_ids):
 
 
 table(
-    "verify_greedy", "draft, target",
-    ("fails_without_guesses", "IndexError",
-     "with_takewhile(draft, target) if draft[0] is not None else []"),
-)  # fmt: skip
+    "verify_greedy",
+    "draft, target",
+    (
+        "fails_without_guesses",
+        "IndexError",
+        "with_takewhile(draft, target) if draft[0] is not None else []",
+    ),
+)
 
 
 # 3 is_accepted
@@ -123,13 +139,17 @@ def with_the_minimum(token_id, target_probs, draft_probs, uniform):
 
 
 table(
-    "is_accepted", "i, p, q, uniform",
+    "is_accepted",
+    "i, p, q, uniform",
     ("returns_the_ratio", "expected True or False", "min(1.0, float(p[i] / q[i]))"),
-    ("draws_again", "judged wrongly",
-     "random.Random(int(uniform * 1000)).random() < float(p[i] / q[i])"),
+    (
+        "draws_again",
+        "judged wrongly",
+        "random.Random(int(uniform * 1000)).random() < float(p[i] / q[i])",
+    ),
     ("in_hundredths", "judged wrongly", "round(uniform, 2) < float(p[i] / q[i])"),
     ("with_an_epsilon", "judged wrongly", "uniform < float(p[i] / (q[i] + 1e-8))"),
-)  # fmt: skip
+)
 
 
 # 4 recovered_probs
@@ -151,13 +171,17 @@ def shared(weights):
 
 
 table(
-    "recovered_probs", "p, q",
+    "recovered_probs",
+    "p, q",
     ("absolute", "absolute difference", "shared((p - q).abs())"),
     ("softmax", "softmax gives every token", "(p - q).clamp(min=0).softmax(-1)"),
     ("writes_into_p", "in place", "shared(p.sub_(q).clamp_(min=0))"),
-    ("divides_by_a_little_more", "numbers are wrong",
-     "(p - q).clamp(min=0) / ((p - q).clamp(min=0).sum() + 1e-6)"),
-)  # fmt: skip
+    (
+        "divides_by_a_little_more",
+        "numbers are wrong",
+        "(p - q).clamp(min=0) / ((p - q).clamp(min=0).sum() + 1e-6)",
+    ),
+)
 
 
 # 5 rejection_sample
@@ -176,11 +200,20 @@ def one_hot(token, like):
 
 
 def sampler(
-    draft, draft_probs, target_probs, generator, *,
+    draft,
+    draft_probs,
+    target_probs,
+    generator,
+    *,
     accept=lambda p, q, token, u: u < p[token] / q[token],
-    recover=lambda p, q, token: (p - q).clamp(min=0), draw_one=draw, row=lambda i: i,
-    bonus=lambda p, q: p[-1], one_uniform=False, bonus_after_rejection=False, go_on=False,
-):  # fmt: skip
+    recover=lambda p, q, token: (p - q).clamp(min=0),
+    draw_one=draw,
+    row=lambda i: i,
+    bonus=lambda p, q: p[-1],
+    one_uniform=False,
+    bonus_after_rejection=False,
+    go_on=False,
+):
     """The right one, with parts that can be exchanged."""
     out = []
     u = uniform_from(generator)
@@ -243,57 +276,117 @@ def by_an_exponential_race(draft_token_ids, draft_probs, target_probs, generator
 
 
 for _name, _says, _switches in (
-    ("resamples_from_the_target", "draw from the target, not from the residual",
-     {"recover": lambda p, q, token: p}),
-    ("only_the_guess_removed", "without the rejected guess",
-     {"recover": lambda p, q, token: p * (1 - one_hot(token, p))}),
+    (
+        "resamples_from_the_target",
+        "draw from the target, not from the residual",
+        {"recover": lambda p, q, token: p},
+    ),
+    (
+        "only_the_guess_removed",
+        "without the rejected guess",
+        {"recover": lambda p, q, token: p * (1 - one_hot(token, p))},
+    ),
     ("resamples_from_the_draft", "in place of guess 0", {"recover": lambda p, q, token: q}),
-    ("residual_backwards", "q - p instead of p - q",
-     {"recover": lambda p, q, token: (q - p).clamp(min=0)}),
+    (
+        "residual_backwards",
+        "q - p instead of p - q",
+        {"recover": lambda p, q, token: (q - p).clamp(min=0)},
+    ),
     ("residual_absolute", "absolute differences", {"recover": lambda p, q, token: (p - q).abs()}),
-    ("residual_by_softmax", "in place of guess 0",
-     {"recover": lambda p, q, token: (p - q).softmax(-1)}),
-    ("residual_argmax", "most probable one of the residual",
-     {"recover": lambda p, q, token: one_hot(int((p - q).argmax()), p)}),
-    ("residual_squared", "drawn in their place are at fault",
-     {"recover": lambda p, q, token: (p - q).clamp(min=0) ** 2}),
+    (
+        "residual_by_softmax",
+        "in place of guess 0",
+        {"recover": lambda p, q, token: (p - q).softmax(-1)},
+    ),
+    (
+        "residual_argmax",
+        "most probable one of the residual",
+        {"recover": lambda p, q, token: one_hot(int((p - q).argmax()), p)},
+    ),
+    (
+        "residual_squared",
+        "drawn in their place are at fault",
+        {"recover": lambda p, q, token: (p - q).clamp(min=0) ** 2},
+    ),
     ("nothing_recovered", "then one token", {"recover": lambda p, q, token: None}),
-    ("bonus_in_its_place", "bonus token is taken after a rejection",
-     {"recover": lambda p, q, token: None, "bonus_after_rejection": True}),
-    ("bonus_after_a_rejection", "bonus token is taken after a rejection",
-     {"bonus_after_rejection": True}),
+    (
+        "bonus_in_its_place",
+        "bonus token is taken after a rejection",
+        {"recover": lambda p, q, token: None, "bonus_after_rejection": True},
+    ),
+    (
+        "bonus_after_a_rejection",
+        "bonus token is taken after a rejection",
+        {"bonus_after_rejection": True},
+    ),
     ("without_bonus", "bonus token is missing", {"bonus": lambda p, q: None}),
-    ("bonus_from_the_draft", "bonus token can only be",
-     {"bonus": lambda p, q: p[-1] if q is None or not len(q) else q[-1]}),
-    ("bonus_from_the_row_before", "row of the last guess",
-     {"bonus": lambda p, q: p[max(0, len(p) - 2)]}),
-    ("bonus_argmax", "bonus token is not distributed",
-     {"bonus": lambda p, q: one_hot(int(p[-1].argmax()), p[-1])}),
-    ("bonus_by_softmax", "bonus token is not distributed",
-     {"bonus": lambda p, q: p[-1].clamp(min=1e-9).sqrt() * (p[-1] > 0)}),
-    ("accepts_above", "when the random number is *above*",
-     {"accept": lambda p, q, token, u: u > p[token] / q[token]}),
-    ("ratio_upside_down", "probability q / p",
-     {"accept": lambda p, q, token, u: u < q[token] / p[token]}),
+    (
+        "bonus_from_the_draft",
+        "bonus token can only be",
+        {"bonus": lambda p, q: p[-1] if q is None or not len(q) else q[-1]},
+    ),
+    (
+        "bonus_from_the_row_before",
+        "row of the last guess",
+        {"bonus": lambda p, q: p[max(0, len(p) - 2)]},
+    ),
+    (
+        "bonus_argmax",
+        "bonus token is not distributed",
+        {"bonus": lambda p, q: one_hot(int(p[-1].argmax()), p[-1])},
+    ),
+    (
+        "bonus_by_softmax",
+        "bonus token is not distributed",
+        {"bonus": lambda p, q: p[-1].clamp(min=1e-9).sqrt() * (p[-1] > 0)},
+    ),
+    (
+        "accepts_above",
+        "when the random number is *above*",
+        {"accept": lambda p, q, token, u: u > p[token] / q[token]},
+    ),
+    (
+        "ratio_upside_down",
+        "probability q / p",
+        {"accept": lambda p, q, token, u: u < q[token] / p[token]},
+    ),
     ("accepts_by_p", "probability p, and ignore", {"accept": lambda p, q, token, u: u < p[token]}),
-    ("accepts_without_chance", "no random number decides",
-     {"accept": lambda p, q, token, u: p[token] >= q[token]}),
+    (
+        "accepts_without_chance",
+        "no random number decides",
+        {"accept": lambda p, q, token, u: p[token] >= q[token]},
+    ),
     ("accepts_all", "Every guess is accepted", {"accept": lambda p, q, token, u: True}),
     ("accepts_the_possible", "accepted too often", {"accept": lambda p, q, token, u: p[token] > 0}),
-    ("accepts_the_best", "greedy verification",
-     {"accept": lambda p, q, token, u: token == int(p.argmax()), "recover": lambda p, q, t: p}),
+    (
+        "accepts_the_best",
+        "greedy verification",
+        {"accept": lambda p, q, token, u: token == int(p.argmax()), "recover": lambda p, q, t: p},
+    ),
     ("one_number_for_all", "One random number serves for all", {"one_uniform": True}),
     ("target_row_too_late", "guess 0", {"row": lambda i: i + 1}),
     ("goes_on_after_a_rejection", "go on with the next guess", {"go_on": True}),
-    ("subtracts_in_place", "changes what it was given",
-     {"recover": lambda p, q, token: p.sub_(q).clamp_(min=0)}),
-    ("global_random_numbers", "Not all random numbers come from `generator`",
-     {"accept": lambda p, q, token, u: random.random() < p[token] / q[token]}),
-    ("ratio_squared", "is accepted too seldom",
-     {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 2}),
-    ("ratio_rooted", "is accepted too often",
-     {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 0.5}),
-):  # fmt: skip
+    (
+        "subtracts_in_place",
+        "changes what it was given",
+        {"recover": lambda p, q, token: p.sub_(q).clamp_(min=0)},
+    ),
+    (
+        "global_random_numbers",
+        "Not all random numbers come from `generator`",
+        {"accept": lambda p, q, token, u: random.random() < p[token] / q[token]},
+    ),
+    (
+        "ratio_squared",
+        "is accepted too seldom",
+        {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 2},
+    ),
+    (
+        "ratio_rooted",
+        "is accepted too often",
+        {"accept": lambda p, q, token, u: u < (p[token] / q[token]) ** 0.5},
+    ),
+):
     _answer = partial(sampler, **_switches)
     _answer.__name__ = _name
     wrong("rejection_sample", _says)(_answer)
@@ -327,17 +420,30 @@ def seeds_it_anew(d, q, p, g):
 
 
 table(
-    "rejection_sample", "d, q, p, g",
-    ("greedy_in_disguise", "bonus token is not distributed",
-     "with_takewhile(list(d), p.argmax(-1).tolist())"),
-    ("draft_row_before", "drawn in their place are at fault",
-     "sampler(d, None if q is None else q.roll(1, 0), p, g)"),
+    "rejection_sample",
+    "d, q, p, g",
+    (
+        "greedy_in_disguise",
+        "bonus token is not distributed",
+        "with_takewhile(list(d), p.argmax(-1).tolist())",
+    ),
+    (
+        "draft_row_before",
+        "drawn in their place are at fault",
+        "sampler(d, None if q is None else q.roll(1, 0), p, g)",
+    ),
     ("none_is_forgotten", "TypeError", "sampler(d, q[: len(d)], p, g)"),
-    ("returns_tensors", "expected a list of ints",
-     "[torch.tensor(token) for token in sampler(d, q, p, g)]"),
-    ("own_generator", "another generator is used",
-     "sampler(d, q, p, torch.Generator().manual_seed(0))"),
-)  # fmt: skip
+    (
+        "returns_tensors",
+        "expected a list of ints",
+        "[torch.tensor(token) for token in sampler(d, q, p, g)]",
+    ),
+    (
+        "own_generator",
+        "another generator is used",
+        "sampler(d, q, p, torch.Generator().manual_seed(0))",
+    ),
+)
 
 
 # 6 expected_tokens
@@ -357,11 +463,7 @@ def step_by_step(acceptance_rate, num_speculative_tokens):
     return total
 
 
-table(
-    "expected_tokens",
-    "a, k",
-    ("a_product", "times what it should be", "(1 + a) ** k"),
-)
+table("expected_tokens", "a, k", ("a_product", "times what it should be", "(1 + a) ** k"))
 
 
 # 7 choose_num_speculative_tokens
@@ -390,17 +492,30 @@ def gain(a, cost):
 
 
 table(
-    "choose_num_speculative_tokens", "a, most, cost",
-    ("difference", "take the cost off",
-     "max(range(most + 1), key=lambda k: step_by_step(a, k) - k * cost)"),
-    ("one_guess_costs", "gives more tokens per time",
-     "max(range(most + 1), key=lambda k: step_by_step(a, k) / (1 + cost))"),
+    "choose_num_speculative_tokens",
+    "a, most, cost",
+    (
+        "difference",
+        "take the cost off",
+        "max(range(most + 1), key=lambda k: step_by_step(a, k) - k * cost)",
+    ),
+    (
+        "one_guess_costs",
+        "gives more tokens per time",
+        "max(range(most + 1), key=lambda k: step_by_step(a, k) / (1 + cost))",
+    ),
     ("minimum", "worst number", "min(range(most + 1), key=gain(a, cost))"),
-    ("the_largest_of_equals", "A smaller number gives as many",
-     "max(range(most, -1, -1), key=gain(a, cost))"),
-    ("returns_the_gain", "expected an int, the number of guesses",
-     "max(map(gain(a, cost), range(most + 1)))"),
-)  # fmt: skip
+    (
+        "the_largest_of_equals",
+        "A smaller number gives as many",
+        "max(range(most, -1, -1), key=gain(a, cost))",
+    ),
+    (
+        "returns_the_gain",
+        "expected an int, the number of guesses",
+        "max(map(gain(a, cost), range(most + 1)))",
+    ),
+)
 
 
 # 8 tree_attention_mask
@@ -436,11 +551,11 @@ def eye(size):
 
 
 table(
-    "tree_attention_mask", "parents, mask=by_walking_up",
+    "tree_attention_mask",
+    "parents, mask=by_walking_up",
     ("as_numbers", "dtype", "mask(parents).long()"),
-    ("of_64_at_most", "should be True",
-     "mask(parents) & (torch.arange(1 + len(parents)) < 64)"),
-)  # fmt: skip
+    ("of_64_at_most", "should be True", "mask(parents) & (torch.arange(1 + len(parents)) < 64)"),
+)
 
 
 # 9 follow_tree
@@ -460,13 +575,17 @@ def recursively(draft_token_ids, parents, target_token_ids, node=-1):
 
 
 table(
-    "follow_tree", "d, p, t, good=recursively",
-    ("rows_in_place_of_numbers", "not the numbers of the longest path",
-     "[i + 1 for i in good(d, p, t)]"),
+    "follow_tree",
+    "d, p, t, good=recursively",
+    (
+        "rows_in_place_of_numbers",
+        "not the numbers of the longest path",
+        "[i + 1 for i in good(d, p, t)]",
+    ),
     ("upwards", "not the numbers of the longest path", "good(d, p, t)[::-1]"),
     ("the_last_one", "not the numbers of the longest path", "good(d, p, t)[-1:]"),
     ("to_a_depth_of_3", "not the numbers of the longest path", "good(d, p, t)[:3]"),
-)  # fmt: skip
+)
 
 
 # 10 engine
@@ -500,22 +619,41 @@ def plugged():
 
 
 table(
-    "engine", "",
+    "engine",
+    "",
     ("the_engines_proposer", "engine's own parts", "(NgramProposer(2, 4), Verifier())"),
     ("the_engines_sampler", "engine's own parts", "(Proposer(), RejectionSampler())"),
-    ("a_proposer_of_its_kind", "engine's own parts",
-     "(type('Mine', (NgramProposer,), {})(2, 4), Verifier())"),
+    (
+        "a_proposer_of_its_kind",
+        "engine's own parts",
+        "(type('Mine', (NgramProposer,), {})(2, 4), Verifier())",
+    ),
     ("only_one_part", "must return a pair", "Proposer()"),
-    ("believes_every_guess", "Exercise 2 is not right yet",
-     "(Proposer(), Verifier(lambda draft, target: [*draft, target[-1]]))"),
-    ("never_guesses", "Exercise 1 is not right yet. There is never a guess",
-     "(Silent(), Verifier())"),
+    (
+        "believes_every_guess",
+        "Exercise 2 is not right yet",
+        "(Proposer(), Verifier(lambda draft, target: [*draft, target[-1]]))",
+    ),
+    (
+        "never_guesses",
+        "Exercise 1 is not right yet. There is never a guess",
+        "(Silent(), Verifier())",
+    ),
     ("guesses_by_one_token_too", "Exercise 1 is not right yet", "(Bold(), Verifier())"),
-    ("samples_from_the_target_again", "Exercise 5 is not right yet. After a rejection you draw",
-     "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: p)))"),
-    ("removes_only_the_guess", "Exercise 5 is not right yet",
-     "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: "
-     "p * (1 - one_hot(token, p)))))"),
-    ("returns_too_much", "Exercise 2 is not right yet",
-     "(Proposer(), Verifier(lambda draft, target: with_takewhile(draft, target) + target[-1:]))"),
-)  # fmt: skip
+    (
+        "samples_from_the_target_again",
+        "Exercise 5 is not right yet. After a rejection you draw",
+        "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: p)))",
+    ),
+    (
+        "removes_only_the_guess",
+        "Exercise 5 is not right yet",
+        "(Proposer(), Verifier(sample=lambda *a: sampler(*a, recover=lambda p, q, token: "
+        "p * (1 - one_hot(token, p)))))",
+    ),
+    (
+        "returns_too_much",
+        "Exercise 2 is not right yet",
+        "(Proposer(), Verifier(lambda draft, target: with_takewhile(draft, target) + target[-1:]))",
+    ),
+)

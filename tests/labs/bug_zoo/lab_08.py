@@ -103,26 +103,43 @@ table(
     checks_nothing=("`n=0` is let through", lambda params: None),
     with_assert=("You use `assert`", with_assert),
     returns_a_verdict=("Nobody looks at that", lambda params: not list(broken_rules(params))),
-    many_greedy_answers=("`n=2, temperature=0.0` is let through",
-                         checked_but(unless=lambda p: p.n in (2, 3, 64) and p.temperature == 0)),
-    nan_passes=("A comparison with NaN is always False", checked_but(
-        "temperature", first=lambda p: (
-            "temperature" if p.temperature < 0 or p.temperature > 2 else None))),
-    at_most_one=("`temperature=2.0` is refused", checked_but(
-        first=lambda p: "temperature" if p.temperature > 1 else None)),
-    greedy_is_refused=("`temperature=0.0` is refused", checked_but(
-        first=lambda p: "temperature" if p.temperature == 0 and p.n == 1 else None)),
-    top_p_of_zero=("`top_p=0.0` is let through", "No token would be left",
-                   checked_but(unless=lambda p: p.top_p == 0)),
-    top_k_from_zero=("`top_k=-1` is refused", checked_but(
-        first=lambda p: "top_k" if isinstance(p.top_k, int) and p.top_k < 0 else None)),
-    minimum_alone=("`min_tokens=17, max_tokens=16` is let through",
-                   checked_but(unless=lambda p: p.min_tokens in (17, 18, 10**7))),
+    many_greedy_answers=(
+        "`n=2, temperature=0.0` is let through",
+        checked_but(unless=lambda p: p.n in (2, 3, 64) and p.temperature == 0),
+    ),
+    nan_passes=(
+        "A comparison with NaN is always False",
+        checked_but(
+            "temperature",
+            first=lambda p: "temperature" if p.temperature < 0 or p.temperature > 2 else None,
+        ),
+    ),
+    at_most_one=(
+        "`temperature=2.0` is refused",
+        checked_but(first=lambda p: "temperature" if p.temperature > 1 else None),
+    ),
+    greedy_is_refused=(
+        "`temperature=0.0` is refused",
+        checked_but(first=lambda p: "temperature" if p.temperature == 0 and p.n == 1 else None),
+    ),
+    top_p_of_zero=(
+        "`top_p=0.0` is let through",
+        "No token would be left",
+        checked_but(unless=lambda p: p.top_p == 0),
+    ),
+    top_k_from_zero=(
+        "`top_k=-1` is refused",
+        checked_but(first=lambda p: "top_k" if isinstance(p.top_k, int) and p.top_k < 0 else None),
+    ),
+    minimum_alone=(
+        "`min_tokens=17, max_tokens=16` is let through",
+        checked_but(unless=lambda p: p.min_tokens in (17, 18, 10**7)),
+    ),
     empty_stop=("`stop=''` is let through", "found in every text", checked_but("stop")),
     no_name=("does not say that `n` is wrong", no_name),
     no_value=("does not say which value", no_value),
     lists_stop=("changes the parameters", lists_stop),
-)  # fmt: skip
+)
 
 # 2 prepare_inputs
 
@@ -205,8 +222,10 @@ samples_from_each_chunk = laid_out(samples=lambda r, s, e, b: True)
 table(
     "prepare_inputs",
     positions_restart=("Positions restart at 0", positions_restart),
-    positions_from_one=("not the positions", laid_out(
-        positions=lambda r, s, e, b: range(s + 1, e + 1))),
+    positions_from_one=(
+        "not the positions",
+        laid_out(positions=lambda r, s, e, b: range(s + 1, e + 1)),
+    ),
     samples_from_each_chunk=("a chunk that is not the end of its prompt", samples_from_each_chunk),
     first_row=("not the rows to sample from", laid_out(row=lambda r, s, e, b: b)),
     every_row=("You sample from every row", every_row),
@@ -214,7 +233,7 @@ table(
     counts_at_once=("changes a request", counts_at_once),
     in_the_order_of_the_dict=("not the tokens of the step", in_the_order_of_the_dict),
     table_of_48=("not the positions", table_of_48),
-)  # fmt: skip
+)
 
 # 3 update_request
 
@@ -222,9 +241,12 @@ table(
 def booked(
     eos=lambda r, t: t in r.eos_token_ids and not r.sampling_params.ignore_eos,
     stops=lambda r, t: t in r.sampling_params.stop_token_ids,
-    may_stop=lambda r, t, may: may, limit=0, reason=lambda e, t: None if e else t,
-    count=lambda n, t: n, after=lambda r, t, early: None,
-):  # fmt: skip
+    may_stop=lambda r, t, may: may,
+    limit=0,
+    reason=lambda e, t: None if e else t,
+    count=lambda n, t: n,
+    after=lambda r, t, early: None,
+):
     """A right answer with replaceable rules."""
 
     def update_request(request, num_scheduled_tokens, token_id):
@@ -278,18 +300,26 @@ table(
     computed_forgotten=("`num_computed_tokens` is 0", booked(count=lambda n, t: 0)),
     newest_is_computed=("newest token is counted as computed", newest_is_computed),
     one_per_step=("`num_computed_tokens` is 1", booked(count=lambda n, t: 1)),
-    only_the_answer=("`all_token_ids` is wrong", booked(
-        after=lambda r, t, early: r.all_token_ids.pop())),
-    only_all_tokens=("`output_token_ids` is wrong", booked(
-        after=lambda r, t, early: r.output_token_ids.pop())),
-    first_eos_only=("The status is RUNNING", booked(
-        lambda r, t: t in r.eos_token_ids[:1] and not r.sampling_params.ignore_eos)),
+    only_the_answer=(
+        "`all_token_ids` is wrong",
+        booked(after=lambda r, t, early: r.all_token_ids.pop()),
+    ),
+    only_all_tokens=(
+        "`output_token_ids` is wrong",
+        booked(after=lambda r, t, early: r.output_token_ids.pop()),
+    ),
+    first_eos_only=(
+        "The status is RUNNING",
+        booked(lambda r, t: t in r.eos_token_ids[:1] and not r.sampling_params.ignore_eos),
+    ),
     no_reason=("`stop_reason` is None", booked(reason=lambda eos, t: None)),
     one_token_early=("The status is FINISHED_LENGTH_CAPPED", one_token_early),
-    minimum_for_eos_only=("The status is FINISHED_STOPPED", booked(
-        may_stop=lambda r, t, may: may or t not in r.eos_token_ids)),
+    minimum_for_eos_only=(
+        "The status is FINISHED_STOPPED",
+        booked(may_stop=lambda r, t, may: may or t not in r.eos_token_ids),
+    ),
     token_or_nothing=("`output_token_ids` is wrong", token_or_nothing),
-)  # fmt: skip
+)
 
 # 4 Detokenizer
 
@@ -523,24 +553,38 @@ def place_in_the_searched_part(text, num_gained, stop):
 
 table(
     "text_to_show",
-    only_new_text=("A stop string is missed", text_shown(
-        lambda t, n, s: t.find(s, max(0, len(t) - n)))),
-    counts_from_the_end=("A stop string is missed", text_shown(
-        lambda t, n, s: t.find(s, len(t) - n - len(s) + 1))),
-    shows_the_stop_string=("The stop string is shown", text_shown(
-        change=lambda text, first: (first[0] + len(first[1]), first[1]))),
-    longest_of_a_tie=("complete at the same character", text_shown(
-        key=lambda f: (f[0] + len(f[1]), -len(f[1])))),
+    only_new_text=(
+        "A stop string is missed",
+        text_shown(lambda t, n, s: t.find(s, max(0, len(t) - n))),
+    ),
+    counts_from_the_end=(
+        "A stop string is missed",
+        text_shown(lambda t, n, s: t.find(s, len(t) - n - len(s) + 1)),
+    ),
+    shows_the_stop_string=(
+        "The stop string is shown",
+        text_shown(change=lambda text, first: (first[0] + len(first[1]), first[1])),
+    ),
+    longest_of_a_tie=(
+        "complete at the same character",
+        text_shown(key=lambda f: (f[0] + len(f[1]), -len(f[1]))),
+    ),
     shows_everything=("has to be taken back", text_shown(longest=lambda *a, **k: 1)),
     holds_for_the_shortest=("has to be taken back", text_shown(longest=min)),
     holds_one_too_many=("More is held back than needed", text_shown(less=0)),
     negative_count=("number of characters from 0", negative_count),
-    the_last_match=("cut at a later place", text_shown(
-        change=lambda text, first: (text.rfind(first[1]), first[1]))),
+    the_last_match=(
+        "cut at a later place",
+        text_shown(change=lambda text, first: (text.rfind(first[1]), first[1])),
+    ),
     place_in_the_searched_part=("at the wrong place", place_in_the_searched_part),
-    shows_nothing_before_the_end=("everything may be shown at once", lambda text, n, stop: (
-        text_shown()(text, n, stop) if text_shown()(text, n, stop)[1] else (0, None))),
-)  # fmt: skip
+    shows_nothing_before_the_end=(
+        "everything may be shown at once",
+        lambda text, n, stop: (
+            text_shown()(text, n, stop) if text_shown()(text, n, stop)[1] else (0, None)
+        ),
+    ),
+)
 
 # 6 latencies
 
@@ -551,9 +595,12 @@ def felt(**changes):
     def latencies(arrival_time, scheduled_ts, token_ts):
         gaps = [b - a for a, b in itertools.pairwise(token_ts)]
         values = Latencies(
-            scheduled_ts - arrival_time, token_ts[0] - arrival_time,
-            statistics.fmean(gaps) if gaps else None, gaps, token_ts[-1] - arrival_time,
-        )  # fmt: skip
+            scheduled_ts - arrival_time,
+            token_ts[0] - arrival_time,
+            statistics.fmean(gaps) if gaps else None,
+            gaps,
+            token_ts[-1] - arrival_time,
+        )
         at = (arrival_time, scheduled_ts, token_ts)
         return values._replace(**{name: rule(*at) for name, rule in changes.items()})
 
@@ -578,17 +625,22 @@ def with_numpy(arrival_time, scheduled_ts, token_ts):
 
 table(
     "latencies",
-    one_token=("division by zero", felt(
-        tpot=lambda a, s, ts: (ts[-1] - ts[0]) / (len(ts) - 1))),
-    milliseconds=("inter-token latencies are wrong", felt(
-        itl=lambda a, s, ts: [round(y - x, 3) for x, y in itertools.pairwise(ts)])),
-)  # fmt: skip
+    one_token=("division by zero", felt(tpot=lambda a, s, ts: (ts[-1] - ts[0]) / (len(ts) - 1))),
+    milliseconds=(
+        "inter-token latencies are wrong",
+        felt(itl=lambda a, s, ts: [round(y - x, 3) for x, y in itertools.pairwise(ts)]),
+    ),
+)
 
 # 7 serving_report
 
 
-def report(good=lambda r, ttft_slo, tpot_slo: (
-    r.ttft <= ttft_slo and (r.tpot is None or r.tpot <= tpot_slo)), **changes):  # fmt: skip
+def report(
+    good=lambda r, ttft_slo, tpot_slo: (
+        r.ttft <= ttft_slo and (r.tpot is None or r.tpot <= tpot_slo)
+    ),
+    **changes,
+):
     """A right answer; changes are rules (requests, duration, number of good ones) for fields."""
 
     def serving_report(requests, duration, ttft_slo, tpot_slo):
@@ -643,13 +695,16 @@ table(
     "serving_report",
     other_names=("dict with the keys", other_names),
     sorts_in_place=("changes in place", sorts_in_place),
-)  # fmt: skip
+)
 
 # 8 first_difference
 
 
-def judged(rule=lambda row, a, b, noise: (float(row[a] - row[b]), row[a] - row[b] <= 2 * noise),
-           ended=False, one=0):  # fmt: skip
+def judged(
+    rule=lambda row, a, b, noise: (float(row[a] - row[b]), row[a] - row[b] <= 2 * noise),
+    ended=False,
+    one=0,
+):
     """A right answer with another rule for the gap and the verdict."""
 
     def first_difference(tokens_a, tokens_b, logits, noise):
@@ -701,7 +756,7 @@ table(
     top_two=("between the two best tokens", judged(top_two)),
     last_difference=("the last difference", last_difference),
     counts_from_one=("The first place where the answers differ is another one", judged(one=1)),
-)  # fmt: skip
+)
 
 # 9 engine: right parts, and one thing wrong
 
@@ -892,46 +947,89 @@ def never_ends(self):
 
 
 loops(
-    OutputsBeforeTheUpdate=("other tokens than in the course's engine", (Loop,),
-                            {"process": process_before_update}),
+    OutputsBeforeTheUpdate=(
+        "other tokens than in the course's engine",
+        (Loop,),
+        {"process": process_before_update},
+    ),
     FinishedStay=("`self.requests` holds R0", (Loop,), {"finish": Loop.free}),
-    FinishedRunOn=("list `running` holds R0", (Loop,), {
-        "finish": lambda self, request: self.requests.pop(request.request_id)}),
+    FinishedRunOn=(
+        "list `running` holds R0",
+        (Loop,),
+        {"finish": lambda self, request: self.requests.pop(request.request_id)},
+    ),
     LeaksBlocks=("1 blocks are held", (Loop,), {"finish": leak}),
-    OnlyFinished=("`step` returns outputs of nobody", (Loop,), {"process": lambda self, *a: [
-        output for output in Loop.process(self, *a) if output.finished]}),
-    FinishedNotReturned=("`step` returns outputs of nobody", (Loop,), {
-        "process": lambda self, *a: [o for o in Loop.process(self, *a) if not o.finished]}),
+    OnlyFinished=(
+        "`step` returns outputs of nobody",
+        (Loop,),
+        {
+            "process": lambda self, *a: [
+                output for output in Loop.process(self, *a) if output.finished
+            ]
+        },
+    ),
+    FinishedNotReturned=(
+        "`step` returns outputs of nobody",
+        (Loop,),
+        {"process": lambda self, *a: [o for o in Loop.process(self, *a) if not o.finished]},
+    ),
     EverybodyIsReturned=("a new token came for", (Loop,), {"process": everybody}),
-    WaitingOnesReturned=("a new token came for", (Loop,), {
-        "process": lambda self, *a: Loop.process(self, *a) + [
-            self.output(request) for request in self.scheduler.waiting]}),
+    WaitingOnesReturned=(
+        "a new token came for",
+        (Loop,),
+        {
+            "process": lambda self, *a: (
+                Loop.process(self, *a)
+                + [self.output(request) for request in self.scheduler.waiting]
+            )
+        },
+    ),
     EveryoneHasAToken=("KeyError", (Loop,), {"process": each_has_a_token}),
     ChunksNotBooked=("`num_computed_tokens` is wrong", (Loop,), {"process": only_with_tokens}),
-    NoneForNothing=("expected a list of RequestOutput", (Loop,), {
-        "step": lambda self: Loop.step(self) or None}),
+    NoneForNothing=(
+        "expected a list of RequestOutput",
+        (Loop,),
+        {"step": lambda self: Loop.step(self) or None},
+    ),
     ExecutesNothing=("Your code raised", (Loop,), {"step": executes_nothing}),
     UnknownIdsFail=("KeyError", (Loop,), {"abort_requests": unknown_ids_fail}),
     AbortWithoutStatus=("status is wrong", (Loop,), {"abort_requests": abort_without_status}),
-    AbortOnlyForgets=("list `running` holds R0", (Loop,), {
-        "abort_requests": abort_of(lambda running: False)}),
-    AbortOfRunningOnly=("list `waiting` holds R", (Loop,), {
-        "abort_requests": abort_of(lambda running: running)}),
+    AbortOnlyForgets=(
+        "list `running` holds R0",
+        (Loop,),
+        {"abort_requests": abort_of(lambda running: False)},
+    ),
+    AbortOfRunningOnly=(
+        "list `waiting` holds R",
+        (Loop,),
+        {"abort_requests": abort_of(lambda running: running)},
+    ),
     AbortLeaksBlocks=("1 blocks are held", (Loop,), {"finish": leak, "process": free_as_well}),
     FailureIgnored=("its requests are still there", (Loop,), {"after_failure": lambda self: None}),
-    OnlyExceptions=("An interrupt is a BaseException", "After the step broke off", (Loop,), {
-        "step": only_exceptions}),
+    OnlyExceptions=(
+        "An interrupt is a BaseException",
+        "After the step broke off",
+        (Loop,),
+        {"step": only_exceptions},
+    ),
     ScheduleOutside=("After the step broke off", (Loop,), {"step": schedule_outside}),
     Swallows=("A step broke off with an error", (Loop,), {"step": swallows}),
-    CacheKeepsPromises=("never computed", "prefix cache", (Loop,), {
-        "after_failure": lambda self: self.abort_requests(list(self.requests))}),
+    CacheKeepsPromises=(
+        "never computed",
+        "prefix cache",
+        (Loop,),
+        {"after_failure": lambda self: self.abort_requests(list(self.requests))},
+    ),
     ForgetsAlways=("prefix cache", (Loop,), {"process": forgets_always}),
     ChangesWhatItWalks=("dictionary changed size", (Loop,), {"after_failure": one_by_one}),
     TheEnginesStep=("method `step` of its own", (Loop,), {"step": EngineBase.step}),
-    TheEnginesLoop=("engine's own loop", (Loop,), {
-        "step": lambda self: [request.output() for request in LLMEngine.advance(self)]}),
+    TheEnginesLoop=(
+        "engine's own loop",
+        (Loop,),
+        {"step": lambda self: [request.output() for request in LLMEngine.advance(self)]},
+    ),
     NeverEnds=("does not come to an end", (Loop,), {"step": never_ends}),
-)  # fmt: skip
+)
 
 
 @wrong("engine", "must return an object of your class")

@@ -66,7 +66,7 @@ table(
         "`scales` has the shape ()",
         lambda g, b, s: quant.find_params(g.flatten(), b, s),
     ),
-)  # fmt: skip
+)
 
 
 # 2 quantize
@@ -97,10 +97,7 @@ def codes(steps=lambda w, s, z: (w / s).round() + z, most=lambda b: 2**b - 1, sp
     return quantize
 
 
-table(
-    "quantize",
-    codes_as_floats=("expected uint8", lambda *args: by_unflatten(*args).float()),
-)  # fmt: skip
+table("quantize", codes_as_floats=("expected uint8", lambda *args: by_unflatten(*args).float()))
 
 
 # 3 dequantize
@@ -121,10 +118,7 @@ def weights(rule, spread=wide):
     return lambda q, scales, zeros: rule(q, spread(scales, q), spread(zeros, q))
 
 
-table(
-    "dequantize",
-    wraps_around=("subtract in uint8", weights(lambda q, s, z: (q - z) * s)),
-)  # fmt: skip
+table("dequantize", wraps_around=("subtract in uint8", weights(lambda q, s, z: (q - z) * s)))
 
 
 # 4 checkpoint_bytes
@@ -228,7 +222,7 @@ table(
         changed(lambda v, codes, absmax: (codes.long(), absmax)),
     ),
     a_little_is_added=("largest magnitude in a block", blockwise(lambda b: b.abs().amax(1) + 1e-8)),
-)  # fmt: skip
+)
 
 # 6 double_quantize
 
@@ -266,10 +260,7 @@ def absmax_of_absmax(absmax):
     return nearest(scaled, DYNAMIC).to(torch.uint8), nested, offset
 
 
-table(
-    "double_quantize",
-    absmax_of_absmax=("before the mean was subtracted", absmax_of_absmax),
-)  # fmt: skip
+table("double_quantize", absmax_of_absmax=("before the mean was subtracted", absmax_of_absmax))
 
 
 # 7 dequantize_nf4
@@ -317,10 +308,7 @@ def blocks_within_a_row(codes, absmax_codes, nested_absmax, offset, blocksize):
     return NF4[codes.long()] * absmax.repeat_interleave(blocksize, 1)
 
 
-table(
-    "dequantize_nf4",
-    blocks_within_a_row=("is invalid for input of size", blocks_within_a_row),
-)  # fmt: skip
+table("dequantize_nf4", blocks_within_a_row=("is invalid for input of size", blocks_within_a_row))
 
 
 # 8 prepare
@@ -377,12 +365,9 @@ def clears_the_callers_weight(weight, inputs, damp_percent):
 table(
     "prepare",
     clears_the_callers_weight=("in place", clears_the_callers_weight),
-    tokens_by_tokens=(
-        "`hessian`",
-        lambda w, x, damp: (w, 2 * x @ x.T / len(x)),
-    ),
+    tokens_by_tokens=("`hessian`", lambda w, x, damp: (w, 2 * x @ x.T / len(x))),
     weak_is_dead=("0 in *every* token", ready(dead=lambda x, h: h.diagonal() < 1e-8)),
-)  # fmt: skip
+)
 
 
 # 9 gptq
@@ -416,9 +401,14 @@ def columns_as_a_list(weight, upper, bits, group_size):
 
 
 def columns(
-    spread=lambda u, i: u[i], error=lambda w, first, q, read, d: (w - read) / d, source=None,
-    later=lambda i, size, width: width, sym=True, keep=None, rounds="w",
-):  # fmt: skip
+    spread=lambda u, i: u[i],
+    error=lambda w, first, q, read, d: (w - read) / d,
+    source=None,
+    later=lambda i, size, width: width,
+    sym=True,
+    keep=None,
+    rounds="w",
+):
     """The loop of GPTQ; each argument replaces one of its lines.
 
     `source`: the weights whose range makes the grid at column i, or None to keep the old one.
@@ -478,7 +468,7 @@ table(
         "first column is reached",
         columns(source=lambda w, first, i, n: w[:, i:] if i % n == 0 else None),
     ),
-)  # fmt: skip
+)
 
 
 # 10 search_scales
@@ -496,9 +486,13 @@ def loudness(inputs):
 
 
 def climb(
-    start=lambda w, x: torch.ones(w.shape[1]), factors=(0.7, 0.85, 1.2, 1.4), rounds=1,
-    error=cost, keep=lambda new, old: new < old, channels=range,
-):  # fmt: skip
+    start=lambda w, x: torch.ones(w.shape[1]),
+    factors=(0.7, 0.85, 1.2, 1.4),
+    rounds=1,
+    error=cost,
+    keep=lambda new, old: new < old,
+    channels=range,
+):
     """From a beginning, channel by channel: a change is kept where the error gets smaller."""
 
     def search(weight, inputs, bits, group_size):
@@ -610,7 +604,8 @@ table(
     scaled_down=("further off than without", lambda w, x, b, g: 1 / loudness(x).sqrt()),
     for_the_weights=("further off than without", climb(error=of_weights)),
     not_divided=(
-        "further off than without", climb(error=lambda *a: cost(*a, divide=False), rounds=2)
+        "further off than without",
+        climb(error=lambda *a: cost(*a, divide=False), rounds=2),
     ),
     symmetric_grids=("further off than without", climb(error=lambda *a: cost(*a, sym=True))),
     keeps_the_worse=("further off than without", climb(keep=lambda new, old: new > old)),
@@ -619,22 +614,23 @@ table(
         climb(keep=lambda new, old: True, factors=(0.5,), channels=lambda n: range(0, n, 2)),
     ),
     from_half_a_power=(
-        "further off than without", climb(lambda w, x: loudness(x) ** 0.9, factors=(0.99, 1.01))
+        "further off than without",
+        climb(lambda w, x: loudness(x) ** 0.9, factors=(0.99, 1.01)),
     ),
     only_the_loudest=("is not small enough", only_the_loudest),
     tiny_steps=("is not small enough", then_climb(RULE, factors=(0.999, 1.001))),
     only_the_first_channels=(
-        "is not small enough", then_climb(RULE, channels=lambda n: range(min(n, 4)))
+        "is not small enough",
+        then_climb(RULE, channels=lambda n: range(min(n, 4))),
     ),
     first_token_only=(
-        "further off than without", lambda w, x, b, g: then_climb(RULE)(w, x[:1], b, g)
+        "further off than without",
+        lambda w, x, b, g: then_climb(RULE)(w, x[:1], b, g),
     ),
-    sixty_four_bits=(
-        "is float64", lambda *a: then_climb(RULE, rounds=0)(*a).double()
-    ),
+    sixty_four_bits=("is float64", lambda *a: then_climb(RULE, rounds=0)(*a).double()),
     a_row_of_scales=("has the shape", lambda *a: RULE(*a)[None]),
     writes_into_the_weight=("changes in place", writes_into_the_weight),
-)  # fmt: skip
+)
 
 
 # 11 pack_layer
@@ -720,7 +716,7 @@ table(
     sixty_four_bits=("is int64", unsigned(lambda part: part)),
     a_byte_each=("which nibble does each get", both(shift=8)),
     shifted_in_bytes=("shift in uint8", shifted_in_bytes),
-)  # fmt: skip
+)
 
 
 # 12 fit_params
@@ -770,8 +766,9 @@ def each_end_by_itself(groups, bits):
             scales = torch.where(scales > 0, scales, 1.0)
             grid = scales, (-one * low / scales).round().clamp(0, 2**bits - 1)
             error = lost_by(groups, bits, *grid)
-            best = tuple(torch.where(error < least, new, old)
-                         for new, old in zip(grid, best, strict=True))  # fmt: skip
+            best = tuple(
+                torch.where(error < least, new, old) for new, old in zip(grid, best, strict=True)
+            )
             least = torch.minimum(error, least)
     return best
 
@@ -789,8 +786,10 @@ def scales_by_least_squares(groups, bits):
             new = (steps * groups).sum(-1) / steps.square().sum(-1)
             scales = torch.where(new > 0, new, scales)
         error = lost_by(groups, bits, scales, zeros)
-        best = tuple(torch.where(error < least, new, old)
-                     for new, old in zip((scales, zeros), best, strict=True))  # fmt: skip
+        best = tuple(
+            torch.where(error < least, new, old)
+            for new, old in zip((scales, zeros), best, strict=True)
+        )
         least = torch.minimum(error, least)
     return best
 
@@ -816,11 +815,19 @@ table(
     old_zeros=("The zero is stored as a code", old_zeros),
     never_the_full_range=("worse off", without_the_full_range),
     only_a_little=("gain too little", lambda g, b: best_share(g, b, SHARES[:2])),
-    symmetric_search=("worse off", lambda g, b: best_share(
-        g, b, SHARES, take=lambda g, b, share: quant.find_params(g * share, b, True))),
-    a_scale_of_zero=("able to divide by a scale", lambda g, b: tuple(
-        torch.where((g == 0).all(-1), 0.0, part) for part in best_share(g, b, SHARES))),
-)  # fmt: skip
+    symmetric_search=(
+        "worse off",
+        lambda g, b: best_share(
+            g, b, SHARES, take=lambda g, b, share: quant.find_params(g * share, b, True)
+        ),
+    ),
+    a_scale_of_zero=(
+        "able to divide by a scale",
+        lambda g, b: tuple(
+            torch.where((g == 0).all(-1), 0.0, part) for part in best_share(g, b, SHARES)
+        ),
+    ),
+)
 
 
 # 13 engine
@@ -879,15 +886,18 @@ table(
     ),
     only_one=("must return a pair", lambda: rounded),
     codes_in_place_of_weights=(
-        "returned Tensor of shape", lambda: (rounded, lambda w, x: compensated(w, x).T)
+        "returned Tensor of shape",
+        lambda: (rounded, lambda w, x: compensated(w, x).T),
     ),
     codes_not_read_back=(
-        "far from the weight", lambda: (lambda w: quant.rtn(w, bits=3).q.float(), compensated)
+        "far from the weight",
+        lambda: (lambda w: quant.rtn(w, bits=3).q.float(), compensated),
     ),
     identity_for_hessian=("more than plain rounding does", lambda: (rounded, with_noise)),
     calibrated_on_a_small_layer_only=(
-        "no better than your rounding", lambda: (rounded, right_on_small_layers)
+        "no better than your rounding",
+        lambda: (rounded, right_on_small_layers),
     ),
     inputs_written_over=("changes in place", lambda: (rounded, clears_the_inputs)),
     no_end=("does not come to an end", lambda: (rounded, without_an_end)),
-)  # fmt: skip
+)

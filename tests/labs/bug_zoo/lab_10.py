@@ -35,9 +35,10 @@ def by_building_them(linears, r):
 
 
 table(
-    "lora_parameters", "linears, r",
+    "lora_parameters",
+    "linears, r",
     ("both_of_both_widths", "2 times what", "sum(2 * r * (i + o) for i, o in linears)"),
-)  # fmt: skip
+)
 
 
 @right("training_bytes")
@@ -47,10 +48,11 @@ def item_by_item(num_frozen, bits_per_frozen, num_trained):
 
 
 table(
-    "training_bytes", "f, b, t",
+    "training_bytes",
+    "f, b, t",
     ("bits", "in bits, not in bytes", "f * b + 16 * t"),
     ("all_in_float32", "times what it should", "f * b / 8 + 20 * t"),
-)  # fmt: skip
+)
 
 # 3 make_labels
 
@@ -75,16 +77,23 @@ def labelled(p, a, e, labels):
 
 
 table(
-    "make_labels", "p, a, e",
+    "make_labels",
+    "p, a, e",
     ("zero_as_mask", "labels are wrong", "labelled(p, a, e, [0] * len(p) + a + [e])"),
     ("labels_of_the_answer_alone", "not equally long", "labelled(p, a, e, a + [e])"),
     ("answer_alone", "`input_ids` are not the prompt", "(a + [e], a + [e])"),
-    ("extends_the_prompt", "changes in place",
-     "(p.extend(a + [e]) or p, [-100] * (len(p) - len(a) - 1) + a + [e])"),
-    ("ends_the_prompt_too", "`input_ids` are not the prompt",
-     "(p + [e] + a + [e], [-100] * (len(p) + 1) + a + [e])"),
+    (
+        "extends_the_prompt",
+        "changes in place",
+        "(p.extend(a + [e]) or p, [-100] * (len(p) - len(a) - 1) + a + [e])",
+    ),
+    (
+        "ends_the_prompt_too",
+        "`input_ids` are not the prompt",
+        "(p + [e] + a + [e], [-100] * (len(p) + 1) + a + [e])",
+    ),
     ("fills_up", "not equally long", "labelled(p, a + [e] * (4 - len(a)), e, [-100] * len(p))"),
-)  # fmt: skip
+)
 
 # 4 answer_loss
 
@@ -108,16 +117,16 @@ def mean(x, y, **options):
 
 
 table(
-    "answer_loss", "x, y",
+    "answer_loss",
+    "x, y",
     ("in_sixteen_bits", "computed in 16 bits", "mean(x[:, :-1], y[:, 1:])"),
     ("maximises", "not the mean of -log p", "-by_gathering(x, y)"),
     ("detached", "no gradient", "by_gathering(x, y).detach()"),
     ("perplexity", "not the mean of -log p", "by_gathering(x, y).exp()"),
     ("only_64_places", "not the mean of -log p", "by_gathering(x[:, -64:], y[:, -64:])"),
-    ("masks_the_first_label", "changes in place",
-     "(y[:, 0].fill_(-100), by_gathering(x, y))[1]"),
+    ("masks_the_first_label", "changes in place", "(y[:, 0].fill_(-100), by_gathering(x, y))[1]"),
     ("with_a_dimension", "shape is (1,)", "by_gathering(x, y)[None]"),
-)  # fmt: skip
+)
 
 # 5 init_lora
 
@@ -136,7 +145,8 @@ def matrices(r, i, o, bound=None, a=None, b=None):
 
 
 table(
-    "init_lora", "i, o, r",
+    "init_lora",
+    "i, o, r",
     ("both_random", "B is not zero", "matrices(r, i, o, b=torch.randn(o, r) * 0.02)"),
     ("both_zero", "both zero", "matrices(r, i, o, a=torch.zeros(r, i))"),
     ("a_transposed", "wrong shape", "matrices(r, i, o, a=torch.rand(i, r))"),
@@ -144,7 +154,7 @@ table(
     ("own_seed", "A is another one", "(torch.seed(), matrices(r, i, o))[1]"),
     ("one_row_repeated", "come again", "matrices(r, i, o, a=matrices(1, i, o)[0].repeat(r, 1))"),
     ("expanded_zero", "one place of memory", "matrices(r, i, o, b=torch.zeros(1).expand(o, r))"),
-)  # fmt: skip
+)
 
 # 6 lora_forward, 7 merge_weight
 
@@ -178,21 +188,37 @@ def base_without_gradient(x, weight, A, B, scale):
 
 
 table(
-    "lora_forward", "x, w, A, B, alpha",
+    "lora_forward",
+    "x, w, A, B, alpha",
     ("r_over_alpha", "not W x + ", "beside(x, w, A, B, len(A) / (alpha or 1))"),
-    ("relu_between", "not W x + ",
-     "(F.linear(x, w) + alpha / len(A) * F.linear((x.float() @ A.T).relu(), B)).to(x.dtype)"),
-    ("stays_in_float32", "dtype is torch.float32",
-     "F.linear(x, w) + alpha / len(A) * low(x, A, B)"),
+    (
+        "relu_between",
+        "not W x + ",
+        "(F.linear(x, w) + alpha / len(A) * F.linear((x.float() @ A.T).relu(), B)).to(x.dtype)",
+    ),
+    (
+        "stays_in_float32",
+        "dtype is torch.float32",
+        "F.linear(x, w) + alpha / len(A) * low(x, A, B)",
+    ),
     ("no_grad", "gradient of x is wrong", "base_without_gradient(x, w, A, B, alpha / len(A))"),
     ("uses_data", "No gradient arrives at lora_A", "beside(x, w, A.data, B, alpha / len(A))"),
-    ("merges_on_the_way", "changes in place",
-     "F.linear(x, w.add_((alpha / len(A) * B @ A).to(w.dtype)))"),
-    ("through_the_whole_matrix", "B A is built",
-     "F.linear(x.float(), w.float() + alpha / len(A) * B @ A).to(x.dtype)"),
-    ("builds_the_update", "B A is built",
-     "beside(x, w, torch.eye(x.shape[-1]), B @ A, alpha / len(A))"),
-)  # fmt: skip
+    (
+        "merges_on_the_way",
+        "changes in place",
+        "F.linear(x, w.add_((alpha / len(A) * B @ A).to(w.dtype)))",
+    ),
+    (
+        "through_the_whole_matrix",
+        "B A is built",
+        "F.linear(x.float(), w.float() + alpha / len(A) * B @ A).to(x.dtype)",
+    ),
+    (
+        "builds_the_update",
+        "B A is built",
+        "beside(x, w, torch.eye(x.shape[-1]), B @ A, alpha / len(A))",
+    ),
+)
 
 
 @right("merge_weight")
@@ -202,14 +228,18 @@ def with_addmm(weight, lora_A, lora_B, lora_alpha):
 
 
 table(
-    "merge_weight", "w, A, B, alpha",
-    ("in_sixteen_bits", "A and B are rounded",
-     "w + alpha / len(A) * (B.to(w.dtype) @ A.to(w.dtype))"),
+    "merge_weight",
+    "w, A, B, alpha",
+    (
+        "in_sixteen_bits",
+        "A and B are rounded",
+        "w + alpha / len(A) * (B.to(w.dtype) @ A.to(w.dtype))",
+    ),
     ("a_times_b", "RuntimeError", "(w.float() + alpha / len(A) * A @ B).to(w.dtype)"),
     ("adds_twice", "not W + ", "(w.float() + 2 * alpha / len(A) * B @ A).to(w.dtype)"),
     ("in_place", "changes in place", "w.copy_(w.float() + alpha / len(A) * B @ A)"),
     ("delta", "update alone", "(alpha / len(A) * B @ A).to(w.dtype)"),
-)  # fmt: skip
+)
 
 # 8 LoRALinear
 
@@ -358,33 +388,57 @@ for name, says, changes in (
     ("WithoutBias", "bias of the base layer is lost", {"bias": False}),
     ("Unscaled", "not scaled", {"scale": False}),
     ("DropsEverything", "base layer* are dropped", {"drop_base": True}),
-    ("DropsOnceForBoth", "base layer* are dropped", {"forward": forward_dropping_once,
-                                                    "drop": nowhere}),
+    (
+        "DropsOnceForBoth",
+        "base layer* are dropped",
+        {"forward": forward_dropping_once, "drop": nowhere},
+    ),
     ("DropsBetween", "between A and B", {"drop": nowhere, "between": dropout}),
     ("DropsTheUpdate", "behind B", {"drop": nowhere, "behind": dropout}),
     ("StaysInFloat32", "output is float32", {"rounded": lambda self, total, out: total}),
     ("ForgetsThatItMerged", "`layer.merged` is still False", {"remembers": False}),
-    ("WithoutAFlag", "no attribute 'merged'", {"__init__": afterwards(
-        lambda self: delattr(self, "merged"))}),
+    (
+        "WithoutAFlag",
+        "no attribute 'merged'",
+        {"__init__": afterwards(lambda self: delattr(self, "merged"))},
+    ),
     ("DropsInEvaluation", "dropped in evaluation", {"drop_always": True}),
     ("DropsWithoutScaling", "not scaled up", {"keep_share": False}),
     ("AddsAfterMerging", "added once more", {"check_merged": False}),
     ("MergesTwice", "second time", {"merge_once": False}),
-    ("TensorsInsteadOfParameters", "not exactly `lora_A` and `lora_B`", {
-        "__init__": afterwards(tensors)}),
+    (
+        "TensorsInsteadOfParameters",
+        "not exactly `lora_A` and `lora_B`",
+        {"__init__": afterwards(tensors)},
+    ),
     ("CopiesTheBase", "not the layer that was given", {"__init__": afterwards(copied_base)}),
     ("FreezesWithNoGrad", "must pass through the frozen weight", {"base": without_gradient}),
-    ("StartsDamaged", "does not give what its base layer gives", {"__init__": afterwards(
-        lambda self: nn.init.normal_(self.lora_B))}),
+    (
+        "StartsDamaged",
+        "does not give what its base layer gives",
+        {"__init__": afterwards(lambda self: nn.init.normal_(self.lora_B))},
+    ),
     ("MergesACopy", "not the merged one", {"merge": merge_a_copy}),
     ("MergesIntoANewParameter", "another object", {"merge": merge_anew}),
     ("MergesWithoutTheScale", "not scaled", {"merge": merge_unscaled}),
     ("ForgetsDropout", "Nothing is dropped", {"drop": nowhere}),
-    ("MergedFromTheStart", "expected `False`", {"__init__": afterwards(
-        lambda self: setattr(self, "merged", True))}),
-    ("DropsTheSame", "same inputs are dropped", {"drop": lambda self, x: x if not (
-        self.p and self.training) else x * (torch.arange(x.shape[-1]) % 4 > 0) / (1 - self.p)}),
-):  # fmt: skip
+    (
+        "MergedFromTheStart",
+        "expected `False`",
+        {"__init__": afterwards(lambda self: setattr(self, "merged", True))},
+    ),
+    (
+        "DropsTheSame",
+        "same inputs are dropped",
+        {
+            "drop": lambda self, x: (
+                x
+                if not (self.p and self.training)
+                else x * (torch.arange(x.shape[-1]) % 4 > 0) / (1 - self.p)
+            )
+        },
+    ),
+):
     wrong("lora_linear", says)(type(name, (Good,), {"__module__": __name__, **changes}))
 
 # 9 add_lora
@@ -480,29 +534,49 @@ def one_layer_for_each_name(model, target_modules, r, lora_alpha):
 for name, says, answer in (
     ("freezes_only_the_targets", "Not everything else is frozen", adapting(freeze=False)),
     ("freezes_last", "frozen, too, so nothing is trained", freezes_last),
-    ("part_of_the_name", "not named in target_modules",
-     adapting(lambda whole, _, t: any(target in whole for target in t))),
-    ("end_of_the_name", "not named in target_modules",
-     adapting(lambda whole, _, t: whole.endswith(tuple(t)))),
+    (
+        "part_of_the_name",
+        "not named in target_modules",
+        adapting(lambda whole, _, t: any(target in whole for target in t)),
+    ),
+    (
+        "end_of_the_name",
+        "not named in target_modules",
+        adapting(lambda whole, _, t: whole.endswith(tuple(t))),
+    ),
     ("every_linear_layer", "not named in target_modules", adapting(lambda *_: True)),
-    ("assigns_to_the_loop_variable", "No layer of the model was replaced",
-     assigns_to_the_loop_variable),
+    (
+        "assigns_to_the_loop_variable",
+        "No layer of the model was replaced",
+        assigns_to_the_loop_variable,
+    ),
     ("compares_the_whole_name", "whole name", adapting(lambda whole, _, t: whole in t)),
     ("stops_after_the_first", "Only one layer", stops_after_the_first),
     ("first_target_alone", "wrong layers", adapting(lambda _, child, t: child in t[:1])),
     ("swaps_r_and_alpha", "rank is wrong", lambda m, t, r, a: by_parents(m, t, int(a) + 1, r)),
     ("forgets_alpha", "numbers are wrong", lambda m, t, r, a: by_parents(m, t, r, r)),
-    ("returns_everything", "also holds frozen parameters",
-     by_parents_then(lambda m: list(m.parameters()))),
+    (
+        "returns_everything",
+        "also holds frozen parameters",
+        by_parents_then(lambda m: list(m.parameters())),
+    ),
     ("returns_the_model", "must return the list", by_parents_then(lambda m: m)),
-    ("returns_b_alone", "not that of all A and B", by_parents_then(
-        lambda m: [p for n, p in m.named_parameters() if "lora_B" in n])),
+    (
+        "returns_b_alone",
+        "not that of all A and B",
+        by_parents_then(lambda m: [p for n, p in m.named_parameters() if "lora_B" in n]),
+    ),
     ("one_pair_for_all", "share their A and B", one_pair_for_all),
     ("whatever_has_the_name", "has no attribute 'in_features'", adapting(kind=nn.Module)),
     ("one_layer_for_each_name", "another layer", one_layer_for_each_name),
-    ("plain_linears_only", "Subclasses", lambda m, t, r, a: adapting(
-        lambda n, c, t: c in t and type(m.get_submodule(n)) is nn.Linear)(m, t, r, a)),
-):  # fmt: skip
+    (
+        "plain_linears_only",
+        "Subclasses",
+        lambda m, t, r, a: adapting(
+            lambda n, c, t: c in t and type(m.get_submodule(n)) is nn.Linear
+        )(m, t, r, a),
+    ),
+):
     answer.__name__ = name
     wrong("add_lora", says)(answer)
 
@@ -536,13 +610,20 @@ def stepping(order="zero backward clip step", loss=loss_of, result=lambda value:
         value = loss(model, input_ids, labels)
         for part in order.split():
             {
-                "zero": optimizer.zero_grad, "backward": value.backward, "step": optimizer.step,
-                "clip": lambda: clipped(trained), "eval": model.eval,
+                "zero": optimizer.zero_grad,
+                "backward": value.backward,
+                "step": optimizer.step,
+                "clip": lambda: clipped(trained),
+                "eval": model.eval,
                 "each": lambda: [clipped(p) for p in trained],
                 "values": lambda: nn.utils.clip_grad_value_(trained, 1.0),
-                "to_one": lambda: [g.div_(n) for n in [torch.stack([
-                    p.grad.norm() for p in trained]).norm()] for p in trained for g in [p.grad]],
-            }[part]()  # fmt: skip
+                "to_one": lambda: [
+                    g.div_(n)
+                    for n in [torch.stack([p.grad.norm() for p in trained]).norm()]
+                    for p in trained
+                    for g in [p.grad]
+                ],
+            }[part]()
         return result(value)
 
     return step
@@ -643,16 +724,35 @@ def save_and_merge(self):
 
 for name, says, changes in (
     ("Subtracts", "is subtracted again", {"unmerge": subtract}),
-    ("KeepsACopyAlways", "all the time", {"__init__": afterwards(
-        lambda self: setattr(self, "copy", self.base_layer.weight.data.clone()))}),
+    (
+        "KeepsACopyAlways",
+        "all the time",
+        {
+            "__init__": afterwards(
+                lambda self: setattr(self, "copy", self.base_layer.weight.data.clone())
+            )
+        },
+    ),
     ("ForgetsTheCopy", "unmerge", {"unmerge": restore}),
     ("SavesTheMerged", "keeps the merged weight", {"merge": save_and_merge}),
-    ("MergesAView", "same memory", {"merge": lambda self: None if self.merged else (
-        setattr(self, "before", self.base_layer.weight.data), Good.merge(self))[0]}),
+    (
+        "MergesAView",
+        "same memory",
+        {
+            "merge": lambda self: (
+                None
+                if self.merged
+                else (setattr(self, "before", self.base_layer.weight.data), Good.merge(self))[0]
+            )
+        },
+    ),
     ("HasNoWayBack", "no attribute 'unmerge'", {"unmerge": property()}),
-    ("StaysMerged", "`merged` is", {"unmerge": lambda self: (
-        Switch.unmerge(self), setattr(self, "merged", True))[0]}),
-):  # fmt: skip
+    (
+        "StaysMerged",
+        "`merged` is",
+        {"unmerge": lambda self: (Switch.unmerge(self), setattr(self, "merged", True))[0]},
+    ),
+):
     wrong("switchable", says)(type(name, (Switch,), {"__module__": __name__, **changes}))
 
 # 12 engine
@@ -672,21 +772,42 @@ def steps_on_toys_alone(model, *args):
 
 
 for name, says, parts in (
-    ("course_parts", "The course's own layer", (masks_afterwards, the_courses_own,
-                                               zeroes_at_the_end)),
+    (
+        "course_parts",
+        "The course's own layer",
+        (masks_afterwards, the_courses_own, zeroes_at_the_end),
+    ),
     ("too_few_parts", "must return make_labels, add_lora and training_step", (masks_afterwards,)),
-    ("parts_without_layers", "Exercise 9 is not right yet", (
-        masks_afterwards, assigns_to_the_loop_variable, zeroes_at_the_end)),
-    ("parts_that_never_step", "Exercise 10 is not right yet", (
-        masks_afterwards, by_parents, stepping("zero backward clip"))),
-    ("parts_that_merge_unscaled", "Exercise 8 is not right yet", (
-        masks_afterwards, adapting(layer=MergesUnscaled), zeroes_at_the_end)),
-    ("parts_that_shift_twice", "Exercise 3 is not right yet", (
-        lambda p, a, e: labelled(p, a, e, [*([-100] * len(p) + a + [e])[1:], -100]), by_parents,
-        zeroes_at_the_end)),
-    ("parts_that_fail_on_the_real_model", "loss does not fall", (
-        masks_afterwards, by_parents, steps_on_toys_alone)),
-):  # fmt: skip
+    (
+        "parts_without_layers",
+        "Exercise 9 is not right yet",
+        (masks_afterwards, assigns_to_the_loop_variable, zeroes_at_the_end),
+    ),
+    (
+        "parts_that_never_step",
+        "Exercise 10 is not right yet",
+        (masks_afterwards, by_parents, stepping("zero backward clip")),
+    ),
+    (
+        "parts_that_merge_unscaled",
+        "Exercise 8 is not right yet",
+        (masks_afterwards, adapting(layer=MergesUnscaled), zeroes_at_the_end),
+    ),
+    (
+        "parts_that_shift_twice",
+        "Exercise 3 is not right yet",
+        (
+            lambda p, a, e: labelled(p, a, e, [*([-100] * len(p) + a + [e])[1:], -100]),
+            by_parents,
+            zeroes_at_the_end,
+        ),
+    ),
+    (
+        "parts_that_fail_on_the_real_model",
+        "loss does not fall",
+        (masks_afterwards, by_parents, steps_on_toys_alone),
+    ),
+):
     answer = lambda parts=parts: parts  # noqa: E731
     answer.__name__ = name
     wrong("engine", says)(answer)

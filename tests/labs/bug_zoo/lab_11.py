@@ -167,8 +167,13 @@ def adds_in_place(weight, A, B, config):
 
 @wrong("merge_weight", "weight is wrong")
 def whole_numbers_of_scale(weight, A, B, config):
-    return summed(weight, A, B, config, scale=config["lora_alpha"] // config["r"]
-                  if not config.get("use_rslora") else None).to(weight.dtype)  # fmt: skip
+    return summed(
+        weight,
+        A,
+        B,
+        config,
+        scale=config["lora_alpha"] // config["r"] if not config.get("use_rslora") else None,
+    ).to(weight.dtype)
 
 
 @wrong("merge_weight", "not finite")
@@ -322,9 +327,13 @@ def checked(config, tensors, base, merged, is_it, alone=None):
             plain, sizes = plain.T, sizes.T
         delta = the_scale(config) * plain
         sizes = weight.abs() + the_scale(config) * sizes
-        for word, exact in (("", weight + delta), ("not merged", weight),
-                            ("merged twice", weight + 2 * delta),
-                            ("scale forgotten", weight + plain), ("other", None)):  # fmt: skip
+        for word, exact in (
+            ("", weight + delta),
+            ("not merged", weight),
+            ("merged twice", weight + 2 * delta),
+            ("scale forgotten", weight + plain),
+            ("other", None),
+        ):
             if exact is None or is_it(stored, exact, sizes):
                 if word:
                     found[name] = word
@@ -355,8 +364,13 @@ def with_three_steps(config, tensors, base, merged):
 
 @wrong("check_merge", "right weight is called wrong")
 def with_allclose(config, tensors, base, merged):
-    return checked(config, tensors, base, merged,
-                   lambda stored, exact, sizes: torch.allclose(stored.double(), exact))  # fmt: skip
+    return checked(
+        config,
+        tensors,
+        base,
+        merged,
+        lambda stored, exact, sizes: torch.allclose(stored.double(), exact),
+    )
 
 
 @wrong("check_merge", "right weight is called wrong")
@@ -429,8 +443,10 @@ def nearly_all_numbers(config, tensors, base, merged):
 
 @wrong("check_merge", "is shape; you say")
 def numbers_are_counted(config, tensors, base, merged):
-    shaped = {n: t.reshape(base[n].shape) if n in base and t.numel() == base[n].numel() else t
-              for n, t in merged.items()}  # fmt: skip
+    shaped = {
+        n: t.reshape(base[n].shape) if n in base and t.numel() == base[n].numel() else t
+        for n, t in merged.items()
+    }
     return with_three_steps(config, tensors, base, shaped)
 
 
@@ -443,8 +459,11 @@ def files_of(folder):
 
 def write(tensors, base_dir, out_dir, metadata=True):
     out_dir.mkdir(parents=True, exist_ok=True)
-    save_file({n: t.contiguous() for n, t in tensors.items()}, out_dir / "model.safetensors",
-              metadata={"format": "pt"} if metadata else None)  # fmt: skip
+    save_file(
+        {n: t.contiguous() for n, t in tensors.items()},
+        out_dir / "model.safetensors",
+        metadata={"format": "pt"} if metadata else None,
+    )
     shutil.copy2(base_dir / "config.json", out_dir / "config.json")
 
 

@@ -114,8 +114,9 @@ def scales_times_zeros_in_half(tensors, bits, checkpoint_format):
         raise ValueError("unknown")
     zeros = fields(tensors["qzeros"], bits) + (1 if checkpoint_format == "gptq" else 0)
     g, scales = tensors["g_idx"].long(), tensors["scales"]
-    return ((fields(tensors["qweight"].T, bits).T * scales[g]).float()
-            - (zeros * scales)[g].float()).T  # fmt: skip
+    return (
+        (fields(tensors["qweight"].T, bits).T * scales[g]).float() - (zeros * scales)[g].float()
+    ).T
 
 
 # 3 write_layer
@@ -239,10 +240,13 @@ def the_same_scales(tensors):
 def rounds_the_groups_up(tensors):
     width, groups = len(tensors["qweight"]), len(tensors["qzeros"])
     if width % 8 == 0 and width % groups:
-        found, form = nibble_by_nibble({
-            "qweight": tensors["qweight"][: width // groups // 8 * 8 * groups or 8],
-            "qzeros": tensors["qzeros"][:1], "scales": tensors["scales"][:1],
-        })  # fmt: skip
+        found, form = nibble_by_nibble(
+            {
+                "qweight": tensors["qweight"][: width // groups // 8 * 8 * groups or 8],
+                "qzeros": tensors["qzeros"][:1],
+                "scales": tensors["scales"][:1],
+            }
+        )
         return found, form
     return nibble_by_nibble(tensors)
 
@@ -324,8 +328,11 @@ def common_group_sizes(entry, shapes, tensors):
     for bits in (2, 4, 8):
         for size in sizes:
             for desc_act in (False, True):
-                keys = {k for k, v in zip(KEYS, (bits, size, desc_act), strict=True)
-                        if entry.get(k) != v}  # fmt: skip
+                keys = {
+                    k
+                    for k, v in zip(KEYS, (bits, size, desc_act), strict=True)
+                    if entry.get(k) != v
+                }
                 bad = keys | set(bad_tensors(shapes, tensors, bits, size, desc_act))
                 best = bad if best is None or len(bad) < len(best) else best
     return best
@@ -365,10 +372,16 @@ def nothing_can_be_missing(entry, shapes, tensors):
 def orders_nothing(entry, shapes, tensors):
     known = {f"{layer}.{p}" for layer in shapes for p in ("qweight", "qzeros", "scales", "g_idx")}
     return few_keys_first(entry, shapes, tensors) | (
-        {"desc_act"} if entry.get("desc_act") and known <= set(tensors) and all(
-            t.tolist() == sorted(t.flatten().tolist()) for n, t in tensors.items()
-            if n.endswith("g_idx")) else set()
-    )  # fmt: skip
+        {"desc_act"}
+        if entry.get("desc_act")
+        and known <= set(tensors)
+        and all(
+            t.tolist() == sorted(t.flatten().tolist())
+            for n, t in tensors.items()
+            if n.endswith("g_idx")
+        )
+        else set()
+    )
 
 
 def fewest(entry, shapes, tensors, allowed, bad_of=bad_tensors):
@@ -395,10 +408,16 @@ def groups_in_any_order_of_size(entry, shapes, tensors):
         if desc_act:
             return found
         rising = {
-            n for n in found if n.endswith(".g_idx") and n in tensors and tensors[n].dim() == 1
-            and tensors[n].dtype == torch.int32 and tensors[n].tolist() == sorted(tensors[n])
-            and len(tensors[n]) == shapes[n[:-6]][1] and tensors[n][0] == 0
-        }  # fmt: skip
+            n
+            for n in found
+            if n.endswith(".g_idx")
+            and n in tensors
+            and tensors[n].dim() == 1
+            and tensors[n].dtype == torch.int32
+            and tensors[n].tolist() == sorted(tensors[n])
+            and len(tensors[n]) == shapes[n[:-6]][1]
+            and tensors[n][0] == 0
+        }
         return [n for n in found if n not in rising]
 
     return fewest(entry, shapes, tensors, ((2, 4, 8), sizes_of(shapes), (False, True)), bad)
@@ -452,9 +471,14 @@ def new_dict(state, layers, bits, group_size):
         for key, value in unchecked(q.q, q.zeros, q.scales, q.g_idx, bits, "gptq_v2").items():
             tensors[f"{layer}.{key}"] = value
     return {
-        "checkpoint_format": "gptq_v2", "sym": False, "desc_act": False, "lm_head": False,
-        "group_size": group_size, "bits": bits, "quant_method": "gptq",
-    }, tensors  # fmt: skip
+        "checkpoint_format": "gptq_v2",
+        "sym": False,
+        "desc_act": False,
+        "lm_head": False,
+        "group_size": group_size,
+        "bits": bits,
+        "quant_method": "gptq",
+    }, tensors
 
 
 @wrong("engine", '"bits": 8')

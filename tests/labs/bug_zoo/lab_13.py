@@ -101,17 +101,25 @@ def empties_the_list(requests, block_size):
 table(
     "predict_cached_tokens",
     no_salt=("salt is ignored", each(rounded, shares=lambda own, earlier: True)),
-    rounds_up=("of its tokens, not",
-               each(lambda n, length, size: min(-(-n // size), (length - 1) // size) * size)),
-    only_the_first_request=("prediction is wrong", lambda requests, size: [
-        0, *(pairwise([requests[0], r], size)[1] for r in requests[1:])]),
-    always_one_block_less=("finds 1 of its tokens, not 0",
-                           each(lambda n, length, size: max(0, n // size * size - size))),
+    rounds_up=(
+        "of its tokens, not",
+        each(lambda n, length, size: min(-(-n // size), (length - 1) // size) * size),
+    ),
+    only_the_first_request=(
+        "prediction is wrong",
+        lambda requests, size: [0, *(pairwise([requests[0], r], size)[1] for r in requests[1:])],
+    ),
+    always_one_block_less=(
+        "finds 1 of its tokens, not 0",
+        each(lambda n, length, size: max(0, n // size * size - size)),
+    ),
     forgot_to_return=("returned None", lambda requests, size: None),
     only_the_sum=("Expected a list", lambda requests, size: sum(pairwise(requests, size))),
-    as_floats=("Expected whole numbers", lambda requests, size: [
-        float(n) for n in pairwise(requests, size)]),
-)  # fmt: skip
+    as_floats=(
+        "Expected whole numbers",
+        lambda requests, size: [float(n) for n in pairwise(requests, size)],
+    ),
+)
 
 # 2 order_parts
 
@@ -143,13 +151,17 @@ def by(key):
 
 table(
     "order_parts",
-    drops_what_changes=("each name once", lambda parts: [
-        name for name in parts if len(set(parts[name])) == 1]),
-    pairs_instead_of_names=("expected a list of names", lambda parts: sorted(
-        parts.items(), key=lambda item: len(set(item[1])))),
+    drops_what_changes=(
+        "each name once",
+        lambda parts: [name for name in parts if len(set(parts[name])) == 1],
+    ),
+    pairs_instead_of_names=(
+        "expected a list of names",
+        lambda parts: sorted(parts.items(), key=lambda item: len(set(item[1]))),
+    ),
     by_first_and_last=("more different values", by(lambda texts: texts[0] != texts[-1])),
     by_their_lengths=("more different values", by(lambda texts: len(set(map(len, texts))))),
-)  # fmt: skip
+)
 
 # 3 predict_with_eviction
 
@@ -243,7 +255,7 @@ table(
     head_first=("head of a prompt is evicted before its tail", changed(head_first=True)),
     never_looks=("finds 2 of its tokens, not 0", lambda prompts, size, n: [0] * len(prompts)),
     forgets_to_give_back=("raised IndexError: pop from an empty deque", changed(given_back=0)),
-)  # fmt: skip
+)
 
 # 4 order_requests
 
@@ -295,7 +307,7 @@ table(
     by_length=("not next to each other", places_by(lambda prompt: (len(prompt), prompt[-1]))),
     by_sixteen_tokens=("not next to each other", places_by(lambda prompt: prompt[:16])),
     the_prompts_themselves=("You return the prompts", lambda prompts: sorted(prompts)),
-)  # fmt: skip
+)
 
 # 5 smallest_cache
 
@@ -359,15 +371,25 @@ def remembers_other_days(hits_with, target, most, known={}):  # noqa: B006
 
 table(
     "smallest_cache",
-    one_after_another=("allowed", lambda hits_with, target, most: next(
-        (n for n in range(1, most + 1) if hits_with(n) >= target), None)),
-    more_than_the_target=("a smaller one is, too", lambda hits_with, target, most: halving(
-        lambda n: hits_with(n) - (n < most), target, most)),
-    one_too_few=("too small", lambda *given: (
-        answer if (answer := halving(*given)) in (None, 1) else answer - 1)),
-    halves_of_blocks=("`hits_with(1.5)` was called", lambda hits_with, target, most: halving(
-        lambda n: hits_with(n / 2 + 1), target, most)),
-)  # fmt: skip
+    one_after_another=(
+        "allowed",
+        lambda hits_with, target, most: next(
+            (n for n in range(1, most + 1) if hits_with(n) >= target), None
+        ),
+    ),
+    more_than_the_target=(
+        "a smaller one is, too",
+        lambda hits_with, target, most: halving(lambda n: hits_with(n) - (n < most), target, most),
+    ),
+    one_too_few=(
+        "too small",
+        lambda *given: answer if (answer := halving(*given)) in (None, 1) else answer - 1,
+    ),
+    halves_of_blocks=(
+        "`hits_with(1.5)` was called",
+        lambda hits_with, target, most: halving(lambda n: hits_with(n / 2 + 1), target, most),
+    ),
+)
 
 # 6 predict_ttft
 
@@ -402,7 +424,7 @@ table(
     one_token_less=("time is wrong", lambda m, n, c: seconds(m, n - c - 1)),
     returns_the_line=("Expected a number", lambda m, n, c: line(m)),
     to_the_millisecond=("time is wrong", lambda m, n, c: round(seconds(m, n - c), 3)),
-)  # fmt: skip
+)
 
 # 7 hit_rate
 
@@ -454,8 +476,11 @@ def with_prometheus_own_parser(before, after):
 
     def samples(text):
         families = text_string_to_metric_families(text)
-        return {(s.name, tuple(sorted(s.labels.items()))): s.value
-                for family in families for s in family.samples}  # fmt: skip
+        return {
+            (s.name, tuple(sorted(s.labels.items()))): s.value
+            for family in families
+            for s in family.samples
+        }
 
     old, grown = samples(before), defaultdict(float)
     for (name, labels), value in samples(after).items():
@@ -493,20 +518,34 @@ def reads_comments(before, after):
 
 table(
     "hit_rate",
-    since_the_start=("since the server was started",
-                     by_counter(lambda old, new: sum(new.values()), idle="never")),
+    since_the_start=(
+        "since the server was started",
+        by_counter(lambda old, new: sum(new.values()), idle="never"),
+    ),
     divides_by_zero=("raised ZeroDivisionError", by_counter(sums(since), idle="never")),
-    one_number_per_name=("rate is wrong", by_counter(
-        lambda old, new: since(list(old.values())[-1], list(new.values())[-1]))),
-    the_first_match=("rate is wrong", by_counter(
-        lambda *pages: since(*(list(page.values())[:1][0] for page in pages)))),
-    contains_the_words=("rate is wrong", wider(
-        lambda series: re.match("vllm:prefix_cache_(queries|hits)_total{", series),
-        lambda text: text.replace("vllm:external_prefix", "vllm:prefix"))),
+    one_number_per_name=(
+        "rate is wrong",
+        by_counter(lambda old, new: since(list(old.values())[-1], list(new.values())[-1])),
+    ),
+    the_first_match=(
+        "rate is wrong",
+        by_counter(lambda *pages: since(*(list(page.values())[:1][0] for page in pages))),
+    ),
+    contains_the_words=(
+        "rate is wrong",
+        wider(
+            lambda series: re.match("vllm:prefix_cache_(queries|hits)_total{", series),
+            lambda text: text.replace("vllm:external_prefix", "vllm:prefix"),
+        ),
+    ),
     as_text=("rate is wrong", lambda before, after: f"{by_labels(before, after) or 0:.0%}"),
-    by_engine_alone=("rate is wrong", lambda before, after: by_labels(*(
-        re.sub(',model_name="[^"]*"', "", text) for text in (before, after)))),
-)  # fmt: skip
+    by_engine_alone=(
+        "rate is wrong",
+        lambda before, after: by_labels(
+            *(re.sub(',model_name="[^"]*"', "", text) for text in (before, after))
+        ),
+    ),
+)
 
 # 8 engine
 
@@ -535,21 +574,42 @@ def answers(exercise):
 table(
     "engine",
     a_dictionary=("must return `Parts`", lambda: vars(parts()())),
-    a_block_size_of_its_own=("Exercise 1, `predict_cached_tokens`, is not right", parts(
-        predict_cached_tokens=lambda requests, size: pairwise(requests, 16))),
-    a_predictor_without_salts=("Exercise 1, `predict_cached_tokens`, is not right", parts(
-        predict_cached_tokens=answers("predict_cached_tokens")["no_salt"])),
-    a_predictor_without_eviction=("Exercise 3, `predict_with_eviction`, is not right", parts(
-        predict_with_eviction=room_for_all)),
-    one_block_less=("Exercise 3, `predict_with_eviction`, is not right", parts(
-        predict_with_eviction=lambda prompts, size, n: find_cached_tokens(prompts, size, n - 1))),
-    an_order_that_changes_nothing=("Exercise 4, `order_requests`, is not right", parts(
-        order_requests=answers("order_requests")["first_come"])),
-    an_order_that_loses_customers=("Each place must occur once", parts(
-        order_requests=one_per_tenant)),
-    a_rate_since_the_start=("Exercise 7, `hit_rate`, is not right", parts(
-        hit_rate=answers("hit_rate")["since_the_start"])),
-    wrong_on_large_ids_alone=("passes exercise 1, but on real prompts it is wrong", parts(
-        predict_cached_tokens=lambda requests, size: [
-            n + (size == 32) for n in pairwise(requests, size)])),
-)  # fmt: skip
+    a_block_size_of_its_own=(
+        "Exercise 1, `predict_cached_tokens`, is not right",
+        parts(predict_cached_tokens=lambda requests, size: pairwise(requests, 16)),
+    ),
+    a_predictor_without_salts=(
+        "Exercise 1, `predict_cached_tokens`, is not right",
+        parts(predict_cached_tokens=answers("predict_cached_tokens")["no_salt"]),
+    ),
+    a_predictor_without_eviction=(
+        "Exercise 3, `predict_with_eviction`, is not right",
+        parts(predict_with_eviction=room_for_all),
+    ),
+    one_block_less=(
+        "Exercise 3, `predict_with_eviction`, is not right",
+        parts(
+            predict_with_eviction=lambda prompts, size, n: find_cached_tokens(prompts, size, n - 1)
+        ),
+    ),
+    an_order_that_changes_nothing=(
+        "Exercise 4, `order_requests`, is not right",
+        parts(order_requests=answers("order_requests")["first_come"]),
+    ),
+    an_order_that_loses_customers=(
+        "Each place must occur once",
+        parts(order_requests=one_per_tenant),
+    ),
+    a_rate_since_the_start=(
+        "Exercise 7, `hit_rate`, is not right",
+        parts(hit_rate=answers("hit_rate")["since_the_start"]),
+    ),
+    wrong_on_large_ids_alone=(
+        "passes exercise 1, but on real prompts it is wrong",
+        parts(
+            predict_cached_tokens=lambda requests, size: [
+                n + (size == 32) for n in pairwise(requests, size)
+            ]
+        ),
+    ),
+)

@@ -184,8 +184,9 @@ def per_second_of_the_test(attempts, begin, end, ttft, tpot):
 def each_ones_own_due(attempts, begin, end, ttft, tpot):
     attempts = [*attempts]
     kept = {a.request_id for a in attempts if is_kept(a, a.due, ttft, tpot)}
-    dues = {a.request_id: min(b.due for b in attempts if b.request_id == a.request_id)
-            for a in attempts}  # fmt: skip
+    dues = {
+        a.request_id: min(b.due for b in attempts if b.request_id == a.request_id) for a in attempts
+    }
     counted = [name for name, due in dues.items() if begin <= due < end]
     both = [name for name in counted if name in kept]
     return len(both) / len(counted) if counted else math.nan, len(both) / (end - begin)

@@ -233,9 +233,13 @@ def exchanged(num_tokens, shape, machine):
 def parts(**changes):
     """Right parts, and what is changed in them."""
     fields = {
-        "chunk_keys": chained, "matched_tokens": walk, "store": WithADict,
-        "scheduler_side": ByPlaces, "extract_block": joined, "inject_block": stacked_back,
-    } | changes  # fmt: skip
+        "chunk_keys": chained,
+        "matched_tokens": walk,
+        "store": WithADict,
+        "scheduler_side": ByPlaces,
+        "extract_block": joined,
+        "inject_block": stacked_back,
+    } | changes
     return Parts(**fields)
 
 
@@ -246,8 +250,12 @@ def all_right():
 
 @right("engine")
 def written_otherwise():
-    return parts(chunk_keys=with_numpy, matched_tokens=takewhile, extract_block=stacked,
-                 inject_block=bytes_of_bytes)  # fmt: skip
+    return parts(
+        chunk_keys=with_numpy,
+        matched_tokens=takewhile,
+        extract_block=stacked,
+        inject_block=bytes_of_bytes,
+    )
 
 
 @wrong("engine", "says something else")

@@ -338,10 +338,15 @@ def test_stages_make_everything_once(
     monkeypatch.setattr("utils.pipeline.runner.call_stage", in_this_process)
     small = {
         distill.DATA: {"num_chats": 3, "num_extractions": 1, "max_tokens": 8},
-        distill.DRAFT: {"hidden_size": 64, "num_layers": 1, "steps": 2, "batch_size": 2,
-                        "num_hard": 2},
+        distill.DRAFT: {
+            "hidden_size": 64,
+            "num_layers": 1,
+            "steps": 2,
+            "batch_size": 2,
+            "num_hard": 2,
+        },
         distill.MEDUSA: {"steps": 2, "batch_size": 4},
-    }  # fmt: skip
+    }
     stages = small_stages(small)
     runner = Runner(tmp_path, stages, {distill.BASE: small_model_dir})
     runner.run()

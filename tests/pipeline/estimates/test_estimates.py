@@ -92,9 +92,12 @@ def test_memory_of_the_cpu_run(pipeline_run: Path) -> None:
     # grows with the steps: to 7 GB and more, where nothing is given back.
     profile, lengths = get_profile(PIPELINE_PROFILE), task_lengths()
     tensors = training_memory(
-        shape, "qlora", lengths.batch(profile.train_batch_size), r=profile.lora_r,
+        shape,
+        "qlora",
+        lengths.batch(profile.train_batch_size),
+        r=profile.lora_r,
         num_predicted=round(profile.train_batch_size * lengths.answer),
-    )  # fmt: skip
+    )
     total = tensors.total
     if fast_dtype() == "float32":  # what is 16 bits wide elsewhere
         total += tensors.weights + tensors.gradients + tensors.activations

@@ -10,14 +10,7 @@ import pytest
 from tools.notebook_files import QUIZ, lessons
 from utils.engine import EngineArgs, ModelConfig
 from utils.pipeline.estimates.cards import CARD_OF_PROFILE, CARDS
-from utils.pipeline.estimates.lessons import (
-    LESSONS,
-    ON_CPU,
-    ONE_CACHE,
-    PART_ONE,
-    on_card,
-    table,
-)
+from utils.pipeline.estimates.lessons import LESSONS, ON_CPU, ONE_CACHE, PART_ONE, on_card, table
 from utils.profiles import PROFILES
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"

@@ -10,10 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from utils.pipeline.estimates.measure_memory import (
-    count_step,
-    model_bytes,
-)
+from utils.pipeline.estimates.measure_memory import count_step, model_bytes
 from utils.pipeline.estimates.train_shapes import ALL_LINEAR, ATTENTION, TRAIN_SHAPES, TrainShape
 from utils.pipeline.estimates.training_memory import (
     METHODS,
@@ -78,8 +75,13 @@ def test_shapes_agree_with_the_calculators(name: str) -> None:
     """The other list of shapes, of notebook 02, was read from the same files."""
     shape, other = TRAIN_SHAPES[name], MODEL_SHAPES[name]
     assert shape.num_parameters() == pytest.approx(other.num_parameters, rel=0.002)
-    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads",
-                  "num_key_value_heads", "head_dim"):  # fmt: skip
+    for field in (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ):
         assert getattr(shape, field) == getattr(other, field)
 
 
@@ -113,17 +115,21 @@ def test_lora_parameters() -> None:
     assert memory.gradients == 2 * shape.lora_parameters(8, ATTENTION)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"method": "dora"}, "method must be one of full, lora, qlora"),
-    ({"num_tokens": -1}, "must not be negative"),
-    ({"num_predicted": 101}, "must lie between 0 and num_tokens"),
-    ({"method": "lora", "r": 0}, "r must be at least 1"),
-    ({"method": "lora", "target_modules": ["query"]}, "unknown: \\['query'\\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "dora"}, "method must be one of full, lora, qlora"),
+        ({"num_tokens": -1}, "must not be negative"),
+        ({"num_predicted": 101}, "must lie between 0 and num_tokens"),
+        ({"method": "lora", "r": 0}, "r must be at least 1"),
+        ({"method": "lora", "target_modules": ["query"]}, "unknown: \\['query'\\]"),
+    ],
+)
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        training_memory(**{"shape": TRAIN_SHAPES["Mistral-7B"], "method": "full",
-                           "num_tokens": 100} | arguments)  # fmt: skip
+        training_memory(
+            **{"shape": TRAIN_SHAPES["Mistral-7B"], "method": "full", "num_tokens": 100} | arguments
+        )
 
 
 def test_all_linear_are_the_linears() -> None:

@@ -19,11 +19,7 @@ import torch
 
 from tests.quant.conftest import import_gptqmodel
 from utils.environments.virtual import MARKER
-from utils.pipeline.quantizers.classic.environment import (
-    LOCK,
-    classic_python,
-    locked_packages,
-)
+from utils.pipeline.quantizers.classic.environment import LOCK, classic_python, locked_packages
 from utils.pipeline.quantizers.packing import dequantized_state_dict, load_tensors
 from utils.pipeline.stages import quantize as quantize_module
 from utils.pipeline.stages.perplexity import BrokenModelError, load_model, load_text, perplexity
@@ -44,9 +40,11 @@ def _train_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1024, special_tokens=["<eos>"], show_progress=False,
+        vocab_size=1024,
+        special_tokens=["<eos>"],
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator([load_text("emma")], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", bos_token="<eos>"
@@ -58,10 +56,19 @@ def _train_model(token_ids: torch.Tensor) -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=1024, hidden_size=128, intermediate_size=384, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=64, max_position_embeddings=512,
-        tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     model = LlamaForCausalLM(config)
     steps = 150
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
@@ -132,9 +139,13 @@ def test_on_a_card_without_bfloat16(
     """A T4 multiplies float16, whose largest number is 65,504."""
     monkeypatch.setattr(quantize_module, "half_dtype", lambda: "float16")
     measures = quantize(
-        method, "gptqmodel", small_trained_model, tmp_path / "out", [load_text("emma")],
+        method,
+        "gptqmodel",
+        small_trained_model,
+        tmp_path / "out",
+        [load_text("emma")],
         group_size=GROUP_SIZE,
-    )  # fmt: skip
+    )
     assert 0.97 < measures["perplexity"] / measures["perplexity_before"] < 1.3
 
 
@@ -214,8 +225,10 @@ def test_vllm_reads_the_same_weights_as_the_unpacker(checkpoints: Any, tmp_path:
     env = vllm_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     result = subprocess.run(
         [sys.executable, str(script), json.dumps(list(folders)), json.dumps(token_ids)],
-        env=env, capture_output=True, text=True,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     lines = [line for line in result.stdout.splitlines() if line.startswith("@logprobs")]
     ending = f"exit code {result.returncode}\n{result.stdout[-2000:]}{result.stderr[-3000:]}"
     assert len(lines) == len(folders), ending

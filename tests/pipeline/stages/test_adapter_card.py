@@ -29,16 +29,25 @@ def test_programs_can_read_its_header(tmp_path: Path) -> None:
     assert (data.license, data.library_name, data.language) == ("apache-2.0", "peft", "en")
     assert data.base_model == BUNDLED_ID and "lora" in data.tags
     assert {result.metric_type: result.metric_value for result in data.eval_results} == {
-        "exact_match": 0.95, "valid_json": 1.0,
-    }  # fmt: skip
+        "exact_match": 0.95,
+        "valid_json": 1.0,
+    }
 
 
 def test_its_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     text = (written(tmp_path, merge=0.9, gptq=0.8, awq=0.7) / "README.md").read_text()
-    for said in ("781 generated messages (seed 7)", "4,884,480 parameters", "98,765 tokens",
-                 "from\n2.50 to 0.0123", "| steps | 130 |", "| LoRA's r | 16 |",
-                 "| seconds | 12 |", "| computed in | bfloat16 |", "| packages | torch 2 |",
-                 "profile `cpu`"):  # fmt: skip
+    for said in (
+        "781 generated messages (seed 7)",
+        "4,884,480 parameters",
+        "98,765 tokens",
+        "from\n2.50 to 0.0123",
+        "| steps | 130 |",
+        "| LoRA's r | 16 |",
+        "| seconds | 12 |",
+        "| computed in | bfloat16 |",
+        "| packages | torch 2 |",
+        "profile `cpu`",
+    ):
         assert said in text, said
     low, high = share_interval(108, 120)
     assert f"| QLoRA merged, 16 bit | 120 | 100.0% | 90.0% [{low:.0%} to {high:.0%}] |" in text
@@ -61,8 +70,10 @@ def test_another_run_has_another_card(tmp_path: Path) -> None:
 def test_the_adapter_comes_along_and_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     adapter = written(tmp_path)
     assert {path.name for path in adapter.iterdir()} == {
-        "README.md", "adapter_config.json", "adapter_model.safetensors",
-    }  # fmt: skip
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     assert (adapter / "adapter_model.safetensors").read_bytes() == b"weights"
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config == {"r": 16, "base_model_name_or_path": BUNDLED_ID}
@@ -82,11 +93,25 @@ def test_it_holds_for_the_last_saved_run() -> None:
     root = Path(__file__).resolve().parents[3]
     results = json.loads((root / "benchmarks" / "results" / "pipeline_cpu.json").read_text())
     data: dict[str, Any] = {"settings": {"train": 780, "held_out": 120, "seed": 0}}
-    tuned = {"settings": dict.fromkeys(("steps", "batch_size", "learning_rate", "lora_r",
-                                        "lora_alpha", "dtype", "device", "seed"), 1),
-             "measures": {"trained_parameters": 1, "tokens": 1, "first_loss": 1,
-                          "last_loss": 1},
-             "versions": {}, "seconds": 1.0, "peak_memory_bytes": 1}  # fmt: skip
+    tuned = {
+        "settings": dict.fromkeys(
+            (
+                "steps",
+                "batch_size",
+                "learning_rate",
+                "lora_r",
+                "lora_alpha",
+                "dtype",
+                "device",
+                "seed",
+            ),
+            1,
+        ),
+        "measures": {"trained_parameters": 1, "tokens": 1, "first_loss": 1, "last_loss": 1},
+        "versions": {},
+        "seconds": 1.0,
+        "peak_memory_bytes": 1,
+    }
     card = ModelCard(adapter_card(results, {"data": data, "finetune": tuned}))
     merged = next(row for row in results["rows"] if row["name"] == "merge")
     value = card.data.eval_results[0].metric_value

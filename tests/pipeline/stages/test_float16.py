@@ -26,9 +26,14 @@ from utils.vllm.session import VllmSession
 MAX_TOKENS = 24
 NEAR_TIE = 0.1  # float16 has 11 bits: logits around 20 come in steps of 0.016
 SETTINGS = TrainSettings(
-    steps=4, batch_size=1, learning_rate=2e-2, lora_r=4, lora_alpha=8, dtype="float16",
+    steps=4,
+    batch_size=1,
+    learning_rate=2e-2,
+    lora_r=4,
+    lora_alpha=8,
+    dtype="float16",
     gradient_checkpointing=True,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +41,20 @@ def base(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with the real vocabulary: most CPUs multiply float16 a hundred times slower."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=1024,
-        initializer_range=0.2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
         dtype="bfloat16",
-    )  # fmt: skip
+    )
     folder = tmp_path_factory.mktemp("float16") / "base"
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     for pattern in TOKENIZER_FILES:

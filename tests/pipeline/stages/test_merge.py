@@ -60,8 +60,10 @@ def test_the_folder_is_a_plain_model_in_the_base_type(
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").state_dict()
     assert all(torch.equal(saved[name], exact[name].bfloat16()) for name in exact)
     # Tied embeddings stay tied: the file is no larger than the base's.
-    sizes = [sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-             for folder in (small_model_dir, tmp_path / "out")]  # fmt: skip
+    sizes = [
+        sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        for folder in (small_model_dir, tmp_path / "out")
+    ]
     assert abs(sizes[0] - sizes[1]) < 100_000
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
 
@@ -69,8 +71,15 @@ def test_the_folder_is_a_plain_model_in_the_base_type(
 def test_an_adapter_of_another_base_is_refused(small_model_dir: Path, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    other = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64,
-        num_hidden_layers=2, num_attention_heads=2))  # fmt: skip
+    other = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+    )
     random_adapter(other, tmp_path / "adapter")
     with pytest.raises(AdapterError, match="trained on another base"):
         merge(small_model_dir, tmp_path / "adapter", tmp_path / "out")

@@ -58,8 +58,14 @@ TIED_KINDS = {
     "both by LoRA, tied": {"target_modules": BOTH, "ensure_weight_tying": True},
     "both as a whole, tied": {"modules_to_save": BOTH, "ensure_weight_tying": True},
 }
-TWO_TENSORS = ("head by LoRA", "embedding by LoRA", "both by LoRA", "a whole head",
-               "a whole embedding", "both as a whole")  # fmt: skip
+TWO_TENSORS = (
+    "head by LoRA",
+    "embedding by LoRA",
+    "both by LoRA",
+    "a whole head",
+    "a whole embedding",
+    "both as a whole",
+)
 
 
 def save_base(
@@ -67,10 +73,16 @@ def save_base(
 ) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
-        initializer_range=0.2, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        pad_token_id=0,
+    )
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder, max_shard_size=shard)
     return folder
 
@@ -153,8 +165,10 @@ def test_a_head_that_equals_the_embedding_is_no_head_of_its_own(tmp_path: Path) 
     """Some folders hold the one tensor twice."""
     base = save_base(tmp_path / "base", tied=True)
     tensors = load_file(base / "model.safetensors")
-    for head, tied in ((tensors["model.embed_tokens.weight"].clone(), True),
-                       (-tensors["model.embed_tokens.weight"], False)):  # fmt: skip
+    for head, tied in (
+        (tensors["model.embed_tokens.weight"].clone(), True),
+        (-tensors["model.embed_tokens.weight"], False),
+    ):
         save_file(tensors | {"lm_head.weight": head}, base / "model.safetensors", {"format": "pt"})
         config = ModelConfig.from_pretrained(base)
         assert config.tie_word_embeddings is tied

@@ -47,9 +47,13 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_as_perplexity(tokenizer: 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
     model = LlamaForCausalLM(config).eval()
     torch.nn.init.zeros_(model.lm_head.weight)
     measured = perplexity(model, max_tokens=64, tokenizer=tokenizer, use_tqdm=False)

@@ -24,10 +24,18 @@ def kept(right: int, lost: int, won: int) -> tuple[bool, bool]:
     after = (right - lost + won) / MESSAGES
     shares = {"base": 0.0, "merge": right / MESSAGES, "gptq": after, "awq": after}
     rows = [
-        {"name": name, "label": name, "exact_match": share, "num_examples": MESSAGES,
-         "lost": lost, "won": won, "ttft_hit_seconds": 0.1, "ttft_miss_seconds": 0.2}
+        {
+            "name": name,
+            "label": name,
+            "exact_match": share,
+            "num_examples": MESSAGES,
+            "lost": lost,
+            "won": won,
+            "ttft_hit_seconds": 0.1,
+            "ttft_miss_seconds": 0.2,
+        }
         for name, share in shares.items()
-    ]  # fmt: skip
+    ]
     promises = check_promises(rows, SERVER)
     assert promises[2][1] == promises[3][1]  # the same for both methods
     return promises[1][1], promises[2][1]
@@ -35,8 +43,15 @@ def kept(right: int, lost: int, won: int) -> tuple[bool, bool]:
 
 def base_fails(right: int, messages: int) -> bool:
     """Is the promise kept that the base model fails the task?"""
-    row = {"label": "x", "exact_match": 0.9, "num_examples": MESSAGES, "lost": 0, "won": 0,
-           "ttft_hit_seconds": 0.1, "ttft_miss_seconds": 0.2}  # fmt: skip
+    row = {
+        "label": "x",
+        "exact_match": 0.9,
+        "num_examples": MESSAGES,
+        "lost": 0,
+        "won": 0,
+        "ttft_hit_seconds": 0.1,
+        "ttft_miss_seconds": 0.2,
+    }
     rows = [row | {"name": name} for name in ("base", "merge", "gptq", "awq")]
     rows[0] |= {"exact_match": right / messages, "num_examples": messages}
     return check_promises(rows, SERVER)[0][1]
@@ -95,8 +110,15 @@ def test_fewer_messages_prove_that_the_base_model_fails() -> None:
 
 
 def test_a_run_that_trained_too_little_is_not_judged_by_its_answers() -> None:
-    row = {"label": "x", "exact_match": 0.0, "num_examples": 8, "lost": 8, "won": 0,
-           "ttft_hit_seconds": 0.1, "ttft_miss_seconds": 0.2}  # fmt: skip
+    row = {
+        "label": "x",
+        "exact_match": 0.0,
+        "num_examples": 8,
+        "lost": 8,
+        "won": 0,
+        "ttft_hit_seconds": 0.1,
+        "ttft_miss_seconds": 0.2,
+    }
     rows = [row | {"name": name} for name in ("base", "merge", "gptq", "awq")]
     server = {"is_valid_answer": False, "has_metrics": True}
     promises = check_promises(rows, server, judges_accuracy=False)

@@ -55,14 +55,21 @@ def texts() -> list[str]:
     ],
 )
 def test_wrong_arguments(
-    arguments: dict[str, Any], message: str, model_path: Path, texts: list[str], tmp_path: Path,
+    arguments: dict[str, Any],
+    message: str,
+    model_path: Path,
+    texts: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(quantize_module, "run_tool", lambda *_: pytest.fail("a tool was started"))
     good: dict[str, Any] = {
-        "method": "gptq", "tool": "gptqmodel", "model_dir": model_path,
-        "out_dir": tmp_path / "out", "calibration_texts": texts,
-    }  # fmt: skip
+        "method": "gptq",
+        "tool": "gptqmodel",
+        "model_dir": model_path,
+        "out_dir": tmp_path / "out",
+        "calibration_texts": texts,
+    }
     with pytest.raises(ValueError, match=message):
         quantize(**good | arguments)
     assert list(tmp_path.iterdir()) == []
@@ -109,9 +116,13 @@ def _use_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) ->
     ],
 )
 def test_a_failing_tool_is_reported_and_leaves_nothing(
-    source: str, message: str, model_path: Path, texts: list[str], tmp_path: Path,
+    source: str,
+    message: str,
+    model_path: Path,
+    texts: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     _use_worker(monkeypatch, tmp_path, source)
     out = tmp_path / "models" / "out"
     with pytest.raises(QuantizeError, match=message):
@@ -120,9 +131,12 @@ def test_a_failing_tool_is_reported_and_leaves_nothing(
 
 
 def test_progress_lines_move_the_bar(
-    model_path: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    model_path: Path,
+    texts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     source = "print('tool | 3% ...@progress 6 8')\nprint('noise')\nraise SystemExit('stop')"
     _use_worker(monkeypatch, tmp_path, source)
     with pytest.raises(QuantizeError, match="noise\nstop"):
@@ -182,9 +196,11 @@ def test_gptq_layout_is_vllms() -> None:
     q, zeros, scales = _random_layer(0, inputs=64, outputs=24, group=32)
     zeros = zeros.clamp(min=1)  # zero - 1 is stored
     weight = dequantize_gptq(
-        gptq_pack(q, 4, *q.shape), pack_cols(zeros - 1, 4, *zeros.shape), scales,
+        gptq_pack(q, 4, *q.shape),
+        pack_cols(zeros - 1, 4, *zeros.shape),
+        scales,
         torch.arange(64) // 32,
-    )  # fmt: skip
+    )
     assert torch.equal(weight, _reference(q, zeros, scales, 32))
 
 

@@ -23,15 +23,24 @@ def measures(exact: dict[str, float], hit: float = 0.05) -> tuple[dict[str, Any]
     evaluated, served = {}, {}
     for number, (name, share) in enumerate(exact.items()):
         evaluated[name] = {
-            "valid_json": 1.0, "exact_match": share, "field_accuracy": {"date": share},
-            "perplexity": {"answer": 1.01, "text": 33.0}, "bytes": 10**8 * (number + 1),
-            "tokens_per_second": 100.0, "num_examples": 60 if name == "base" else 120,
-        }  # fmt: skip
+            "valid_json": 1.0,
+            "exact_match": share,
+            "field_accuracy": {"date": share},
+            "perplexity": {"answer": 1.01, "text": 33.0},
+            "bytes": 10**8 * (number + 1),
+            "tokens_per_second": 100.0,
+            "num_examples": 60 if name == "base" else 120,
+        }
         if name in ("gptq", "awq"):
             evaluated[name] |= counted(exact["merge"], share)
-        served[name] = {"tokens_per_second_without_prefix_caching": 100.0, "hit_rate": 0.7,
-                        "tokens_per_second": 150.0, "num_examples": 32,
-                        "ttft_miss_seconds": 0.1, "ttft_hit_seconds": hit}  # fmt: skip
+        served[name] = {
+            "tokens_per_second_without_prefix_caching": 100.0,
+            "hit_rate": 0.7,
+            "tokens_per_second": 150.0,
+            "num_examples": 32,
+            "ttft_miss_seconds": 0.1,
+            "ttft_hit_seconds": hit,
+        }
     served["server"] = {"is_valid_answer": True, "has_metrics": True}
     return evaluated, served
 
@@ -74,20 +83,44 @@ def test_a_loss_that_chance_explains_breaks_no_promise() -> None:
 
 def inputs(tmp_path: Path, exact: dict[str, float]) -> dict[str, Path]:
     evaluated, served = measures(exact)
-    own = {"evaluate": evaluated, "serve": served, "gptq": {"tool": "gptqmodel"},
-           "awq": {"tool": "autoawq"}, "merge": {}, "data": {},
-           "finetune": {"first_loss": 2.5, "last_loss": 0.0123, "trained_parameters": 4_884_480,
-                        "tokens": 98_765}}  # fmt: skip
-    settings = {"finetune": {"steps": 130, "batch_size": 6, "learning_rate": 0.002, "lora_r": 16,
-                             "lora_alpha": 32, "dtype": "bfloat16", "device": "cpu", "seed": 7},
-                "data": {"train": 781, "held_out": 120, "seed": 7}}  # fmt: skip
+    own = {
+        "evaluate": evaluated,
+        "serve": served,
+        "gptq": {"tool": "gptqmodel"},
+        "awq": {"tool": "autoawq"},
+        "merge": {},
+        "data": {},
+        "finetune": {
+            "first_loss": 2.5,
+            "last_loss": 0.0123,
+            "trained_parameters": 4_884_480,
+            "tokens": 98_765,
+        },
+    }
+    settings = {
+        "finetune": {
+            "steps": 130,
+            "batch_size": 6,
+            "learning_rate": 0.002,
+            "lora_r": 16,
+            "lora_alpha": 32,
+            "dtype": "bfloat16",
+            "device": "cpu",
+            "seed": 7,
+        },
+        "data": {"train": 781, "held_out": 120, "seed": 7},
+    }
     folders = {}
     for name, values in own.items():
         folders[name] = tmp_path / name
         folders[name].mkdir()
-        manifest = {"measures": values, "seconds": 12.0, "peak_memory_bytes": 3 * 10**9,
-                    "versions": {"torch": "2", "vllm": "not installed"},
-                    "settings": settings.get(name, {})}  # fmt: skip
+        manifest = {
+            "measures": values,
+            "seconds": 12.0,
+            "peak_memory_bytes": 3 * 10**9,
+            "versions": {"torch": "2", "vllm": "not installed"},
+            "settings": settings.get(name, {}),
+        }
         (folders[name] / MANIFEST).write_text(json.dumps(manifest))
     config = {"r": 16, "base_model_name_or_path": str(tmp_path / "model")}
     (folders["finetune"] / "adapter_config.json").write_text(json.dumps(config))

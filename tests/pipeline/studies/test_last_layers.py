@@ -13,10 +13,18 @@ from utils.pipeline.studies.last_layers import keep_last_layers, last_layers_los
 def tiny() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=4, initializer_range=0.4,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     model = LlamaForCausalLM(config).eval()
     model.set_attn_implementation(ATTENTION)
     return model

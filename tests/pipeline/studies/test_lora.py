@@ -20,10 +20,18 @@ IDS = torch.arange(12).reshape(2, 6)
 def tiny(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=4, initializer_range=0.4,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).to(dtype)
 
 
@@ -185,11 +193,14 @@ def test_dropout_acts_only_while_training() -> None:
     torch.testing.assert_close(layer(x), layer.base_layer(x) + x @ layer.delta_weight().T)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"r": 0}, "r must be at least 1, got 0"),
-    ({"lora_dropout": 1.0}, "lora_dropout must lie in"),
-    ({"target_modules": ("q_proj", "query")}, "No linear layer of the model is named query"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"r": 0}, "r must be at least 1, got 0"),
+        ({"lora_dropout": 1.0}, "lora_dropout must lie in"),
+        ({"target_modules": ("q_proj", "query")}, "No linear layer of the model is named query"),
+    ],
+)
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         add_lora(tiny(), **arguments)

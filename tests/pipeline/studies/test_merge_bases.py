@@ -123,9 +123,13 @@ def test_merging_into_four_bits_equals_peft() -> None:
     quiet_peft()
     weight = weight_of().bfloat16()
     layer = bnb.nn.Linear4bit(
-        192, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4",
+        192,
+        64,
+        bias=False,
+        compute_dtype=torch.bfloat16,
+        quant_type="nf4",
         compress_statistics=True,
-    )  # fmt: skip
+    )
     layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
     layer = layer.to("cpu")
     layer.support_avx512bf16_for_cpu = False
@@ -252,19 +256,28 @@ def test_bad_adapters_are_refused(model: Any, adapter_dir: Path, tmp_path: Path)
         load_adapter(tmp_path)
     with pytest.raises(AdapterError, match="use_rslora"):
         load_adapter(edited(adapter_dir, tmp_path / "rs", use_rslora=True))
-    half = edited(adapter_dir, tmp_path / "half", lambda k: None if "1.mlp.up_proj.lora_B" in k
-                  else k)  # fmt: skip
+    half = edited(
+        adapter_dir, tmp_path / "half", lambda k: None if "1.mlp.up_proj.lora_B" in k else k
+    )
     with pytest.raises(AdapterError, match=r"up_proj.*no B beside it"):
         load_adapter(half)
-    deeper = load_adapter(edited(adapter_dir, tmp_path / "deep",
-                                 lambda k: k.replace("layers.1.", "layers.7.")))  # fmt: skip
+    deeper = load_adapter(
+        edited(adapter_dir, tmp_path / "deep", lambda k: k.replace("layers.1.", "layers.7."))
+    )
     with pytest.raises(AdapterError, match=r"no layer model\.layers\.7"):
         linear_weights(model, deeper.matrices)
     adapter = load_adapter(adapter_dir)
     with pytest.raises(AdapterError, match=r"Not in both.*layers\.1"):
         merge_into(linear_weights(model, adapter.matrices), deeper)
-    other = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64,
-        num_hidden_layers=2, num_attention_heads=2))  # fmt: skip
+    other = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+    )
     with pytest.raises(AdapterError, match="another base"):
         merge_into(linear_weights(other, adapter.matrices), adapter)
     with pytest.raises(AdapterError, match="another base"):

@@ -11,9 +11,16 @@ from utils.pipeline.task.evaluate import compare, parse_answer, same_value, scor
 from utils.pipeline.task.messages import generate
 
 RIGHT = {
-    "customer": "Zoë O'Brien", "order_id": "AB-123", "product": "tea kettle", "quantity": 2,
-    "amount": 19.5, "currency": "EUR", "date": "2024-02-03", "issue": "late", "request": None,
-}  # fmt: skip
+    "customer": "Zoë O'Brien",
+    "order_id": "AB-123",
+    "product": "tea kettle",
+    "quantity": 2,
+    "amount": 19.5,
+    "currency": "EUR",
+    "date": "2024-02-03",
+    "issue": "late",
+    "request": None,
+}
 TEXT = json.dumps(RIGHT, ensure_ascii=False)
 
 
@@ -30,11 +37,17 @@ def test_the_right_answer_is_right() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        variant(quantity="2"), variant(quantity=True), variant(customer="Zoe O'Brien"),
-        variant(amount="19.50"), variant(request="null"), variant(date="2024-2-3"),
-        variant(issue="Late"), variant(extra=1), json.dumps({k: RIGHT[k] for k in FIELDS[1:]}),
+        variant(quantity="2"),
+        variant(quantity=True),
+        variant(customer="Zoe O'Brien"),
+        variant(amount="19.50"),
+        variant(request="null"),
+        variant(date="2024-2-3"),
+        variant(issue="Late"),
+        variant(extra=1),
+        json.dumps({k: RIGHT[k] for k in FIELDS[1:]}),
     ],
-)  # fmt: skip
+)
 def test_valid_json_that_is_not_right(text: str) -> None:
     result = score([text], [RIGHT])
     assert (result["valid_json"], result["exact_match"]) == (1, 0)
@@ -42,9 +55,17 @@ def test_valid_json_that_is_not_right(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "[]", TEXT[:-1], TEXT + TEXT, f"Here it is: {TEXT}", f"```json\n{TEXT}\n```",
-     TEXT[:-1] + ', "date": "2024-02-03"}'],
-)  # fmt: skip
+    [
+        "",
+        "null",
+        "[]",
+        TEXT[:-1],
+        TEXT + TEXT,
+        f"Here it is: {TEXT}",
+        f"```json\n{TEXT}\n```",
+        TEXT[:-1] + ', "date": "2024-02-03"}',
+    ],
+)
 def test_what_is_not_one_json_object(text: str) -> None:
     result = score([text], [RIGHT])
     assert (result["valid_json"], result["exact_match"]) == (0, 0)

@@ -56,10 +56,12 @@ def the_fields(program: str, policy: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("program", "policy"),
     [
-        ("smg", "cache_aware"), ("vllm-router", "consistent_hash"),
-        ("vllm-router", "cache_aware"), ("vllm-router", "kv_aware"),
+        ("smg", "cache_aware"),
+        ("vllm-router", "consistent_hash"),
+        ("vllm-router", "cache_aware"),
+        ("vllm-router", "kv_aware"),
     ],
-)  # fmt: skip
+)
 def test_the_fields_routers_reach_the_best_hit_rate(
     replicas: Replicas, tokenizer: Any, program: str, policy: str
 ) -> None:

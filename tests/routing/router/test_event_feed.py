@@ -29,10 +29,11 @@ def test_each_engine_has_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     publishers = [ZmqEventPublisher(config) for _ in URLS]
     index = KVIndex(2)
     feed = EventFeed(
-        [EventNames(index, i) for i in range(2)], URLS,
+        [EventNames(index, i) for i in range(2)],
+        URLS,
         {url: one.endpoint for url, one in zip(URLS, publishers, strict=True)},
         {url: str(one.replay_endpoint) for url, one in zip(URLS, publishers, strict=True)},
-    )  # fmt: skip
+    )
     try:
         # The same hash, and other tokens: engines do not agree on hashes.
         publishers[0].publish(stored([1, 2]))

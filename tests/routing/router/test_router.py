@@ -11,13 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from utils.routing.policies import (
-    ConsistentHash,
-    LeastLoaded,
-    RoundRobin,
-    RoutingRequest,
-    Session,
-)
+from utils.routing.policies import ConsistentHash, LeastLoaded, RoundRobin, RoutingRequest, Session
 from utils.routing.prefix_index import KVIndex
 from utils.routing.prefix_policies import LongestPrefix
 from utils.routing.router.router import Router
@@ -251,9 +245,12 @@ def test_a_busy_replica_is_not_dead(fleet: Fleet) -> None:
 def test_load_is_counted_until_the_answer_is_complete(fleet: Fleet) -> None:
     async def story() -> None:
         router = Router(
-            LeastLoaded(), URLS, tokenize=lambda body: body["prompt"], max_concurrent_requests=2,
+            LeastLoaded(),
+            URLS,
+            tokenize=lambda body: body["prompt"],
+            max_concurrent_requests=2,
             transport=httpx.MockTransport(fleet),
-        )  # fmt: skip
+        )
         go, seen = asyncio.Event(), []
 
         async def wait(request: httpx.Request) -> httpx.Response:
@@ -272,8 +269,9 @@ def test_load_is_counted_until_the_answer_is_complete(fleet: Fleet) -> None:
         go.set()
         assert [(await job).status_code for job in jobs] == [200, 200]
         assert [(r.num_waiting, r.waiting_tokens, r.num_running) for r in router.replicas] == [
-            (0, 0, 0), (0, 0, 0),
-        ]  # fmt: skip
+            (0, 0, 0),
+            (0, 0, 0),
+        ]
 
     asyncio.run(story())
 

@@ -58,9 +58,12 @@ def test_ratios_are_taken_within_rounds() -> None:
     """The machine is ten times slower in the second round, and ours twice as fast in each."""
     rounds = [
         {name: {"tokens_per_second": speed, "ttft": 1 / speed} for name, speed in pair.items()}
-        for pair in ({"ours": 20.0, "vLLM": 10.0}, {"ours": 2.0, "vLLM": 1.0},
-                     {"ours": 60.0, "vLLM": 20.0})
-    ]  # fmt: skip
+        for pair in (
+            {"ours": 20.0, "vLLM": 10.0},
+            {"ours": 2.0, "vLLM": 1.0},
+            {"ours": 60.0, "vLLM": 20.0},
+        )
+    ]
     found = summary(rounds, "vLLM")
     assert found["ours"]["times_base"] == 2.0 and found["vLLM"]["times_base"] == 1.0
     assert found["ours"]["tokens_per_second"] == 20.0 and found["ours"]["rounds"] == [20, 2, 60]

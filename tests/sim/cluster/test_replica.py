@@ -92,8 +92,10 @@ def test_found_blocks_are_not_computed_and_one_token_always_is() -> None:
     assert first[1] == pytest.approx(10 + COST.prefill_seconds(32, 31))
 
 
-@pytest.mark.parametrize("bad", [{"block_size": 0}, {"max_num_seqs": 0},
-                                 {"max_num_seqs": 8, "max_num_batched_tokens": 8}])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [{"block_size": 0}, {"max_num_seqs": 0}, {"max_num_seqs": 8, "max_num_batched_tokens": 8}],
+)
 def test_bad_replicas_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         ReplicaConfig(COST, None, **bad)

@@ -75,8 +75,10 @@ def test_old_reports_stampede_and_two_choices_do_not() -> None:
 
     class Forgetful(LeastLoaded):
         def choose(self, request, replicas):  # type: ignore[no-untyped-def]
-            frozen.setdefault(int(trace.arrivals[request.request_id] / 5), [
-                replica.num_running + replica.num_waiting for replica in replicas])  # fmt: skip
+            frozen.setdefault(
+                int(trace.arrivals[request.request_id] / 5),
+                [replica.num_running + replica.num_waiting for replica in replicas],
+            )
             return int(np.argmin([*frozen.values()][-1]))
 
     frozen: dict[int, list[int]] = {}
@@ -107,10 +109,14 @@ def test_round_robins_hits_are_those_of_sets(trace: Conversations) -> None:
     assert result.hit_rate == sum(expected) / trace.num_tokens.sum()
 
 
-@pytest.mark.parametrize("make", [
-    LeastLoaded, lambda: LongestPrefix(KVIndex(4)),
-    lambda: LongestPrefixAndLoad(RoutingHistory(4, 600), 512),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        LeastLoaded,
+        lambda: LongestPrefix(KVIndex(4)),
+        lambda: LongestPrefixAndLoad(RoutingHistory(4, 600), 512),
+    ],
+)
 def test_nothing_is_lost_and_the_same_happens_again(trace: Conversations, make: object) -> None:
     one, two = (simulate(trace, make(), 4, CONFIG) for _ in range(2))  # type: ignore[operator]
     for name in ("chosen", "num_cached_tokens", "first_token", "finished", "busy", "samples"):

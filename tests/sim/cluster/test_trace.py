@@ -59,8 +59,15 @@ def test_equal_seeds_equal_traces() -> None:
     assert list(one.rows()) == list(two.rows()) != list(other.rows())
 
 
-@pytest.mark.parametrize("bad", [{"num_requests": 0}, {"rate": 0.0}, {"cache_ratio": 1.0},
-                                 {"mean_prompt": 600, "cache_ratio": 0.8}])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_requests": 0},
+        {"rate": 0.0},
+        {"cache_ratio": 1.0},
+        {"mean_prompt": 600, "cache_ratio": 0.8},
+    ],
+)
 def test_bad_arguments_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
         conversations(**({"num_requests": 10, "rate": 1.0} | bad))  # type: ignore[arg-type]

@@ -108,9 +108,13 @@ def test_other_plots_show_what_they_are_given() -> None:
 def crowded(llm: LLM) -> EngineRun:
     """Four requests, and blocks for two and a half of them: some are preempted and come back."""
     changes = {
-        "max_model_len": 32, "num_gpu_blocks": 10, "block_size": 4, "max_num_batched_tokens": 8,
-        "max_num_seqs": 4, "enable_prefix_caching": False,
-    }  # fmt: skip
+        "max_model_len": 32,
+        "num_gpu_blocks": 10,
+        "block_size": 4,
+        "max_num_batched_tokens": 8,
+        "max_num_seqs": 4,
+        "enable_prefix_caching": False,
+    }
     engine = llm.new_engine(changes=changes)
     engine.step_trace = []
     for i, name in enumerate("ABCD"):
@@ -159,8 +163,9 @@ def test_step_picture_and_widget(crowded: EngineRun) -> None:
     victim = crowded.steps[index].preempted_req_ids[0]
     assert f"{victim} preempted" in figure.get_suptitle()
     assert figure.get_suptitle().startswith(f"Step {index + 1} of {len(crowded.steps)}")
-    explorer = step_scrubber({"long": crowded, "short": EngineRun(STEPS[:2], {"A": 5, "B": 4},
-                                                                 {"A": 2, "B": 5}, 8)})  # fmt: skip
+    explorer = step_scrubber(
+        {"long": crowded, "short": EngineRun(STEPS[:2], {"A": 5, "B": 4}, {"A": 2, "B": 5}, 8)}
+    )
     assert move_everything(explorer) >= 3
     for number in range(1, len(crowded.steps) + 1):
         explorer.controls["step"].value = number
@@ -171,10 +176,14 @@ def test_step_picture_and_widget(crowded: EngineRun) -> None:
 def test_no_slot_holds_two_requests_at_a_time(batches: list[list[str]]) -> None:
     last = {name: i for i, batch in enumerate(batches) for name in batch}
     steps = [
-        step(i, i + 1, {name: (0, 1, 1) for name in batch},
-             finished=[name for name in batch if last[name] == i])
+        step(
+            i,
+            i + 1,
+            {name: (0, 1, 1) for name in batch},
+            finished=[name for name in batch if last[name] == i],
+        )
         for i, batch in enumerate(batches)
-    ]  # fmt: skip
+    ]
     slots = places_of(steps)
     first = {name: i for i, batch in reversed(list(enumerate(batches))) for name in batch}
     for a, b in itertools.combinations(last, 2):

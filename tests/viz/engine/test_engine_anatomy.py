@@ -29,8 +29,9 @@ from utils.viz.engine.throughput import (
 from utils.viz.model.logit_gaps import plot_logit_gaps, plot_noise
 from utils.vllm.recipe import describe
 
-CONFIG = dict(num_gpu_blocks=24, block_size=4, max_model_len=64, max_num_batched_tokens=12,
-              max_num_seqs=4)  # fmt: skip
+CONFIG = dict(
+    num_gpu_blocks=24, block_size=4, max_model_len=64, max_num_batched_tokens=12, max_num_seqs=4
+)
 LONG = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 

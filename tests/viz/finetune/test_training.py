@@ -76,9 +76,16 @@ def test_mask_shows_every_answer_token_as_learned(tokenizer: Any) -> None:
 
 
 def test_calculator_says_what_fits() -> None:
-    arguments = {"model": "Mistral-7B", "r": 16, "lora_alpha": 32, "targets": "all linear",
-                 "num_tokens": 1024, "answers": 20, "checkpointing": True,
-                 "card": "T4, 16 GiB"}  # fmt: skip
+    arguments = {
+        "model": "Mistral-7B",
+        "r": 16,
+        "lora_alpha": 32,
+        "targets": "all linear",
+        "num_tokens": 1024,
+        "answers": 20,
+        "checkpointing": True,
+        "card": "T4, 16 GiB",
+    }
     titles = {
         method: title_of(plot_calculator(method=method, **arguments).axes[0])
         for method in ("full", "qlora")
@@ -100,9 +107,16 @@ def test_calculator_agrees_with_the_bars() -> None:
 
 def test_calculator_leaves_room_for_the_driver() -> None:
     [axes] = plot_calculator(
-        model="Mistral-7B", method="qlora", r=16, lora_alpha=32, targets="all linear",
-        num_tokens=1024, answers=20, checkpointing=True, card="T4, 16 GiB",
-    ).axes  # fmt: skip
+        model="Mistral-7B",
+        method="qlora",
+        r=16,
+        lora_alpha=32,
+        targets="all linear",
+        num_tokens=1024,
+        answers=20,
+        checkpointing=True,
+        card="T4, 16 GiB",
+    ).axes
     assert axes.lines[0].get_xdata()[0] == pytest.approx(16 * 2**30 / GB - 1.5)
 
 

@@ -55,9 +55,15 @@ def test_shared_blocks_are_drawn_as_shared(widget: PrefixBlocksWidget) -> None:
     assert send(widget, EXAMPLES[1]) == "B has 10 tokens: 8 found, 2 computed."
     words = drawn(widget)
     for expected in (
-        "block 0, found", "block 1, found", "block 4, not full", "block 3, not full",
-        "0: held by 2", "1: held by 2", "2: held by 1", "5: reused as no. 1",
-    ):  # fmt: skip
+        "block 0, found",
+        "block 1, found",
+        "block 4, not full",
+        "block 3, not full",
+        "0: held by 2",
+        "1: held by 2",
+        "2: held by 1",
+        "5: reused as no. 1",
+    ):
         assert words.count(expected) == 1, expected
     assert words.count("A gentle breeze\nstirred") == 3  # twice in a row, once in the pool
 
@@ -145,8 +151,13 @@ def test_a_block_has_one_color_in_its_tables_and_in_the_pool(widget: PrefixBlock
         )
         axes = figure.axes[0]
         texts = [text for text in axes.texts if text.get_text() == "A gentle breeze\nstirred"]
-        boxes = [p for p in axes.patches if any(p.contains_point(
-            axes.transData.transform(text.get_position())) for text in texts)]  # fmt: skip
+        boxes = [
+            p
+            for p in axes.patches
+            if any(
+                p.contains_point(axes.transData.transform(text.get_position())) for text in texts
+            )
+        ]
         colors = {box.get_facecolor() for box in boxes}
         plt.close(figure)
         assert len(texts) == len(boxes) == num_holders + 1 and len(colors) == 1

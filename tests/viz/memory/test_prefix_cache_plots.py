@@ -40,8 +40,9 @@ def test_hit_rates_are_told_apart_without_color() -> None:
 
 
 def test_an_axis_that_does_not_begin_at_zero_says_so() -> None:
-    whole, cut = (plot_hit_rates({"LRU": [0.7]}, [1], 0.9, "x", lowest).axes[0]
-                  for lowest in (0.0, 0.65))  # fmt: skip
+    whole, cut = (
+        plot_hit_rates({"LRU": [0.7]}, [1], 0.9, "x", lowest).axes[0] for lowest in (0.0, 0.65)
+    )
     assert whole.get_ylim() == (0, 100) and "from" not in whole.get_ylabel()
     assert cut.get_ylim() == (65, 100) and cut.get_ylabel().endswith("(%, from 65)")
 

@@ -41,18 +41,23 @@ def test_choices_by_method_and_layer() -> None:
 
 
 def measures(exact: float, text: float, answer: float) -> dict[str, Any]:
-    return {"exact_match": exact, "num_examples": 120, "text_perplexity": text,
-            "answer_perplexity": answer}  # fmt: skip
+    return {
+        "exact_match": exact,
+        "num_examples": 120,
+        "text_perplexity": text,
+        "answer_perplexity": answer,
+    }
 
 
 def sweep(novel_exact: float) -> dict[str, Any]:
     runs = [
         {"choice": choice, "tokens": tokens, **measures(exact, text, answer)}
         for choice, exact, text, answer in (
-            ("customers", 0.9, 80.0, 1.01), ("novel", novel_exact, 60.0, 1.03),
+            ("customers", 0.9, 80.0, 1.01),
+            ("novel", novel_exact, 60.0, 1.03),
         )
         for tokens in (1024, 4096)
-    ]  # fmt: skip
+    ]
     return {"merged": measures(0.92, 51, 1.007), "rtn": measures(0.5, 70, 1.05), "gptq": runs}
 
 
@@ -61,9 +66,13 @@ def test_sweep_names_the_best_and_draws_every_model() -> None:
     assert text.get_title("left") == "English: best with\nnovel"
     assert answer.get_title("left") == "Answers: best with\ncustomers"
     assert [tick.get_text() for tick in exact.get_yticklabels()] == [
-        "16 bits", "round to nearest", "customers, 1,024", "customers, 4,096", "novel, 1,024",
+        "16 bits",
+        "round to nearest",
+        "customers, 1,024",
+        "customers, 4,096",
+        "novel, 1,024",
         "novel, 4,096",
-    ]  # fmt: skip
+    ]
     assert "overlap" in exact.get_title("left")
     low, high = exact.lines[0].get_xdata()
     assert low < 92 < high

@@ -72,9 +72,8 @@ def test_bytes_by_kind() -> None:
 
 def test_picture_marks_the_weight() -> None:
     stored = StoredWeight(
-        0x21, 8, (1, 2), ("in 0", "in 16"), 1, "2 · 0.5 + (0) = 1", 1.0,
-        torch.tensor([0.5, 1.0]), 1,
-    )  # fmt: skip
+        0x21, 8, (1, 2), ("in 0", "in 16"), 1, "2 · 0.5 + (0) = 1", 1.0, torch.tensor([0.5, 1.0]), 1
+    )
     figure = plot_stored_weight(stored, "one", torch.tensor([0.4, 1.1]))
     top, bottom = figure.axes
     texts = [text.get_text() for text in top.texts]
@@ -97,8 +96,14 @@ def test_awq_scales_are_read_from_the_norm(folders: dict[str, Path]) -> None:
 def test_every_control_redraws(folders: dict[str, Path], reader: GGUFReader) -> None:
     explorer = checkpoint_explorer(**folders, reader=reader)
     seen = {explorer._image.value}
-    for name, value in (("output", 6), ("input", 40), ("file", "AWQ"), ("file", "GGUF (Q4_1)"),
-                        ("layer", 29), ("tensor", "mlp.down_proj")):  # fmt: skip
+    for name, value in (
+        ("output", 6),
+        ("input", 40),
+        ("file", "AWQ"),
+        ("file", "GGUF (Q4_1)"),
+        ("layer", 29),
+        ("tensor", "mlp.down_proj"),
+    ):
         explorer.controls[name].value = value
         assert explorer.error is None, explorer.error
         seen.add(explorer._image.value)

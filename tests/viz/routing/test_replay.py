@@ -46,8 +46,12 @@ def test_picture_names_the_decision(runs) -> None:  # type: ignore[no-untyped-de
 
 def test_the_widget_draws_what_is_chosen() -> None:
     widget = routing_explorer()
-    for name, value in (("load", "heavy load"), ("size", "24 blocks"), ("policy", "longest prefix"),
-                        ("step", 120)):  # fmt: skip
+    for name, value in (
+        ("load", "heavy load"),
+        ("size", "24 blocks"),
+        ("policy", "longest prefix"),
+        ("step", 120),
+    ):
         before = widget._image.value
         widget.controls[name].value = value
         assert widget.error is None and widget._image.value != before, name

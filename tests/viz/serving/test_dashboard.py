@@ -103,12 +103,21 @@ def test_figures_of_a_load_test() -> None:
     slo = SLO(ttft=1.0, tpot=0.1)
     reports = {1.0: report(0.1, 0.03), 2.0: report(0.1, 0.05), 4.0: report(2.0, 0.3)}
     simulated = {0.5: 1.0, 2.0: 0.5}
-    figure = plot_knee(reports, slo, 0.03, 3.0, 2.1, simulated, same_arrivals=[1, 1, 0.2],
-                       titles=("Formula", "Promise"))  # fmt: skip
+    figure = plot_knee(
+        reports,
+        slo,
+        0.03,
+        3.0,
+        2.1,
+        simulated,
+        same_arrivals=[1, 1, 0.2],
+        titles=("Formula", "Promise"),
+    )
     left, right = figure.axes
     assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == [
-        "Formula", "Promise"
-    ]  # fmt: skip
+        "Formula",
+        "Promise",
+    ]
     assert list(left.lines[1].get_ydata()) == pytest.approx([30, 50, 300])
     predicted = left.lines[0]
     at_zero, x, y = predicted.get_ydata()[0], predicted.get_xdata()[-1], predicted.get_ydata()[-1]

@@ -11,12 +11,16 @@ from utils.vllm.recipe import describe
 
 LOADS = {
     load: {
-        name: {"tokens_per_second": speed, "ttft": 1 / speed, "tpot": 2 / speed,
-               "rounds": [0.9 * speed, 1.1 * speed]}
+        name: {
+            "tokens_per_second": speed,
+            "ttft": 1 / speed,
+            "tpot": 2 / speed,
+            "rounds": [0.9 * speed, 1.1 * speed],
+        }
         for name, speed in (("ours", 50.0), ("vLLM", 40.0), ("llama.cpp", 20.0))
     }
     for load in ("1 user", "8 users")
-}  # fmt: skip
+}
 WEIGHTS = {"ours": "bfloat16", "vLLM": "bfloat16", "llama.cpp": "Q4_1"}
 REPORT = {"results": LOADS, "weights": WEIGHTS, "machine": {"threads": 2}, "vllm": describe()}
 
@@ -26,8 +30,10 @@ def test_bars_are_the_medians_in_their_units() -> None:
     heights = [sorted({bar.get_height() for bar in axes.patches}) for axes in figure.axes]
     assert heights == [[20, 40, 50], [20, 25, 50], [40, 50, 100]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "ours (bfloat16)", "vLLM (bfloat16)", "llama.cpp (Q4_1)"
-    ]  # fmt: skip
+        "ours (bfloat16)",
+        "vLLM (bfloat16)",
+        "llama.cpp (Q4_1)",
+    ]
     assert figure.get_suptitle() == "Finding"
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear"]
 

@@ -21,14 +21,17 @@ def test_staircase_draws_predicted_and_measured_for_each_block_size() -> None:
     steps = {size: ([0, 40, 80], [0, 32, 64]) for size in (32, 128)}
     axes = vllm_prefix.plot_staircase(steps, steps).axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "blocks of 32: predicted", "blocks of 32: vLLM",
-        "blocks of 128: predicted", "blocks of 128: vLLM",
-    ]  # fmt: skip
+        "blocks of 32: predicted",
+        "blocks of 32: vLLM",
+        "blocks of 128: predicted",
+        "blocks of 128: vLLM",
+    ]
 
 
 def test_ttft_splits_hits_from_misses() -> None:
-    figure = vllm_prefix.plot_ttft_by_tokens_left([300, 40, 50], [0.1, 0.03, 0.04],
-                                                  [False, True, True], 0.02, 0.0003)  # fmt: skip
+    figure = vllm_prefix.plot_ttft_by_tokens_left(
+        [300, 40, 50], [0.1, 0.03, 0.04], [False, True, True], 0.02, 0.0003
+    )
     lines = figure.axes[0].get_lines()
     assert [len(line.get_xdata()) for line in lines] == [2, 1, 2]
     assert lines[2].get_ydata().tolist() == pytest.approx([30, 40])

@@ -56,11 +56,19 @@ def styled_and_closed_figures() -> Iterator[None]:
 def plain(tokenizer) -> LLMEngine:
     """An engine with a tiny random model and the bundled model's vocabulary."""
     config = ModelConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
-        rms_norm_eps=1e-5, max_position_embeddings=256, tie_word_embeddings=True,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        rope_theta=1e4,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
         eos_token_ids=(),
-    )  # fmt: skip
+    )
     model = LlamaForCausalLM(config).eval()
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():

@@ -152,16 +152,19 @@ def growth(lengths: Sequence[tuple[int, int]], block_size: int) -> Figure:
                 cells.append(Cell("", "empty" if place < needed * block_size else "waste"))
         rows.append((f"{count(num_tokens, 'token')}, {count(num_blocks, 'block')}", cells))
     return grids(
-        {"yours": rows}, f"The slots a request holds as it grows (blocks of {block_size})",
-        "slot of the request: the token's position", width=0.34,
-    )  # fmt: skip
+        {"yours": rows},
+        f"The slots a request holds as it grows (blocks of {block_size})",
+        "slot of the request: the token's position",
+        width=0.34,
+    )
 
 
 def ref_counts(
-    steps: Sequence[str], expected: Sequence[Mapping[int, int]],
+    steps: Sequence[str],
+    expected: Sequence[Mapping[int, int]],
     yours: Sequence[Mapping[int, int | str]],
     num_blocks: int,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """The reference count of each block after each step of a story, and how many are free.
 
     Args:
@@ -201,10 +204,22 @@ def blocks_over_steps(runs: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -
     figure = Figure(figsize=(4.3 * len(runs), 3.0), layout="constrained")
     axes = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     for ax, (name, (used, copies)) in zip(axes, runs.items(), strict=True):
-        ax.step(range(len(copies)), copies, "--", where="post", color="#d9622b",
-                label="if each had its own copy")  # fmt: skip
-        ax.step(range(len(used)), used, where="post", color="#1f5fa8", linewidth=2,
-                label="blocks in use")  # fmt: skip
+        ax.step(
+            range(len(copies)),
+            copies,
+            "--",
+            where="post",
+            color="#d9622b",
+            label="if each had its own copy",
+        )
+        ax.step(
+            range(len(used)),
+            used,
+            where="post",
+            color="#1f5fa8",
+            linewidth=2,
+            label="blocks in use",
+        )
         ax.set_title(
             f"{name}: {sum(used) / sum(copies):.0%} of the blocks", size=10, weight="normal"
         )

@@ -72,10 +72,12 @@ def find_parting(
     logits = oracle(prompt, ours)[place:].float()  # [N - place, vocab_size]
     chosen = logits.gather(1, torch.tensor(ours[place:], device=logits.device)[:, None])[:, 0]
     return Parting(
-        place, ours[place], theirs[place],
+        place,
+        ours[place],
+        theirs[place],
         gap=float((chosen[0] - logits[0, theirs[place]]).abs()),
         below=float((logits.max(dim=1).values - chosen).max()),
-    )  # fmt: skip
+    )
 
 
 def hf_oracle(model: PreTrainedModel) -> Oracle:

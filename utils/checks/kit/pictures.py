@@ -42,9 +42,14 @@ def bars(expected: Tensor, yours: Tensor, xlabel: str, ylabel: str, title: str) 
     positions = range(len(expected))
     ax.bar([p - 0.2 for p in positions], expected.tolist(), 0.4, label="expected", color="#1f5fa8")
     ax.bar(
-        [p + 0.2 for p in positions], yours.tolist(), 0.4,
-        label="yours", color="#f2a65a", hatch="//", edgecolor="#7a4a12",
-    )  # fmt: skip
+        [p + 0.2 for p in positions],
+        yours.tolist(),
+        0.4,
+        label="yours",
+        color="#f2a65a",
+        hatch="//",
+        edgecolor="#7a4a12",
+    )
     ax.set_xticks(list(positions))
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)

@@ -54,13 +54,27 @@ def rows_of_blocks(
         for cell in cells:
             colour, hatch, _ = KINDS[cell.kind]
             ax.add_patch(
-                Rectangle((x, y + 0.08), cell.width, 0.84, facecolor=colour, hatch=hatch,
-                          edgecolor=INK, linewidth=0.8)
-            )  # fmt: skip
+                Rectangle(
+                    (x, y + 0.08),
+                    cell.width,
+                    0.84,
+                    facecolor=colour,
+                    hatch=hatch,
+                    edgecolor=INK,
+                    linewidth=0.8,
+                )
+            )
             # A hatch would strike the letters out: give them a ground of their own.
             ground = dict(facecolor=colour, edgecolor="none", pad=2.0) if hatch else None
-            ax.text(x + cell.width / 2, y + 0.5, cell.text, ha="center", va="center", size=8,
-                    bbox=ground if cell.text else None)  # fmt: skip
+            ax.text(
+                x + cell.width / 2,
+                y + 0.5,
+                cell.text,
+                ha="center",
+                va="center",
+                size=8,
+                bbox=ground if cell.text else None,
+            )
             x += cell.width
     ax.set_xlim(-0.05, longest + 0.05)
     ax.set_ylim(len(rows), 0)
@@ -123,9 +137,12 @@ def _kind(is_so: bool, should_be: bool, yes: str, no: str) -> str:
 
 
 def prompts(
-    prompts: Sequence[Sequence[int]], block_size: int, expected: Sequence[int],
-    yours: Sequence[int] | None = None, names: Sequence[str] | None = None,
-) -> Figure:  # fmt: skip
+    prompts: Sequence[Sequence[int]],
+    block_size: int,
+    expected: Sequence[int],
+    yours: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+) -> Figure:
     """Prompts cut into blocks. Found blocks are coloured, those predicted wrongly hatched.
 
     Args:
@@ -158,6 +175,5 @@ def prompts(
     longest = max(len(prompt) for prompt in prompts) / block_size
     title = f"{sum(expected)} of {sum(map(len, prompts))} tokens are found in the cache"
     return rows_of_blocks(
-        rows, title, f"tokens, in blocks of {block_size}",
-        unit=min(1.1, 6.0 / longest),
-    )  # fmt: skip
+        rows, title, f"tokens, in blocks of {block_size}", unit=min(1.1, 6.0 / longest)
+    )

@@ -45,8 +45,12 @@ def draw(c: Choices) -> Given:
     elif far:
         scale = c.pick((1.0, 0.25, -0.5))
         offsets = [c.pick(FAR) for _ in range(min(5, t_q * kv_heads * group))]
-        query[..., 0] = torch.tensor(offsets).repeat(t_q * kv_heads * group)[
-            : t_q * kv_heads * group].view(t_q, -1) / scale  # fmt: skip
+        query[..., 0] = (
+            torch.tensor(offsets)
+            .repeat(t_q * kv_heads * group)[: t_q * kv_heads * group]
+            .view(t_q, -1)
+            / scale
+        )
         key[..., 0] = 1.0
     layout = c.pick(LAYOUTS)
     return Given(*(laid_out(t, layout) for t in (query, key, value)), scale)
@@ -78,8 +82,15 @@ class Attends(Returns):
         fault = super().fault(answer, given, expected)
         if fault is None or fault.clause != "returns":
             return fault
-        return Fault("returns", fault.where, fault.expected, fault.got, fault.says, fault.look,
-                     picture=lambda: weights_of(answer, given))  # fmt: skip
+        return Fault(
+            "returns",
+            fault.where,
+            fault.expected,
+            fault.got,
+            fault.says,
+            fault.look,
+            picture=lambda: weights_of(answer, given),
+        )
 
 
 def weights_of(answer: Callable[..., Any], given: Given) -> tuple[Figure | None, str]:
@@ -106,13 +117,17 @@ ATTENTION = Contract(
     passed="Equal to torch's scaled_dot_product_attention on 150 random inputs: prefill, decode, "
     "chunks after earlier tokens; MHA, GQA, MQA; scores down to -16,384; half precision.",
     tell=lambda given: "query {}, key and value {}, scale {:.4g}, {}".format(
-        *(tuple(t.shape) for t in given.args[:2]), given.args[3],
-        str(given.args[0].dtype).removeprefix("torch.")),
+        *(tuple(t.shape) for t in given.args[:2]),
+        given.args[3],
+        str(given.args[0].dtype).removeprefix("torch."),
+    ),
     clauses={
-        "returns": Clause("This is not the mix of values that causal attention makes. {says}",
-                          "Query i stands at position T_k - T_q + i and sees the keys up to its "
-                          "own; query head h reads KV head h // (H // H_kv). The mask comes after "
-                          "the scale and before the softmax."),
+        "returns": Clause(
+            "This is not the mix of values that causal attention makes. {says}",
+            "Query i stands at position T_k - T_q + i and sees the keys up to its "
+            "own; query head h reads KV head h // (H // H_kv). The mask comes after "
+            "the scale and before the softmax.",
+        )
     },
     mistakes=MISTAKES,
-)  # fmt: skip
+)

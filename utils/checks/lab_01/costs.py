@@ -15,15 +15,29 @@ from utils.engine.config.model import ModelConfig
 
 
 def model_config(
-    layers: int, heads: int, kv_heads: int, head_dim: int, hidden: int, intermediate: int,
-    vocab: int, tied: bool = True,
-) -> ModelConfig:  # fmt: skip
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    hidden: int,
+    intermediate: int,
+    vocab: int,
+    tied: bool = True,
+) -> ModelConfig:
     return ModelConfig(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        head_dim=head_dim, rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=8192,
-        tie_word_embeddings=tied, eos_token_ids=(2,),
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=8192,
+        tie_word_embeddings=tied,
+        eos_token_ids=(2,),
+    )
 
 
 def draw(c: Choices) -> Given:
@@ -31,9 +45,15 @@ def draw(c: Choices) -> Given:
     kv_heads, group, head_dim = c.size(1, 16), c.integer(1, 8), 2 * c.size(1, 64)
     hidden = c.size(1, 16_384) if c.rarely(2) else kv_heads * group * head_dim
     config = model_config(
-        c.size(1, 40), kv_heads * group, kv_heads, head_dim, hidden, c.size(1, 53_000),
-        c.size(1, 150_000), not c.rarely(2),
-    )  # fmt: skip
+        c.size(1, 40),
+        kv_heads * group,
+        kv_heads,
+        head_dim,
+        hidden,
+        c.size(1, 53_000),
+        c.size(1, 150_000),
+        not c.rarely(2),
+    )
     return Given(config, c.size(1, 1_000_000) * c.pick((1, 1, 10**9 + 7)), c.pick((2, 1, 4, 8)))
 
 
@@ -74,9 +94,13 @@ def tell(given: Given) -> str:
 
 
 def but(
-    kv: str = "kv heads", mlp: int = 3, head: int = 1, layers: str = "all", attention: int = 1,
+    kv: str = "kv heads",
+    mlp: int = 3,
+    head: int = 1,
+    layers: str = "all",
+    attention: int = 1,
     cost: Callable[[int, int, int], Any] = lambda n, t, w: (2 * n * t, n * w),
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """The count with one thing changed; `cost` takes weights, tokens, bytes per parameter."""
 
     def count(c: Any, num_tokens: int, bytes_per_parameter: int) -> Any:
@@ -108,43 +132,82 @@ FORWARD_COST = Contract(
     tell=tell,
     clauses={
         "pair": Clause("Expected the pair (flops, bytes). {says}", "`return flops, num_bytes`."),
-        "whole": Clause("Expected two ints; {got} came. A float has only 53 bits for its digits.",
-                        "`//` instead of `/`, `2` instead of `2.0`."),
-        "flops": Clause("The FLOPs are wrong. {says}", "`2 * weights * num_tokens`; q, k, v, o, "
-                        "gate, up and down in each layer, and the LM head once."),
-        "bytes": Clause("The FLOPs are right, the bytes are wrong. {says}",
-                        "`weights * bytes_per_parameter`."),
+        "whole": Clause(
+            "Expected two ints; {got} came. A float has only 53 bits for its digits.",
+            "`//` instead of `/`, `2` instead of `2.0`.",
+        ),
+        "flops": Clause(
+            "The FLOPs are wrong. {says}",
+            "`2 * weights * num_tokens`; q, k, v, o, "
+            "gate, up and down in each layer, and the LM head once.",
+        ),
+        "bytes": Clause(
+            "The FLOPs are right, the bytes are wrong. {says}", "`weights * bytes_per_parameter`."
+        ),
     },
     mistakes=(
-        mistake("Key and value projections are counted with as many heads as the query has. With "
-                "GQA they are smaller.", "K and V have `num_key_value_heads * head_dim` outputs.",
-                but(kv="query heads")),
-        mistake("All four attention projections are counted as hidden x hidden.",
-                "Q and O: `num_attention_heads * head_dim`; K and V: `num_key_value_heads * "
-                "head_dim`. head_dim need not be hidden_size / num_attention_heads.",
-                but(kv="square")),
-        mistake("The MLP is counted with two matrices. SwiGLU has three: gate, up and down.",
-                "`3 * hidden_size * intermediate_size` per layer.", but(mlp=2)),
-        mistake("The LM head is missing: hidden x vocabulary, once per model.",
-                "Tied embeddings save memory, not the multiplication.", but(head=0)),
-        mistake("The embedding table is counted as a multiplication. It is a lookup: only the LM "
-                "head multiplies.", "Count `vocab_size * hidden_size` once.", but(head=2)),
-        mistake("Only one layer is counted.", "Multiply by `num_hidden_layers`.",
-                but(layers="one")),
-        mistake("The attention projections are missing.", "q, k, v and o, in every layer.",
-                but(attention=0)),
-        mistake("The FLOPs lack a factor of 2: a weight costs one multiplication *and* one "
-                "addition per token.", "`2 * weights * num_tokens`.",
-                but(cost=lambda n, t, w: (n * t, n * w))),
-        mistake("The FLOPs do not grow with the number of tokens.", "`2 * weights * num_tokens`.",
-                but(cost=lambda n, t, w: (2 * n, n * w))),
-        mistake("The bytes grow with the number of tokens. Weights are read *once per pass*, "
-                "however many tokens share it: that is the whole point.",
-                "`weights * bytes_per_parameter`.",
-                but(cost=lambda n, t, w: (2 * n * t, n * w * t))),
-        mistake("You ignore `bytes_per_parameter`.", "`weights * bytes_per_parameter`.",
-                but(cost=lambda n, t, w: (2 * n * t, n))),
-        mistake("The pair is in the wrong order: FLOPs first, bytes second.",
-                "`return flops, num_bytes`.", but(cost=lambda n, t, w: (n * w, 2 * n * t))),
+        mistake(
+            "Key and value projections are counted with as many heads as the query has. With "
+            "GQA they are smaller.",
+            "K and V have `num_key_value_heads * head_dim` outputs.",
+            but(kv="query heads"),
+        ),
+        mistake(
+            "All four attention projections are counted as hidden x hidden.",
+            "Q and O: `num_attention_heads * head_dim`; K and V: `num_key_value_heads * "
+            "head_dim`. head_dim need not be hidden_size / num_attention_heads.",
+            but(kv="square"),
+        ),
+        mistake(
+            "The MLP is counted with two matrices. SwiGLU has three: gate, up and down.",
+            "`3 * hidden_size * intermediate_size` per layer.",
+            but(mlp=2),
+        ),
+        mistake(
+            "The LM head is missing: hidden x vocabulary, once per model.",
+            "Tied embeddings save memory, not the multiplication.",
+            but(head=0),
+        ),
+        mistake(
+            "The embedding table is counted as a multiplication. It is a lookup: only the LM "
+            "head multiplies.",
+            "Count `vocab_size * hidden_size` once.",
+            but(head=2),
+        ),
+        mistake(
+            "Only one layer is counted.", "Multiply by `num_hidden_layers`.", but(layers="one")
+        ),
+        mistake(
+            "The attention projections are missing.",
+            "q, k, v and o, in every layer.",
+            but(attention=0),
+        ),
+        mistake(
+            "The FLOPs lack a factor of 2: a weight costs one multiplication *and* one "
+            "addition per token.",
+            "`2 * weights * num_tokens`.",
+            but(cost=lambda n, t, w: (n * t, n * w)),
+        ),
+        mistake(
+            "The FLOPs do not grow with the number of tokens.",
+            "`2 * weights * num_tokens`.",
+            but(cost=lambda n, t, w: (2 * n, n * w)),
+        ),
+        mistake(
+            "The bytes grow with the number of tokens. Weights are read *once per pass*, "
+            "however many tokens share it: that is the whole point.",
+            "`weights * bytes_per_parameter`.",
+            but(cost=lambda n, t, w: (2 * n * t, n * w * t)),
+        ),
+        mistake(
+            "You ignore `bytes_per_parameter`.",
+            "`weights * bytes_per_parameter`.",
+            but(cost=lambda n, t, w: (2 * n * t, n)),
+        ),
+        mistake(
+            "The pair is in the wrong order: FLOPs first, bytes second.",
+            "`return flops, num_bytes`.",
+            but(cost=lambda n, t, w: (n * w, 2 * n * t)),
+        ),
     ),
-)  # fmt: skip
+)

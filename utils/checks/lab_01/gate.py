@@ -41,25 +41,50 @@ SILU_AND_MUL = Contract(
     inputs=draw,
     judge=Returns(oracle, own=True),
     passed="Equal to gate / (1 + exp(-gate)) * up in float64, on 150 random inputs.",
-    clauses={"returns": Clause("This is not `silu(gate) * up`, in the dtype of `gate_up`. {says}",
-                               "`gate, up = gate_up.chunk(2, dim=-1)`; SiLU is `x * sigmoid(x)`.")},
+    clauses={
+        "returns": Clause(
+            "This is not `silu(gate) * up`, in the dtype of `gate_up`. {says}",
+            "`gate, up = gate_up.chunk(2, dim=-1)`; SiLU is `x * sigmoid(x)`.",
+        )
+    },
     mistakes=(
-        mistake("SiLU is on the wrong half: the first half is the gate, and it is the gate that "
-                "goes through SiLU.", "`gate, up = gate_up.chunk(2, dim=-1)`, then `silu(gate) * "
-                "up`.", _halves(lambda g, u: g * F.silu(u))),
-        mistake("That is GELU. Llama's gate uses SiLU: x * sigmoid(x).", SILU,
-                _halves(lambda g, u: F.gelu(g) * u),
-                _halves(lambda g, u: F.gelu(g, approximate="tanh") * u)),
-        mistake("You use the sigmoid alone (GLU). SiLU is x * sigmoid(x).", SILU,
-                _halves(lambda g, u: g.sigmoid() * u)),
-        mistake("That is ReLU. Llama's gate uses SiLU: x * sigmoid(x).", SILU,
-                _halves(lambda g, u: g.relu() * u)),
-        mistake("Both halves go through SiLU. Only the gate does.", "`silu(gate) * up`.",
-                _halves(lambda g, u: F.silu(g) * F.silu(u))),
-        mistake("The halves are added. They must be multiplied.", "`silu(gate) * up`.",
-                _halves(lambda g, u: F.silu(g) + u)),
-        mistake("You take every second number as the gate. The gate is the first half, the up "
-                "projection the second.", "`gate_up.chunk(2, dim=-1)`.",
-                lambda x: F.silu(x[..., 0::2]) * x[..., 1::2]),
+        mistake(
+            "SiLU is on the wrong half: the first half is the gate, and it is the gate that "
+            "goes through SiLU.",
+            "`gate, up = gate_up.chunk(2, dim=-1)`, then `silu(gate) * up`.",
+            _halves(lambda g, u: g * F.silu(u)),
+        ),
+        mistake(
+            "That is GELU. Llama's gate uses SiLU: x * sigmoid(x).",
+            SILU,
+            _halves(lambda g, u: F.gelu(g) * u),
+            _halves(lambda g, u: F.gelu(g, approximate="tanh") * u),
+        ),
+        mistake(
+            "You use the sigmoid alone (GLU). SiLU is x * sigmoid(x).",
+            SILU,
+            _halves(lambda g, u: g.sigmoid() * u),
+        ),
+        mistake(
+            "That is ReLU. Llama's gate uses SiLU: x * sigmoid(x).",
+            SILU,
+            _halves(lambda g, u: g.relu() * u),
+        ),
+        mistake(
+            "Both halves go through SiLU. Only the gate does.",
+            "`silu(gate) * up`.",
+            _halves(lambda g, u: F.silu(g) * F.silu(u)),
+        ),
+        mistake(
+            "The halves are added. They must be multiplied.",
+            "`silu(gate) * up`.",
+            _halves(lambda g, u: F.silu(g) + u),
+        ),
+        mistake(
+            "You take every second number as the gate. The gate is the first half, the up "
+            "projection the second.",
+            "`gate_up.chunk(2, dim=-1)`.",
+            lambda x: F.silu(x[..., 0::2]) * x[..., 1::2],
+        ),
     ),
-)  # fmt: skip
+)

@@ -12,8 +12,12 @@ from utils.checks.kit.contracts import Choices, Raised, Stage
 
 SMALL_VOCAB, LARGE_VOCAB = 8, 70_000
 # How the model's logits look: all far below zero, or in half precision.
-LOGITS = ((-9.0, torch.float32), (0.0, torch.float32), (-20_000.0, torch.float32),
-          (-9.0, torch.bfloat16))  # fmt: skip
+LOGITS = (
+    (-9.0, torch.float32),
+    (0.0, torch.float32),
+    (-20_000.0, torch.float32),
+    (-9.0, torch.bfloat16),
+)
 
 
 @dataclass(frozen=True)

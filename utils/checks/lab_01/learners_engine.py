@@ -24,9 +24,11 @@ from utils.engine.llm import LLM
 from utils.engine.models.llama import LlamaOps
 
 EXERCISES: dict[str, tuple[int, Contract]] = {
-    "rms_norm": (1, RMS_NORM), "apply_rotary": (2, APPLY_ROTARY), "attention": (3, ATTENTION),
+    "rms_norm": (1, RMS_NORM),
+    "apply_rotary": (2, APPLY_ROTARY),
+    "attention": (3, ATTENTION),
     "silu_and_mul": (4, SILU_AND_MUL),
-}  # fmt: skip
+}
 CLOSE = 1e-3  # of the largest number: rounding aside, a right function is nearer
 
 
@@ -72,15 +74,17 @@ def _speaks(ops: LlamaOps) -> str:
             output = call(greedy, llm, [prompt], given=f"the prompt {prompt!r}")[0].outputs[0]
         got = list(output.token_ids)
         if not is_hf_greedy(prompt, got, tokens):
-            same_tokens = next(n for n, pair in enumerate(zip(tokens, got, strict=False))
-                               if pair[0] != pair[1])  # fmt: skip
+            same_tokens = next(
+                n for n, pair in enumerate(zip(tokens, got, strict=False)) if pair[0] != pair[1]
+            )
             raise Mismatch(
                 "The engine's text differs from Hugging Face's, although each of your four "
                 "functions gives in every call what the engine's own gives, but for rounding.",
                 input=f"the prompt {prompt!r}; {same_tokens} new tokens are the same",
-                expected=repr(llm.get_tokenizer().decode(tokens)), got=repr(output.text),
+                expected=repr(llm.get_tokenizer().decode(tokens)),
+                got=repr(output.text),
                 look="Does one of them round more than it must? Compute in float32.",
-            )  # fmt: skip
+            )
         first = first or output.text.strip()
     unused = [name for name, function in watched.items() if not function.calls]
     if unused:
@@ -107,8 +111,11 @@ class _Watched:
         before = copied(args)
         expected = self.right(*copied(args))
         got = attempt(self.yours, *args)
-        says = got.says if isinstance(got, Raised) else difference(
-            expected, got, CLOSE, CLOSE * float(expected.abs().max()))  # fmt: skip
+        says = (
+            got.says
+            if isinstance(got, Raised)
+            else difference(expected, got, CLOSE, CLOSE * float(expected.abs().max()))
+        )
         if not says and not all(map(same, before, args)):
             says = "It changes what it was given."
         if says:
@@ -118,8 +125,9 @@ class _Watched:
                 f"{says}",
                 input=f"call number {self.calls[self.prompt]} of `{self.name}` for the prompt "
                 f"{self.prompt!r}; arguments {shapes}",
-                expected=shown(expected, got), got=shown(got, expected),
+                expected=shown(expected, got),
+                got=shown(got, expected),
                 look="What is different here from the inputs of its own check: sizes, an earlier "
                 "call, memory that is shared?",
-            )  # fmt: skip
+            )
         return got

@@ -42,9 +42,12 @@ def draw(c: Choices) -> Given:
     given = c.pick(("all", "all", "all", "temperature", "nothing", "k", "p"))
     if large or given == "all":
         return Given(logits, temperature, top_k, top_p)
-    named: dict[str, dict[str, Any]] = {"k": {"top_k": top_k}, "p": {"top_p": top_p},
-                                        "temperature": {"temperature": temperature},
-                                        "nothing": {}}  # fmt: skip
+    named: dict[str, dict[str, Any]] = {
+        "k": {"top_k": top_k},
+        "p": {"top_p": top_p},
+        "temperature": {"temperature": temperature},
+        "nothing": {},
+    }
     return Given(logits, **named[given])
 
 
@@ -140,21 +143,35 @@ TOKEN_PROBABILITIES = Contract(
     passed="Right, token by token, in 200 random settings: ties, exact fits, tails of 1e-9, "
     "vocabularies of up to 70,000 tokens, arguments left out.",
     clauses={
-        "form": Clause("{says} Expected a float32 tensor [vocab] of probabilities.",
-                       "Is something divided by 0, or are all logits filtered out?"),
-        "sum": Clause("Your probabilities add up to {says}; expected 1.", "Set filtered *logits* "
-                      "to -inf before the softmax, or divide by the sum at the end."),
-        "many": Clause("Too many tokens keep a probability. {says}", "Top-k keeps k tokens. Top-p "
-                       "keeps a token while the sum of those *before* it, largest first, is below "
-                       "top_p. Greedy keeps one."),
-        "few": Clause("Too few tokens keep a probability: {says}", "Top-k keeps k tokens. Top-p "
-                      "keeps a token while the sum of those *before* it, largest first, is below "
-                      "top_p; 1 keeps all, and needs no sum."),
-        "others": Clause("The right number of tokens, but not the most likely ones.", "Entry i is "
-                         "the probability of token i: sort, and undo the sort at the end."),
-        "values": Clause("The right tokens, with wrong probabilities. {says}", "First `logits / "
-                         "temperature`, then the filters; what is left is renormalised."),
+        "form": Clause(
+            "{says} Expected a float32 tensor [vocab] of probabilities.",
+            "Is something divided by 0, or are all logits filtered out?",
+        ),
+        "sum": Clause(
+            "Your probabilities add up to {says}; expected 1.",
+            "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
+        ),
+        "many": Clause(
+            "Too many tokens keep a probability. {says}",
+            "Top-k keeps k tokens. Top-p "
+            "keeps a token while the sum of those *before* it, largest first, is below "
+            "top_p. Greedy keeps one.",
+        ),
+        "few": Clause(
+            "Too few tokens keep a probability: {says}",
+            "Top-k keeps k tokens. Top-p "
+            "keeps a token while the sum of those *before* it, largest first, is below "
+            "top_p; 1 keeps all, and needs no sum.",
+        ),
+        "others": Clause(
+            "The right number of tokens, but not the most likely ones.",
+            "Entry i is the probability of token i: sort, and undo the sort at the end.",
+        ),
+        "values": Clause(
+            "The right tokens, with wrong probabilities. {says}",
+            "First `logits / temperature`, then the filters; what is left is renormalised.",
+        ),
     },
     mistakes=MISTAKES,
     examples=200,
-)  # fmt: skip
+)

@@ -18,9 +18,13 @@ HEAT = "First `logits / temperature`, then everything else."
 
 
 def but(
-    nucleus: str = "right", heat: str = "right", greedy: str = "right", topk: str = "right",
-    order: str = "right", end: str = "softmax",
-) -> Callable[..., Any]:  # fmt: skip
+    nucleus: str = "right",
+    heat: str = "right",
+    greedy: str = "right",
+    topk: str = "right",
+    order: str = "right",
+    end: str = "softmax",
+) -> Callable[..., Any]:
     """Temperature, top-k and top-p with one thing changed."""
 
     def keep_k(x: Tensor, k: int) -> Tensor:
@@ -73,34 +77,74 @@ def but(
 
 
 MISTAKES = (
-    mistake("Top-p drops the token that crosses the threshold. The nucleus is the *smallest set "
-            "that reaches* top_p, so that token belongs to it.", BEFORE,
-            but("drop"), but("drop but first")),
-    mistake("Top-p keeps one token too many: it stops after the sum has been *passed* for a whole "
-            "token.", BEFORE, but("extra")),
-    mistake("`top_p = 1` keeps all. Your sum of many tokens, rounded, reaches 1 before the last "
-            "of them.", "Filter only `if top_p < 1`.", but("no guard")),
-    mistake("Top-p adds up tokens in the order of the vocabulary. It must start with the most "
-            "likely one.", "Sort by probability, largest first, and take the cumulative sum of "
-            "that.", but("unsorted"), but("unsorted", end="divide")),
-    mistake("Your probabilities come out sorted. Entry i must be the probability of token i.",
-            "Undo the sort: `torch.zeros_like(p).scatter(0, order, sorted_p)`.",
-            but("not scattered")),
-    mistake("The temperature is applied after the softmax. It must divide the *logits*.", HEAT,
-            but(heat="after"), but(heat="after, without effect")),
-    mistake("You multiply by the temperature. A *high* temperature must make the distribution "
-            "flatter.", "`logits / temperature`.", but(heat="times")),
-    mistake("Temperature 0 divides by zero, or is treated as 1. It means greedy: all probability "
-            "on the largest logit.", "Treat 0 on its own, before you divide.",
-            but(greedy="divides"), but(greedy="one")),
-    mistake("Greedy takes one token, also if several logits are the largest.", "`logits.argmax()` "
-            "is one of them.", but(greedy="ties")),
-    mistake("What is left does not add up to 1: renormalise after filtering.",
-            "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
-            but(end="as it is")),
-    mistake("Top-k keeps one token too few.", "Keep logits that are >= the k-th largest, not only "
-            "those above it.", but(topk="fewer")),
-    mistake("Top-p comes before top-k. The order here, as in vLLM and transformers: temperature, "
-            "top-k, top-p; top-p then works on what top-k left, renormalised.",
-            "Filter with top-k, take the softmax, then find the nucleus.", but(order="p first")),
-)  # fmt: skip
+    mistake(
+        "Top-p drops the token that crosses the threshold. The nucleus is the *smallest set "
+        "that reaches* top_p, so that token belongs to it.",
+        BEFORE,
+        but("drop"),
+        but("drop but first"),
+    ),
+    mistake(
+        "Top-p keeps one token too many: it stops after the sum has been *passed* for a whole "
+        "token.",
+        BEFORE,
+        but("extra"),
+    ),
+    mistake(
+        "`top_p = 1` keeps all. Your sum of many tokens, rounded, reaches 1 before the last "
+        "of them.",
+        "Filter only `if top_p < 1`.",
+        but("no guard"),
+    ),
+    mistake(
+        "Top-p adds up tokens in the order of the vocabulary. It must start with the most "
+        "likely one.",
+        "Sort by probability, largest first, and take the cumulative sum of that.",
+        but("unsorted"),
+        but("unsorted", end="divide"),
+    ),
+    mistake(
+        "Your probabilities come out sorted. Entry i must be the probability of token i.",
+        "Undo the sort: `torch.zeros_like(p).scatter(0, order, sorted_p)`.",
+        but("not scattered"),
+    ),
+    mistake(
+        "The temperature is applied after the softmax. It must divide the *logits*.",
+        HEAT,
+        but(heat="after"),
+        but(heat="after, without effect"),
+    ),
+    mistake(
+        "You multiply by the temperature. A *high* temperature must make the distribution flatter.",
+        "`logits / temperature`.",
+        but(heat="times"),
+    ),
+    mistake(
+        "Temperature 0 divides by zero, or is treated as 1. It means greedy: all probability "
+        "on the largest logit.",
+        "Treat 0 on its own, before you divide.",
+        but(greedy="divides"),
+        but(greedy="one"),
+    ),
+    mistake(
+        "Greedy takes one token, also if several logits are the largest.",
+        "`logits.argmax()` is one of them.",
+        but(greedy="ties"),
+    ),
+    mistake(
+        "What is left does not add up to 1: renormalise after filtering.",
+        "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
+        but(end="as it is"),
+    ),
+    mistake(
+        "Top-k keeps one token too few.",
+        "Keep logits that are >= the k-th largest, not only those above it.",
+        but(topk="fewer"),
+    ),
+    mistake(
+        "Top-p comes before top-k. The order here, as in vLLM and transformers: temperature, "
+        "top-k, top-p; top-p then works on what top-k left, renormalised.",
+        "Filter with top-k, take the softmax, then find the nucleus.",
+        but(order="p first"),
+    ),
+)

@@ -80,38 +80,66 @@ APPLY_ROTARY = Contract(
     inputs=draw,
     judge=Returns(oracle, own=True, wrong=wrong),
     passed="Equal to a product of complex numbers, on 150 random inputs, at positions up to 2000.",
-    tell=lambda given: f"x has shape {tuple(given.args[0].shape)}, {given.args[0].dtype}; the "
-    f"first angles are {[round(float(a), 2) for a in torch.atan2(*given.args[:0:-1])[:4, 0]]}",
-    clauses={"returns": Clause("These are not the pairs (i, i + D/2), each turned by its token's "
-                               "angle, in the dtype of x. {says}", "`x * cos + turned * sin`, with "
-                               "the same angles for all heads of a token.")},
-    mistakes=(
-        mistake("You rotate neighbouring numbers (0 with 1, 2 with 3). Llama's checkpoints pair "
-                "number i with number i + head_dim / 2.", "Split the last dimension into two "
-                "halves with `chunk(2, dim=-1)`; do not take every second number.",
-                _turn(_neighbours), _turn(_neighbours, lambda a: a[..., : a.shape[-1] // 2]
-                                          .repeat_interleave(2, dim=-1))),
-        mistake("The sign is wrong: you turn by minus the angle.", "The minus stands before the "
-                "*second* half, which moves to the front: `cat((-second, first))`.",
-                _turn(lambda x: -_swapped(x))),
-        mistake("The minus sign is missing: without it this is no rotation, and lengths change.",
-                "`cat((-second, first))`: one half changes its sign, the other does not.",
-                _turn(lambda x: x.roll(x.shape[-1] // 2, -1))),
-        mistake("The halves are not swapped before they are multiplied with the sine.",
-                "The sine multiplies `cat((-second, first))`.",
-                _turn(lambda x: -_swapped(x).roll(x.shape[-1] // 2, -1)),
-                _turn(lambda x: _swapped(x).roll(x.shape[-1] // 2, -1)), _turn(lambda x: x)),
-        mistake("Cosine and sine are exchanged.", "`x * cos + rotated * sin`.",
-                lambda x, cos, sin: _turn(_swapped)(x, sin, cos)),
-        mistake("The angles run along the heads, not along the tokens: head h got the angle of "
-                "token h.", "`x` is [T, heads, D] and `cos` is [T, D]. Make it [T, 1, D] with "
-                "`cos.unsqueeze(1)`, or torch lines up T with the heads.",
-                lambda x, cos, sin: x * cos + _swapped(x) * sin),
-        mistake("Every token is rotated by the angle of the first one: positions are lost.",
-                "Row t of `cos` and `sin` belongs to token t.",
-                lambda x, cos, sin: _turn(_swapped)(x, cos[:1], sin[:1])),
-        mistake("You rotate as if the first token stood at position 0. Its position is already in "
-                "`cos` and `sin`.", "Use the rows of `cos` and `sin` as they come; compute no "
-                "angles of your own.", _restarted),
+    tell=lambda given: (
+        f"x has shape {tuple(given.args[0].shape)}, {given.args[0].dtype}; the "
+        f"first angles are {[round(float(a), 2) for a in torch.atan2(*given.args[:0:-1])[:4, 0]]}"
     ),
-)  # fmt: skip
+    clauses={
+        "returns": Clause(
+            "These are not the pairs (i, i + D/2), each turned by its token's "
+            "angle, in the dtype of x. {says}",
+            "`x * cos + turned * sin`, with the same angles for all heads of a token.",
+        )
+    },
+    mistakes=(
+        mistake(
+            "You rotate neighbouring numbers (0 with 1, 2 with 3). Llama's checkpoints pair "
+            "number i with number i + head_dim / 2.",
+            "Split the last dimension into two "
+            "halves with `chunk(2, dim=-1)`; do not take every second number.",
+            _turn(_neighbours),
+            _turn(_neighbours, lambda a: a[..., : a.shape[-1] // 2].repeat_interleave(2, dim=-1)),
+        ),
+        mistake(
+            "The sign is wrong: you turn by minus the angle.",
+            "The minus stands before the "
+            "*second* half, which moves to the front: `cat((-second, first))`.",
+            _turn(lambda x: -_swapped(x)),
+        ),
+        mistake(
+            "The minus sign is missing: without it this is no rotation, and lengths change.",
+            "`cat((-second, first))`: one half changes its sign, the other does not.",
+            _turn(lambda x: x.roll(x.shape[-1] // 2, -1)),
+        ),
+        mistake(
+            "The halves are not swapped before they are multiplied with the sine.",
+            "The sine multiplies `cat((-second, first))`.",
+            _turn(lambda x: -_swapped(x).roll(x.shape[-1] // 2, -1)),
+            _turn(lambda x: _swapped(x).roll(x.shape[-1] // 2, -1)),
+            _turn(lambda x: x),
+        ),
+        mistake(
+            "Cosine and sine are exchanged.",
+            "`x * cos + rotated * sin`.",
+            lambda x, cos, sin: _turn(_swapped)(x, sin, cos),
+        ),
+        mistake(
+            "The angles run along the heads, not along the tokens: head h got the angle of "
+            "token h.",
+            "`x` is [T, heads, D] and `cos` is [T, D]. Make it [T, 1, D] with "
+            "`cos.unsqueeze(1)`, or torch lines up T with the heads.",
+            lambda x, cos, sin: x * cos + _swapped(x) * sin,
+        ),
+        mistake(
+            "Every token is rotated by the angle of the first one: positions are lost.",
+            "Row t of `cos` and `sin` belongs to token t.",
+            lambda x, cos, sin: _turn(_swapped)(x, cos[:1], sin[:1]),
+        ),
+        mistake(
+            "You rotate as if the first token stood at position 0. Its position is already in "
+            "`cos` and `sin`.",
+            "Use the rows of `cos` and `sin` as they come; compute no angles of your own.",
+            _restarted,
+        ),
+    ),
+)

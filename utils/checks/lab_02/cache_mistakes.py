@@ -19,35 +19,56 @@ ORDER = "New tokens go to `[length : length + T]`; then everything up to the new
 
 CLAUSES = {
     "new": Clause("`KVCache(config, max_num_tokens, dtype, device)` gives no cache."),
-    "new: num_tokens": Clause("A new cache already holds tokens: two caches share their length.",
-                              OWN),
-    "other: num_tokens": Clause("What is done to one cache changes another: two caches share their "
-                                "length.", OWN),
-    "append": Clause("{says} `append` must return a pair of tensors [L, H_kv, D], or raise a "
-                     "ValueError if the new tokens do not fit behind those that are held.", FITS),
+    "new: num_tokens": Clause(
+        "A new cache already holds tokens: two caches share their length.", OWN
+    ),
+    "other: num_tokens": Clause(
+        "What is done to one cache changes another: two caches share their length.", OWN
+    ),
+    "append": Clause(
+        "{says} `append` must return a pair of tensors [L, H_kv, D], or raise a "
+        "ValueError if the new tokens do not fit behind those that are held.",
+        FITS,
+    ),
     "dtype": Clause("The cache ignores its dtype.", "`torch.empty(..., dtype=dtype)`."),
-    "shape": Clause("Tokens come first, then KV heads, then head_dim: [L, H_kv, D].",
-                    "`self.keys[layer, :length]` has this shape if the buffer is "
-                    "[layers, max_num_tokens, H_kv, D]."),
-    "tokens": Clause("`append` must return all tokens of this layer, old and new, in order: keys, "
-                     "then values.", ORDER),
+    "shape": Clause(
+        "Tokens come first, then KV heads, then head_dim: [L, H_kv, D].",
+        "`self.keys[layer, :length]` has this shape if the buffer is "
+        "[layers, max_num_tokens, H_kv, D].",
+    ),
+    "tokens": Clause(
+        "`append` must return all tokens of this layer, old and new, in order: keys, then values.",
+        ORDER,
+    ),
     "device": Clause("The cache ignores its device.", "`torch.empty(..., device=device)`."),
-    "place": Clause("`append` must return slices of the memory that was reserved at first. A copy "
-                    "is right too, but its work grows with the length.",
-                    "Reserve once, write into it, return a slice. `torch.cat`, `clone` and `+` "
-                    "copy."),
-    "append: num_tokens": Clause("`num_tokens` is wrong after an append. It is how many tokens "
-                                 "*every* layer holds: the smallest of their lengths, not that of "
-                                 "one layer, and not all added up.", "`min(self.lengths)`."),
+    "place": Clause(
+        "`append` must return slices of the memory that was reserved at first. A copy "
+        "is right too, but its work grows with the length.",
+        "Reserve once, write into it, return a slice. `torch.cat`, `clone` and `+` copy.",
+    ),
+    "append: num_tokens": Clause(
+        "`num_tokens` is wrong after an append. It is how many tokens "
+        "*every* layer holds: the smallest of their lengths, not that of "
+        "one layer, and not all added up.",
+        "`min(self.lengths)`.",
+    ),
     "refused: num_tokens": Clause("A refused append must change nothing.", FITS),
-    "truncate": Clause("`truncate(n)` keeps n tokens of every layer. It can only forget: if a "
-                       "layer holds fewer, it raises a ValueError.",
-                       "Check `n > self.num_tokens` first."),
-    "truncate: num_tokens": Clause("`num_tokens` is wrong after `truncate`: it must *keep* the "
-                                   "first n tokens of every layer, also if n is 0.", KEPT),
-    "nbytes": Clause("`nbytes` is wrong. It is the memory *reserved* for keys and values, in "
-                     "bytes, used or not. {says}", BYTES),
-}  # fmt: skip
+    "truncate": Clause(
+        "`truncate(n)` keeps n tokens of every layer. It can only forget: if a "
+        "layer holds fewer, it raises a ValueError.",
+        "Check `n > self.num_tokens` first.",
+    ),
+    "truncate: num_tokens": Clause(
+        "`num_tokens` is wrong after `truncate`: it must *keep* the "
+        "first n tokens of every layer, also if n is 0.",
+        KEPT,
+    ),
+    "nbytes": Clause(
+        "`nbytes` is wrong. It is the memory *reserved* for keys and values, in "
+        "bytes, used or not. {says}",
+        BYTES,
+    ),
+}
 
 
 class Base:
@@ -165,40 +186,74 @@ def _pooled(
 
 
 MISTAKES = (
-    mistake("`append` returns only the new tokens. Attention needs all of them, old and new.",
-            "Return everything from slot 0 to the new length.",
-            but(write=lambda s, n, k, v: (Base.write(s, n, k, v), (k.clone(), v.clone()))[1])),
-    mistake("`append` returns all slots: empty slots come back too.",
-            "Return `[:length]`, not the whole buffer.",
-            but(write=lambda s, n, k, v: (Base.write(s, n, k, v), (s.keys[n], s.values[n]))[1])),
-    mistake("New tokens are written at the start, over the old ones.",
-            "Write at the current length: `[length : length + T]`.", but(write=_write_at_start)),
-    mistake("Keys and values are exchanged, or both are written to the same place.",
-            "Two buffers: key into `self.keys`, value into `self.values`, returned in that order.",
-            but(write=lambda s, n, k, v: Base.write(s, n, k, v)[::-1]),
-            but(__init__=_one_buffer)),
-    mistake("Does another layer's append move the place where this layer writes? (One length for "
-            "all layers, advanced by each of them.)",
-            "Keep one length per layer: `self.lengths[layer]`.",
-            but(write=_write_shared), but(append=_append_shared)),
-    mistake("`truncate(n)` drops n tokens. It must *keep* the first n.", KEPT,
-            but(keep=lambda s, n: setattr(s, "lengths", [x - n for x in s.lengths]))),
-    mistake("`truncate` past the end passes silently. It can only forget tokens; slots that were "
-            "never written would become tokens.", "Check `n > self.num_tokens` first.",
-            but(truncate=Base.keep), but(truncate=lambda s, n: s.keep(min(n, s.num_tokens)))),
-    mistake("In mid-step, the layers hold different numbers of tokens. `truncate` is refused if "
-            "*any* layer holds fewer, and leaves all at n.", KEPT,
-            but(truncate=_truncate_longest), but(keep=_keep_as_many_fewer)),
-    mistake("Overflow passes silently. A full cache must refuse with a ValueError; to grow, or to "
-            "drop tokens without a word, gives wrong text later.", FITS,
-            but(append=_append_grows), but(append=_append_drops)),
-    mistake("Two caches share their storage: one request reads another's tokens.", OWN,
-            but(__init__=_pooled, pool={})),
-    mistake("Every append copies all earlier keys to a new place: the result is right, but the "
-            "work grows with the length again.", "Reserve [layers, max_num_tokens, H_kv, D] once, "
-            "write into it, return a slice. `torch.cat` and `clone` copy.", but(write=_write_grown),
-            but(write=lambda s, n, k, v: tuple(t.clone() for t in Base.write(s, n, k, v)))),
-)  # fmt: skip
+    mistake(
+        "`append` returns only the new tokens. Attention needs all of them, old and new.",
+        "Return everything from slot 0 to the new length.",
+        but(write=lambda s, n, k, v: (Base.write(s, n, k, v), (k.clone(), v.clone()))[1]),
+    ),
+    mistake(
+        "`append` returns all slots: empty slots come back too.",
+        "Return `[:length]`, not the whole buffer.",
+        but(write=lambda s, n, k, v: (Base.write(s, n, k, v), (s.keys[n], s.values[n]))[1]),
+    ),
+    mistake(
+        "New tokens are written at the start, over the old ones.",
+        "Write at the current length: `[length : length + T]`.",
+        but(write=_write_at_start),
+    ),
+    mistake(
+        "Keys and values are exchanged, or both are written to the same place.",
+        "Two buffers: key into `self.keys`, value into `self.values`, returned in that order.",
+        but(write=lambda s, n, k, v: Base.write(s, n, k, v)[::-1]),
+        but(__init__=_one_buffer),
+    ),
+    mistake(
+        "Does another layer's append move the place where this layer writes? (One length for "
+        "all layers, advanced by each of them.)",
+        "Keep one length per layer: `self.lengths[layer]`.",
+        but(write=_write_shared),
+        but(append=_append_shared),
+    ),
+    mistake(
+        "`truncate(n)` drops n tokens. It must *keep* the first n.",
+        KEPT,
+        but(keep=lambda s, n: setattr(s, "lengths", [x - n for x in s.lengths])),
+    ),
+    mistake(
+        "`truncate` past the end passes silently. It can only forget tokens; slots that were "
+        "never written would become tokens.",
+        "Check `n > self.num_tokens` first.",
+        but(truncate=Base.keep),
+        but(truncate=lambda s, n: s.keep(min(n, s.num_tokens))),
+    ),
+    mistake(
+        "In mid-step, the layers hold different numbers of tokens. `truncate` is refused if "
+        "*any* layer holds fewer, and leaves all at n.",
+        KEPT,
+        but(truncate=_truncate_longest),
+        but(keep=_keep_as_many_fewer),
+    ),
+    mistake(
+        "Overflow passes silently. A full cache must refuse with a ValueError; to grow, or to "
+        "drop tokens without a word, gives wrong text later.",
+        FITS,
+        but(append=_append_grows),
+        but(append=_append_drops),
+    ),
+    mistake(
+        "Two caches share their storage: one request reads another's tokens.",
+        OWN,
+        but(__init__=_pooled, pool={}),
+    ),
+    mistake(
+        "Every append copies all earlier keys to a new place: the result is right, but the "
+        "work grows with the length again.",
+        "Reserve [layers, max_num_tokens, H_kv, D] once, "
+        "write into it, return a slice. `torch.cat` and `clone` copy.",
+        but(write=_write_grown),
+        but(write=lambda s, n, k, v: tuple(t.clone() for t in Base.write(s, n, k, v))),
+    ),
+)
 
 KV_CACHE = Contract(
     inputs=draw_story,

@@ -37,9 +37,10 @@ class Story:
     def __str__(self) -> str:
         c, slots = self.config, " and ".join(str(n) for n in self.slots)
         more = {
-            "defaults": ", dtype and device not given", "another device": f", on {PRETENDED}",
+            "defaults": ", dtype and device not given",
+            "another device": f", on {PRETENDED}",
             "a device's name": ", device='cpu'",
-        }  # fmt: skip
+        }
         return (
             f"{_many(c.num_hidden_layers, 'layer')}, {_many(c.num_key_value_heads, 'KV head')}, "
             f"head_dim {c.head_dim}, {_many(len(self.slots), 'cache')} with {slots} "

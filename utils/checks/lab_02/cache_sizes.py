@@ -16,16 +16,22 @@ DTYPES = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32}
 WIDTHS = (2, 1, 4)
 
 
-def model_config(
-    layers: int, heads: int, kv_heads: int, head_dim: int, hidden: int
-) -> ModelConfig:  # fmt: skip
+def model_config(layers: int, heads: int, kv_heads: int, head_dim: int, hidden: int) -> ModelConfig:
     """A model shape for checks; only the fields that decide the size of the cache matter."""
     return ModelConfig(
-        vocab_size=32, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
-        rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=8192,
-        tie_word_embeddings=True, eos_token_ids=(2,),
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_ids=(2,),
+    )
 
 
 def draw_config(c: Choices, max_layers: int = 100, max_heads: int = 16) -> ModelConfig:
@@ -48,9 +54,12 @@ def draw_shape(c: Choices) -> Given:
 
 
 def allocated_bytes(
-    config: ModelConfig, num_tokens: int, batch_size: int = 1, bytes_per_value: int = 2,
+    config: ModelConfig,
+    num_tokens: int,
+    batch_size: int = 1,
+    bytes_per_value: int = 2,
     layers_per_cache: int = 1,
-) -> int:  # fmt: skip
+) -> int:
     """Allocate the caches (without memory) layer by layer, and add up what they take."""
     shape = (2, batch_size, num_tokens, config.num_key_value_heads, config.head_dim)
     caches = {
@@ -85,9 +94,13 @@ def _size(
         }[heads]
         n = c.num_hidden_layers
         caches = {
-            "up": math.ceil(n / share), "all": n, "one": 1, "down": n // share,
-            "round": round(n / share), "not at all": n / share,
-        }[layers]  # fmt: skip
+            "up": math.ceil(n / share),
+            "all": n,
+            "one": 1,
+            "down": n // share,
+            "round": round(n / share),
+            "not at all": n / share,
+        }[layers]
         sequences = tokens * (batch_size if batch else 1)
         return pair * caches * per_token * sequences * (w if width else 1)
 
@@ -109,36 +122,68 @@ KV_CACHE_BYTES = Contract(
     tell=_tell_shape,
     passed=_passed_shape,
     clauses={
-        "returns": Clause("{says}", "2 * caches * KV heads * head_dim * tokens * batch * bytes per "
-                          "value, and nothing else. Which of these is in it twice, or not at all?"),
+        "returns": Clause(
+            "{says}",
+            "2 * caches * KV heads * head_dim * tokens * batch * bytes per "
+            "value, and nothing else. Which of these is in it twice, or not at all?",
+        )
     },
     mistakes=(
-        mistake("The factor 2 is missing: each token leaves a key *and* a value.",
-                "`2 * layers * kv_heads * head_dim * tokens * batch * bytes`.", _size(pair=1)),
-        mistake("You count the query heads. The cache holds keys and values only, so it has "
-                "`num_key_value_heads` heads.", "Queries are used once and thrown away.",
-                _size(heads="query")),
-        mistake("You count hidden_size numbers per token (the d_model form). That is right only "
-                "for MHA with head_dim = hidden_size / heads.", "`num_key_value_heads * head_dim`.",
-                _size(heads="hidden")),
-        mistake("You compute head_dim as hidden_size / num_attention_heads. Some models choose it "
-                "freely.", "Use `config.head_dim`.", _size(heads="divided")),
-        mistake("The layers are missing: each layer has its own keys and values.",
-                "Multiply by the number of layers.", _size(layers="one")),
-        mistake("`layers_per_cache` is ignored: with cross-layer sharing, several layers use one "
-                "cache.", "`ceil(num_hidden_layers / layers_per_cache)` caches.",
-                _size(layers="all")),
-        mistake("The number of caches is rounded down: 3 layers in groups of 2 need 2 caches, not "
-                "1.", "Round up: `math.ceil(layers / layers_per_cache)`.", _size(layers="down")),
-        mistake("A rest of layers, however small, needs a whole cache of its own.",
-                "Round up: `math.ceil(layers / layers_per_cache)`.",
-                _size(layers="round"), _size(layers="not at all")),
-        mistake("The batch is missing: each sequence has its own cache.",
-                "Multiply by `batch_size`.", _size(batch=False)),
-        mistake("You count values, not bytes.", "Multiply by `bytes_per_value`.",
-                _size(width=False)),
+        mistake(
+            "The factor 2 is missing: each token leaves a key *and* a value.",
+            "`2 * layers * kv_heads * head_dim * tokens * batch * bytes`.",
+            _size(pair=1),
+        ),
+        mistake(
+            "You count the query heads. The cache holds keys and values only, so it has "
+            "`num_key_value_heads` heads.",
+            "Queries are used once and thrown away.",
+            _size(heads="query"),
+        ),
+        mistake(
+            "You count hidden_size numbers per token (the d_model form). That is right only "
+            "for MHA with head_dim = hidden_size / heads.",
+            "`num_key_value_heads * head_dim`.",
+            _size(heads="hidden"),
+        ),
+        mistake(
+            "You compute head_dim as hidden_size / num_attention_heads. Some models choose it "
+            "freely.",
+            "Use `config.head_dim`.",
+            _size(heads="divided"),
+        ),
+        mistake(
+            "The layers are missing: each layer has its own keys and values.",
+            "Multiply by the number of layers.",
+            _size(layers="one"),
+        ),
+        mistake(
+            "`layers_per_cache` is ignored: with cross-layer sharing, several layers use one "
+            "cache.",
+            "`ceil(num_hidden_layers / layers_per_cache)` caches.",
+            _size(layers="all"),
+        ),
+        mistake(
+            "The number of caches is rounded down: 3 layers in groups of 2 need 2 caches, not 1.",
+            "Round up: `math.ceil(layers / layers_per_cache)`.",
+            _size(layers="down"),
+        ),
+        mistake(
+            "A rest of layers, however small, needs a whole cache of its own.",
+            "Round up: `math.ceil(layers / layers_per_cache)`.",
+            _size(layers="round"),
+            _size(layers="not at all"),
+        ),
+        mistake(
+            "The batch is missing: each sequence has its own cache.",
+            "Multiply by `batch_size`.",
+            _size(batch=False),
+        ),
+        mistake(
+            "You count values, not bytes.", "Multiply by `bytes_per_value`.", _size(width=False)
+        ),
     ),
-)  # fmt: skip
+)
 
 
 # Exercise 2
@@ -175,27 +220,52 @@ LATENT_CACHE_BYTES = Contract(
     judge=Returns(allocated_latents),
     passed=_passed_latent,
     clauses={
-        "returns": Clause("{says}", "Each token leaves, in each layer, `kv_lora_rank + "
-                          "qk_rope_head_dim` numbers of `bytes_per_value` bytes."),
+        "returns": Clause(
+            "{says}",
+            "Each token leaves, in each layer, `kv_lora_rank + "
+            "qk_rope_head_dim` numbers of `bytes_per_value` bytes.",
+        )
     },
     mistakes=(
-        mistake("You count twice, as for a key and a value. MLA stores *one* latent, and rebuilds "
-                "both from it.", "No factor 2.", lambda n, r, p, t, w: 2 * n * (r + p) * t * w),
-        mistake("Only the latent is counted. The part of the key that carries RoPE is stored "
-                "beside it, once for all heads.",
-                SIDE_BY_SIDE, lambda n, r, p, t, w: n * r * t * w),
-        mistake("The latent is counted twice. One latent serves keys and values.",
-                SIDE_BY_SIDE, lambda n, r, p, t, w: n * (2 * r + p) * t * w),
-        mistake("The rotated part is counted twice. Only keys carry a position.",
-                SIDE_BY_SIDE, lambda n, r, p, t, w: n * (r + 2 * p) * t * w),
-        mistake("Latent and rotated part are multiplied. They lie side by side.", "Add them.",
-                lambda n, r, p, t, w: n * r * p * t * w),
-        mistake("The layers are missing.", "Multiply by `num_layers`.",
-                lambda n, r, p, t, w: (r + p) * t * w),
-        mistake("You count values, not bytes.", "Multiply by `bytes_per_value`.",
-                lambda n, r, p, t, w: n * (r + p) * t),
+        mistake(
+            "You count twice, as for a key and a value. MLA stores *one* latent, and rebuilds "
+            "both from it.",
+            "No factor 2.",
+            lambda n, r, p, t, w: 2 * n * (r + p) * t * w,
+        ),
+        mistake(
+            "Only the latent is counted. The part of the key that carries RoPE is stored "
+            "beside it, once for all heads.",
+            SIDE_BY_SIDE,
+            lambda n, r, p, t, w: n * r * t * w,
+        ),
+        mistake(
+            "The latent is counted twice. One latent serves keys and values.",
+            SIDE_BY_SIDE,
+            lambda n, r, p, t, w: n * (2 * r + p) * t * w,
+        ),
+        mistake(
+            "The rotated part is counted twice. Only keys carry a position.",
+            SIDE_BY_SIDE,
+            lambda n, r, p, t, w: n * (r + 2 * p) * t * w,
+        ),
+        mistake(
+            "Latent and rotated part are multiplied. They lie side by side.",
+            "Add them.",
+            lambda n, r, p, t, w: n * r * p * t * w,
+        ),
+        mistake(
+            "The layers are missing.",
+            "Multiply by `num_layers`.",
+            lambda n, r, p, t, w: (r + p) * t * w,
+        ),
+        mistake(
+            "You count values, not bytes.",
+            "Multiply by `bytes_per_value`.",
+            lambda n, r, p, t, w: n * (r + p) * t,
+        ),
     ),
-)  # fmt: skip
+)
 
 
 # Exercise 5
@@ -222,9 +292,12 @@ def draw_machine(c: Choices) -> Given:
 
 
 def requests_that_fit(
-    memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int, kv_bytes_per_token: int,
+    memory_bytes: int,
+    gpu_memory_utilization: float,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
     tokens_per_request: int,
-) -> int:  # fmt: skip
+) -> int:
     """In exact fractions."""
     room = Fraction(gpu_memory_utilization) * memory_bytes - weight_bytes
     return max(0, int(room // (kv_bytes_per_token * tokens_per_request)))
@@ -235,35 +308,59 @@ MAX_NUM_REQUESTS = Contract(
     judge=Returns(requests_that_fit, rtol=0.0),
     passed="Equal to exact arithmetic: exact fits, rests, and weights that are too large.",
     clauses={
-        "returns": Clause("So many requests do not fit, or more would. {says}",
-                          "Room: `memory_bytes * gpu_memory_utilization - weight_bytes`. One "
-                          "request: `kv_bytes_per_token * tokens_per_request`."),
+        "returns": Clause(
+            "So many requests do not fit, or more would. {says}",
+            "Room: `memory_bytes * gpu_memory_utilization - weight_bytes`. One "
+            "request: `kv_bytes_per_token * tokens_per_request`.",
+        )
     },
     mistakes=(
-        mistake("A request that fits only in part is counted.", "Round down.",
-                lambda m, u, w, b, t: max(0, math.ceil((m * u - w) / (b * t))),
-                lambda m, u, w, b, t: max(0, round((m * u - w) / (b * t)))),
-        mistake("The result is not a whole number. There is no part of a request.",
-                "Round down with `//` or `int(...)`.",
-                lambda m, u, w, b, t: max(0, (m * u - w) / (b * t))),
-        mistake("The weights are forgotten: they lie in the same memory.",
-                "Subtract `weight_bytes` first.", lambda m, u, w, b, t: int(m * u // (b * t))),
-        mistake("A negative number of requests. If the weights do not fit, the answer is 0.",
-                "`max(0, ...)`.", lambda m, u, w, b, t: int((m * u - w) // (b * t))),
-        mistake("`gpu_memory_utilization` is ignored.",
-                "Only `memory_bytes * gpu_memory_utilization` may be used, weights included.",
-                lambda m, u, w, b, t: max(0, int((m - w) // (b * t)))),
-        mistake("The utilization is applied after the weights were subtracted. In vLLM it limits "
-                "everything, weights included.",
-                "`memory_bytes * gpu_memory_utilization - weight_bytes`.",
-                lambda m, u, w, b, t: max(0, int((m - w) * u // (b * t)))),
-        mistake("You count tokens, not requests.", "Divide by `tokens_per_request`, too.",
-                lambda m, u, w, b, t: max(0, int((m * u - w) // b))),
-        mistake("The length of a request is multiplied, not divided.",
-                "One request takes `kv_bytes_per_token * tokens_per_request` bytes.",
-                lambda m, u, w, b, t: max(0, int((m * u - w) // b * t))),
-        mistake("An exact fit counts: the last request may fill the memory to the last byte.",
-                "`<=`, not `<`.",
-                lambda m, u, w, b, t: max(0, math.ceil((m * u - w) / (b * t)) - 1)),
+        mistake(
+            "A request that fits only in part is counted.",
+            "Round down.",
+            lambda m, u, w, b, t: max(0, math.ceil((m * u - w) / (b * t))),
+            lambda m, u, w, b, t: max(0, round((m * u - w) / (b * t))),
+        ),
+        mistake(
+            "The result is not a whole number. There is no part of a request.",
+            "Round down with `//` or `int(...)`.",
+            lambda m, u, w, b, t: max(0, (m * u - w) / (b * t)),
+        ),
+        mistake(
+            "The weights are forgotten: they lie in the same memory.",
+            "Subtract `weight_bytes` first.",
+            lambda m, u, w, b, t: int(m * u // (b * t)),
+        ),
+        mistake(
+            "A negative number of requests. If the weights do not fit, the answer is 0.",
+            "`max(0, ...)`.",
+            lambda m, u, w, b, t: int((m * u - w) // (b * t)),
+        ),
+        mistake(
+            "`gpu_memory_utilization` is ignored.",
+            "Only `memory_bytes * gpu_memory_utilization` may be used, weights included.",
+            lambda m, u, w, b, t: max(0, int((m - w) // (b * t))),
+        ),
+        mistake(
+            "The utilization is applied after the weights were subtracted. In vLLM it limits "
+            "everything, weights included.",
+            "`memory_bytes * gpu_memory_utilization - weight_bytes`.",
+            lambda m, u, w, b, t: max(0, int((m - w) * u // (b * t))),
+        ),
+        mistake(
+            "You count tokens, not requests.",
+            "Divide by `tokens_per_request`, too.",
+            lambda m, u, w, b, t: max(0, int((m * u - w) // b)),
+        ),
+        mistake(
+            "The length of a request is multiplied, not divided.",
+            "One request takes `kv_bytes_per_token * tokens_per_request` bytes.",
+            lambda m, u, w, b, t: max(0, int((m * u - w) // b * t)),
+        ),
+        mistake(
+            "An exact fit counts: the last request may fill the memory to the last byte.",
+            "`<=`, not `<`.",
+            lambda m, u, w, b, t: max(0, math.ceil((m * u - w) / (b * t)) - 1),
+        ),
     ),
-)  # fmt: skip
+)

@@ -54,15 +54,13 @@ def run(cache_class: Callable[..., Any]) -> str:
                 got=repr(output.outputs[0].text),
                 look="Each append gave the engine what its own cache gives. Does something in your "
                 "class change keys or values later?",
-            )  # fmt: skip
+            )
     layers = llm.model_config.num_hidden_layers
     steps = sum(len(o.outputs[0].token_ids) for o in outputs)
     if sum(cache.num_appends for cache in watched) < layers * steps:
         raise Mismatch("The engine does not use your cache in every step and layer.")
     through = rows // layers
-    needed = sum(
-        len(o.prompt_token_ids) + len(o.outputs[0].token_ids) - 1 for o in outputs
-    )  # fmt: skip
+    needed = sum(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) - 1 for o in outputs)
     naive = sum(
         sum(len(o.prompt_token_ids) + i for i in range(len(o.outputs[0].token_ids)))
         for o in outputs
@@ -70,8 +68,9 @@ def run(cache_class: Callable[..., Any]) -> str:
     if through != needed:
         raise Mismatch(
             "The text is right, but tokens are computed more than once.",
-            expected=f"{needed} tokens through the model", got=f"{through}",
-        )  # fmt: skip
+            expected=f"{needed} tokens through the model",
+            got=f"{through}",
+        )
     return (
         f"Token for token what Hugging Face generates. {through} tokens went through the model, "
         f"each once; without a cache it would have been {naive:,}. "
@@ -103,8 +102,9 @@ class _Watched:
             raise Mismatch(
                 "`append` gives the engine other keys or values than its own cache. "
                 + difference(right, got),
-                input=given, look="What is here that no story of exercise 3 has: sizes, dtype?",
-            )  # fmt: skip
+                input=given,
+                look="What is here that no story of exercise 3 has: sizes, dtype?",
+            )
         return got
 
     def __getattr__(self, name: str) -> Any:

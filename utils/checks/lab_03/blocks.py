@@ -217,48 +217,92 @@ BLOCKS = Contract(
     judge=InLockstep(play, PlainBlocks),
     passed="Right in random stories of two memories. No search, no holes: any block will do.",
     clauses={
-        "new": Clause("A new memory: expected {expected}, not {got}.",
-                      "Less than one slot, or blocks of less than one slot, are a ValueError."),
-        "hold": Clause("`hold` gives {got}; expected {expected}.",
-                       "`num_tokens` counts *all* tokens of the request. Blocks that it has stay."),
-        "free": Clause("`free` gives {got}; expected {expected}.",
-                       "A request that holds nothing cannot be freed."),
-        "free blocks": Clause("{got} blocks are free; expected {expected}.",
-                              "Only whole blocks count, and `hold` takes only what is missing. If "
-                              "it fails, nothing changes."),
+        "new": Clause(
+            "A new memory: expected {expected}, not {got}.",
+            "Less than one slot, or blocks of less than one slot, are a ValueError.",
+        ),
+        "hold": Clause(
+            "`hold` gives {got}; expected {expected}.",
+            "`num_tokens` counts *all* tokens of the request. Blocks that it has stay.",
+        ),
+        "free": Clause(
+            "`free` gives {got}; expected {expected}.",
+            "A request that holds nothing cannot be freed.",
+        ),
+        "free blocks": Clause(
+            "{got} blocks are free; expected {expected}.",
+            "Only whole blocks count, and `hold` takes only what is missing. If "
+            "it fails, nothing changes.",
+        ),
         "free blocks behind a failure": Clause(
             "What fails must leave the memory as it was. {got} blocks are free; expected "
-            "{expected}.", "Count first; take blocks only if there are enough."),
+            "{expected}.",
+            "Count first; take blocks only if there are enough.",
+        ),
         "states behind a failure": Clause(
             "What fails must leave the memory as it was. `count_states` gives {got}; expected "
-            "{expected}. {says}", "A request that has no blocks is still unknown then."),
-        "earlier states": Clause("A later call changes a dictionary that was returned before.",
-                                 "Make a new dictionary each time."),
-        "states": Clause("The slots' states are {got}; expected {expected}.",
-                         "In each request's blocks: first its tokens, then what it will still "
-                         "fill (reserved), then what it never will (internal)."),
+            "{expected}. {says}",
+            "A request that has no blocks is still unknown then.",
+        ),
+        "earlier states": Clause(
+            "A later call changes a dictionary that was returned before.",
+            "Make a new dictionary each time.",
+        ),
+        "states": Clause(
+            "The slots' states are {got}; expected {expected}.",
+            "In each request's blocks: first its tokens, then what it will still "
+            "fill (reserved), then what it never will (internal).",
+        ),
     },
     mistakes=(
-        mistake("The last block need not be full: 5 tokens take two blocks of 4.",
-                "Round up.", _RoundedDown),
-        mistake("Tokens that just fill their blocks take one block too many.",
-                "Round up, without adding one.", _OneMore),
-        mistake("`num_tokens` is all that the request shall hold, not what is new. Blocks that it "
-                "has count.", "Take only the blocks that are missing.", _Additional),
-        mistake("`hold` fails, but the request has taken blocks all the same.",
-                "Count first; take blocks only if there are enough.", _TakesWhatThereIs),
-        mistake("Blocks are given back although the request is not freed.",
-                "If nothing is missing, nothing changes but the number of tokens.", _GivesBack),
+        mistake(
+            "The last block need not be full: 5 tokens take two blocks of 4.",
+            "Round up.",
+            _RoundedDown,
+        ),
+        mistake(
+            "Tokens that just fill their blocks take one block too many.",
+            "Round up, without adding one.",
+            _OneMore,
+        ),
+        mistake(
+            "`num_tokens` is all that the request shall hold, not what is new. Blocks that it "
+            "has count.",
+            "Take only the blocks that are missing.",
+            _Additional,
+        ),
+        mistake(
+            "`hold` fails, but the request has taken blocks all the same.",
+            "Count first; take blocks only if there are enough.",
+            _TakesWhatThereIs,
+        ),
+        mistake(
+            "Blocks are given back although the request is not freed.",
+            "If nothing is missing, nothing changes but the number of tokens.",
+            _GivesBack,
+        ),
         mistake("The last free block is refused.", "`<=`, not `<`.", _ExactlyFull),
-        mistake("A request that holds nothing can be freed, and nobody hears of it.",
-                "Raise a ValueError.", _SilentFree),
-        mistake("A request does not reach the end of its last block if it ends before: that is "
-                "internal fragmentation.", "Reserved ends at the request's final length.",
-                _AllReserved),
-        mistake("Slots of the last block that will still be filled are reserved.",
-                "Compare the final length with the slots of the blocks.", _NoneReserved),
-        mistake("Slots behind the last whole block belong to no block: they are external.",
-                "`num_slots % block_size`.", _RestIsFree),
+        mistake(
+            "A request that holds nothing can be freed, and nobody hears of it.",
+            "Raise a ValueError.",
+            _SilentFree,
+        ),
+        mistake(
+            "A request does not reach the end of its last block if it ends before: that is "
+            "internal fragmentation.",
+            "Reserved ends at the request's final length.",
+            _AllReserved,
+        ),
+        mistake(
+            "Slots of the last block that will still be filled are reserved.",
+            "Compare the final length with the slots of the blocks.",
+            _NoneReserved,
+        ),
+        mistake(
+            "Slots behind the last whole block belong to no block: they are external.",
+            "`num_slots % block_size`.",
+            _RestIsFree,
+        ),
     ),
     examples=100,
-)  # fmt: skip
+)

@@ -145,28 +145,55 @@ BUDDY = Contract(
         "it just fits; its lower half is taken on. Freed, buddies merge as often as they can."
     ),
     mistakes=(
-        mistake("The lowest piece that is large enough is taken. Buddies take the *smallest*, so "
-                "that large ones stay whole.", "Compare sizes first, then starts.", _Lowest),
-        mistake("The largest piece is halved, although a smaller one would do.",
-                "Compare sizes first, then starts.", _Largest),
-        mistake("Of the halves, the upper one is taken.", "The upper half stays free.",
-                _UpperHalf),
-        mistake("Of pieces of the same size, not the lowest is taken.", "`min` of the starts.",
-                _HighestOfEqual),
-        mistake("A memory that is no power of two loses its rest, or gets more than it has.",
-                "12 slots are two pieces: 8 at slot 0, and 4 at slot 8.",
-                _RoundedDown, _RoundedUp),
-        mistake("A power of two needs no rounding.", "The smallest power of two that is not below "
-                "`num_tokens`.", _AlwaysDoubled),
-        mistake("Buddies that are both free must merge.", "In `free`, look for the buddy at "
-                "`start ^ size`.", _Kept),
-        mistake("Merged once, and no further: what comes of it may have a free buddy again.",
-                "`while`, not `if`.", _OnlyOnce),
-        mistake("A chunk merges with a buddy above it, and not with one below.",
-                "`start ^ size` may be lower than `start`.", _OnlyUp),
-        mistake("Two neighbours of the same size need not be buddies: together they must begin at "
-                "a multiple of twice their size.", "The buddy begins at `start ^ size`.",
-                _AnyNeighbour),
+        mistake(
+            "The lowest piece that is large enough is taken. Buddies take the *smallest*, so "
+            "that large ones stay whole.",
+            "Compare sizes first, then starts.",
+            _Lowest,
+        ),
+        mistake(
+            "The largest piece is halved, although a smaller one would do.",
+            "Compare sizes first, then starts.",
+            _Largest,
+        ),
+        mistake("Of the halves, the upper one is taken.", "The upper half stays free.", _UpperHalf),
+        mistake(
+            "Of pieces of the same size, not the lowest is taken.",
+            "`min` of the starts.",
+            _HighestOfEqual,
+        ),
+        mistake(
+            "A memory that is no power of two loses its rest, or gets more than it has.",
+            "12 slots are two pieces: 8 at slot 0, and 4 at slot 8.",
+            _RoundedDown,
+            _RoundedUp,
+        ),
+        mistake(
+            "A power of two needs no rounding.",
+            "The smallest power of two that is not below `num_tokens`.",
+            _AlwaysDoubled,
+        ),
+        mistake(
+            "Buddies that are both free must merge.",
+            "In `free`, look for the buddy at `start ^ size`.",
+            _Kept,
+        ),
+        mistake(
+            "Merged once, and no further: what comes of it may have a free buddy again.",
+            "`while`, not `if`.",
+            _OnlyOnce,
+        ),
+        mistake(
+            "A chunk merges with a buddy above it, and not with one below.",
+            "`start ^ size` may be lower than `start`.",
+            _OnlyUp,
+        ),
+        mistake(
+            "Two neighbours of the same size need not be buddies: together they must begin at "
+            "a multiple of twice their size.",
+            "The buddy begins at `start ^ size`.",
+            _AnyNeighbour,
+        ),
     ),
     examples=80,
-)  # fmt: skip
+)

@@ -39,8 +39,17 @@ def draw_story(c: Choices) -> Story:
             most = max(1, sizes[which])
             size = c.size(1, max(1, most // 3)) if not c.rarely(5) else c.size(1, most + 1)
             return which, kind, size
-        odd = c.pick(("chunk_size", "free a start", "free inside", "chunk_size", "place",
-                      "free again", "free from the end"))  # fmt: skip
+        odd = c.pick(
+            (
+                "chunk_size",
+                "free a start",
+                "free inside",
+                "chunk_size",
+                "place",
+                "free again",
+                "free from the end",
+            )
+        )
         number = c.pick((0, -1)) if odd == "place" else c.integer(-1, max(sizes) + 1)
         if odd == "chunk_size" and c.rarely(2):
             number = c.size(1, 2**32)
@@ -118,19 +127,29 @@ def shown_new(memory: Any) -> str:
 def clauses(where: str) -> dict[str, Clause]:
     """Words for all that these stories show; `where` says how a place is found."""
     return {
-        "new": Clause("A new memory: expected {expected}, not {got}.",
-                      "A memory of less than one slot is a ValueError."),
+        "new": Clause(
+            "A new memory: expected {expected}, not {got}.",
+            "A memory of less than one slot is a ValueError.",
+        ),
         "chunk_size": Clause("`chunk_size` gives {got}; expected {expected}.", where),
         "place": Clause("`place` gives {got}; expected {expected}.", where),
         "free": Clause("`free` gives {got}; expected {expected}."),
-        "not a chunk": Clause("Where no chunk begins, `free` must raise a ValueError, not give "
-                              "{got}.", "Remember which chunks begin where."),
-        "whole": Clause("Numbers of slots are ints; here comes a float.",
-                        "`//` divides into whole numbers, `/` does not."),
-        "earlier holes": Clause("The list of holes belongs to the caller. A later call changes a "
-                                "list that was returned before.", "Make a new list each time."),
+        "not a chunk": Clause(
+            "Where no chunk begins, `free` must raise a ValueError, not give {got}.",
+            "Remember which chunks begin where.",
+        ),
+        "whole": Clause(
+            "Numbers of slots are ints; here comes a float.",
+            "`//` divides into whole numbers, `/` does not.",
+        ),
+        "earlier holes": Clause(
+            "The list of holes belongs to the caller. A later call changes a "
+            "list that was returned before.",
+            "Make a new list each time.",
+        ),
         "holes": Clause("The holes are {got}; expected {expected}.", where),
         "holes behind a failure": Clause(
             "What fails must leave the memory as it was. The holes are {got}; expected {expected}.",
-            "Look first, and change something only when all is well."),
-    }  # fmt: skip
+            "Look first, and change something only when all is well.",
+        ),
+    }

@@ -61,9 +61,13 @@ class Parts:
 
 
 CHECKS: tuple[tuple[int, str, Contract], ...] = (
-    (1, "count_states", COUNT_STATES), (2, "first_fit", FIRST_FIT), (3, "buddy", BUDDY),
-    (4, "block_memory", BLOCKS), (5, "make_room", MAKE_ROOM), (6, "advance", ADVANCE),
-)  # fmt: skip
+    (1, "count_states", COUNT_STATES),
+    (2, "first_fit", FIRST_FIT),
+    (3, "buddy", BUDDY),
+    (4, "block_memory", BLOCKS),
+    (5, "make_room", MAKE_ROOM),
+    (6, "advance", ADVANCE),
+)
 
 
 def rehearse(make_parts: Callable[[], Parts]) -> Parts:
@@ -83,9 +87,12 @@ def rehearse(make_parts: Callable[[], Parts]) -> Parts:
 
 
 def run_chunks(
-    memory: Any, policy: Contiguous, trace: Sequence[tuple[int, int]],
-    advance: Callable[..., None], count_states: Callable[..., dict[str, int]],
-) -> list[Sample]:  # fmt: skip
+    memory: Any,
+    policy: Contiguous,
+    trace: Sequence[tuple[int, int]],
+    advance: Callable[..., None],
+    count_states: Callable[..., dict[str, int]],
+) -> list[Sample]:
     """The trace in one memory; steps in which nothing comes or goes are jumped over."""
     running: list[Running] = []
     waiting = deque(Request(p, o, policy.num_reserved(p, o)) for p, o in trace)
@@ -152,15 +159,17 @@ def compare(name: str, yours: Sequence[Sample], expected: Sequence[Sample]) -> N
             raise Mismatch(
                 "Your parts are right in small memories, but not in the paper's experiment.",
                 input=f"{name}, {NUM_SLOTS:,} slots, step {right[0]}",
-                expected=f"step {right[0]}: {right[1]}", got=f"step {mine[0]}: {mine[1]}",
+                expected=f"step {right[0]}: {right[1]}",
+                got=f"step {mine[0]}: {mine[1]}",
                 look="What in your parts holds for small numbers only?",
-            )  # fmt: skip
+            )
     if len(yours) != len(expected):
         raise Mismatch(
-            "The experiment does not end when it should.", input=name,
+            "The experiment does not end when it should.",
+            input=name,
             expected=f"{len(expected) * SAMPLE_EVERY:,} steps, or somewhat fewer",
             got=f"{len(yours) * SAMPLE_EVERY:,}",
-        )  # fmt: skip
+        )
 
 
 def mean_shares(samples: Sequence[Sample]) -> dict[str, float]:
@@ -197,8 +206,7 @@ def experiment(parts: Parts) -> tuple[dict[str, dict[str, float]], float]:
     exactly = POLICIES[FIRST_FIT_ROW]
     roomy = Roomy(NUM_SLOTS, parts.make_room, trace)
     yours = run_chunks(roomy, exactly, trace, parts.advance, parts.count_states)
-    judged(ROOM_ROW, yours,
-           run_chunks(Bag(NUM_SLOTS), exactly, trace, course_advance, painted))  # fmt: skip
+    judged(ROOM_ROW, yours, run_chunks(Bag(NUM_SLOTS), exactly, trace, course_advance, painted))
     yours = run_blocks(call(parts.block_memory, NUM_SLOTS, BLOCK_SIZE), trace)
     judged(BLOCKS_ROW, yours, course(Paged(BLOCK_SIZE)))
     return shares, roomy.copied / NUM_REQUESTS

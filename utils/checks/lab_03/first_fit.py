@@ -142,21 +142,40 @@ FIRST_FIT = Contract(
     passed="Right in random stories of two memories.",
     clauses=clauses("First fit: the lowest hole with as many slots as asked, at its beginning."),
     mistakes=(
-        mistake("That is best fit: the smallest hole that is large enough. First fit takes the "
-                "lowest.", "Go through the holes by their start, and take the first.", _BestFit),
-        mistake("The highest place is taken; first fit takes the lowest.",
-                "Go through the holes from slot 0 on.", _LastFit),
-        mistake("The chunk lies at the end of its hole; first fit takes the beginning.",
-                "The chunk's first slot is the hole's first slot.", _HighEnd),
-        mistake("That is next fit: it goes on where it stopped. First fit begins at slot 0 each "
-                "time.", "Begin anew in each call.", _NextFit),
+        mistake(
+            "That is best fit: the smallest hole that is large enough. First fit takes the lowest.",
+            "Go through the holes by their start, and take the first.",
+            _BestFit,
+        ),
+        mistake(
+            "The highest place is taken; first fit takes the lowest.",
+            "Go through the holes from slot 0 on.",
+            _LastFit,
+        ),
+        mistake(
+            "The chunk lies at the end of its hole; first fit takes the beginning.",
+            "The chunk's first slot is the hole's first slot.",
+            _HighEnd,
+        ),
+        mistake(
+            "That is next fit: it goes on where it stopped. First fit begins at slot 0 each time.",
+            "Begin anew in each call.",
+            _NextFit,
+        ),
         mistake("A hole of exactly the right size is refused.", "`>=`, not `>`.", _NoExactFit),
-        mistake("Holes that are neighbours stay two: a request that needs both is refused.", MERGE,
-                _Crumbling, _OnlyAbove, _OnlyBelow),
-        mistake("A chunk that does not exist can be freed, and nobody hears of it.",
-                "Raise a ValueError where no chunk begins.", _SilentFree),
-        mistake("A full memory is no error: `place` returns None.", "`return None`.",
-                _NothingFits),
+        mistake(
+            "Holes that are neighbours stay two: a request that needs both is refused.",
+            MERGE,
+            _Crumbling,
+            _OnlyAbove,
+            _OnlyBelow,
+        ),
+        mistake(
+            "A chunk that does not exist can be freed, and nobody hears of it.",
+            "Raise a ValueError where no chunk begins.",
+            _SilentFree,
+        ),
+        mistake("A full memory is no error: `place` returns None.", "`return None`.", _NothingFits),
     ),
     examples=80,
-)  # fmt: skip
+)

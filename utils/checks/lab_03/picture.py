@@ -19,11 +19,26 @@ def plot_shares(shares: Mapping[str, Mapping[str, float]]) -> tuple[Figure, str]
         for state, color in STATE_COLORS.items():
             width = 100 * share[state]
             label = STATE_LABELS[state] if row == 0 else None
-            axes.barh(row, width, left=left, height=0.7, color=color, edgecolor=INK,
-                      linewidth=0.6, label=label)  # fmt: skip
+            axes.barh(
+                row,
+                width,
+                left=left,
+                height=0.7,
+                color=color,
+                edgecolor=INK,
+                linewidth=0.6,
+                label=label,
+            )
             if width > 4 and state != "free":
-                axes.text(left + width / 2, row, f"{width:.1f}", ha="center", va="center",
-                          size=9, color="white" if state == "used" else INK)  # fmt: skip
+                axes.text(
+                    left + width / 2,
+                    row,
+                    f"{width:.1f}",
+                    ha="center",
+                    va="center",
+                    size=9,
+                    color="white" if state == "used" else INK,
+                )
             left += width
     axes.set_yticks(range(len(shares)), list(shares))
     axes.invert_yaxis()

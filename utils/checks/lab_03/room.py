@@ -97,13 +97,24 @@ def wrong_moves(allowed: int | None, got: Any, given: Given) -> Fault | None:
         return Fault("moves", "", "moves that can be carried out", got, says=f"{error}.")
     largest = max((size for _, size in holes_between(after, num_slots)), default=0)
     if largest < need:
-        return Fault("room", "", f"a hole of {need} slots", got,
-                     words=(f"a hole of {need} slots", f"{shown(got)}: the largest hole has "
-                            f"{largest} slots"))  # fmt: skip
+        return Fault(
+            "room",
+            "",
+            f"a hole of {need} slots",
+            got,
+            words=(
+                f"a hole of {need} slots",
+                f"{shown(got)}: the largest hole has {largest} slots",
+            ),
+        )
     if copied > allowed:
-        return Fault("copies", "", f"at most {allowed} tokens copied", got,
-                     words=(f"at most {allowed} tokens copied", f"{shown(got)}: {copied} tokens "
-                            "copied"))  # fmt: skip
+        return Fault(
+            "copies",
+            "",
+            f"at most {allowed} tokens copied",
+            got,
+            words=(f"at most {allowed} tokens copied", f"{shown(got)}: {copied} tokens copied"),
+        )
     return None
 
 
@@ -143,10 +154,16 @@ def _upside_down(chunks: Any, num_slots: int, need: int) -> Any:
 
 def _no_question(chunks: Any, num_slots: int, need: int) -> Any:
     total = sum(size for _, size in holes_between(chunks, num_slots))
-    return None if total < need else slide_all(chunks, num_slots, num_slots if total else 0) or [
-        (chunk.start, at) for chunk, at in zip(chunks, _downs(chunks), strict=True)
-        if chunk.start != at
-    ]  # fmt: skip
+    return (
+        None
+        if total < need
+        else slide_all(chunks, num_slots, num_slots if total else 0)
+        or [
+            (chunk.start, at)
+            for chunk, at in zip(chunks, _downs(chunks), strict=True)
+            if chunk.start != at
+        ]
+    )
 
 
 def _downs(chunks: Any) -> list[int]:
@@ -176,33 +193,55 @@ MAKE_ROOM = Contract(
     judge=Returns(oracle, wrong=wrong_moves),
     passed="",
     clauses={
-        "none": Clause("Expected {expected}, not {got}.", "None is for a memory whose holes are "
-                       "too small all together. No move at all is the empty list."),
+        "none": Clause(
+            "Expected {expected}, not {got}.",
+            "None is for a memory whose holes are "
+            "too small all together. No move at all is the empty list.",
+        ),
         "kind": Clause("Expected {expected}, not {got}."),
-        "moves": Clause("A move cannot be carried out: {says}", "Moves are carried out one after "
-                        "the other. The first must make room for the second."),
-        "room": Clause("After these moves there is still no room.",
-                       "Draw the memory on paper, and carry out your moves."),
-        "copies": Clause("Never copy more than sliding all chunks would.",
-                         "Where your idea is dearer, or does not work, return what `slide_all` "
-                         "returns."),
+        "moves": Clause(
+            "A move cannot be carried out: {says}",
+            "Moves are carried out one after the other. The first must make room for the second.",
+        ),
+        "room": Clause(
+            "After these moves there is still no room.",
+            "Draw the memory on paper, and carry out your moves.",
+        ),
+        "copies": Clause(
+            "Never copy more than sliding all chunks would.",
+            "Where your idea is dearer, or does not work, return what `slide_all` returns.",
+        ),
     },
     mistakes=(
-        mistake("The highest chunk moves first, into the one below it.",
-                "To go down, begin with the lowest.", _upside_down),
-        mistake("A hole is large enough already: nothing needs to move.",
-                "Look at the largest hole first.", _no_question),
-        mistake("Where even all holes together are too small, moves do not help: None.",
-                "Compare `need` with the sum of the holes.", _empty_for_none),
-        mistake("Nothing to move is the empty list; None says that there will be no room.",
-                "Return `[]`.", _none_for_empty),
-        mistake("All holes together are exactly enough, and that is enough.",
-                "`<`, not `<=`.", _strict),
-        mistake("One move is not always enough.", "Go on until the hole has `need` slots.",
-                _one_chunk),
+        mistake(
+            "The highest chunk moves first, into the one below it.",
+            "To go down, begin with the lowest.",
+            _upside_down,
+        ),
+        mistake(
+            "A hole is large enough already: nothing needs to move.",
+            "Look at the largest hole first.",
+            _no_question,
+        ),
+        mistake(
+            "Where even all holes together are too small, moves do not help: None.",
+            "Compare `need` with the sum of the holes.",
+            _empty_for_none,
+        ),
+        mistake(
+            "Nothing to move is the empty list; None says that there will be no room.",
+            "Return `[]`.",
+            _none_for_empty,
+        ),
+        mistake(
+            "All holes together are exactly enough, and that is enough.", "`<`, not `<=`.", _strict
+        ),
+        mistake(
+            "One move is not always enough.", "Go on until the hole has `need` slots.", _one_chunk
+        ),
     ),
     examples=200,
-)  # fmt: skip
+)
 
 
 def crumbled(source: random.Random) -> tuple[list[Chunk], int, int]:
@@ -240,20 +279,23 @@ def share_copied(make_room: MakeRoom) -> float:
         case = f"{len(chunks)} chunks in {num_slots} slots, need {need}"
         if (isinstance(moves, Raised) and moves.error is NoEnd) or time.process_time() > end:
             raise Mismatch(
-                "In a memory with many chunks your code needs too long.", input=case,
+                "In a memory with many chunks your code needs too long.",
+                input=case,
                 expected=f"moves for {NUM_MEMORIES} such memories in {SECONDS:.0f} seconds",
                 got=f"time was up at number {number}",
                 look="To try all sets of chunks takes twice as long with each chunk more. Which "
-                     "sets need not be tried?",
-            )  # fmt: skip
+                "sets need not be tried?",
+            )
         if isinstance(moves, Raised):
             raise Mismatch(moves.says, input=case, look=moves.look)
         fault = wrong_moves(allowed, moves, Given(chunks, num_slots, need))
         if fault is not None or allowed is None:
             raise Mismatch(
-                "In a memory with many chunks the moves are wrong.", input=case,
-                expected=str(fault and fault.expected), got=str((fault and fault.says) or moves),
-            )  # fmt: skip
+                "In a memory with many chunks the moves are wrong.",
+                input=case,
+                expected=str(fault and fault.expected),
+                got=str((fault and fault.says) or moves),
+            )
         plain += allowed
         copied += carried_out(chunks, num_slots, moves)[1]
     return copied / plain
@@ -267,9 +309,10 @@ def cheaper_than_sliding(make_room: MakeRoom) -> str:
             f"Room is made, but your moves copy {share:.0%} of the tokens that sliding all chunks "
             "copies.",
             input=f"{NUM_MEMORIES} drawn memories, all tokens counted together",
-            expected=f"at most {AT_MOST:.0%}", got=f"{share:.1%}",
+            expected=f"at most {AT_MOST:.0%}",
+            got=f"{share:.1%}",
             look="Which chunks need not move at all? Where in memory is it cheapest to make room?",
-        )  # fmt: skip
+        )
     return (
         f"Right: your moves make room, and copy {share:.0%} of the tokens that sliding all chunks "
         f"copies, over {NUM_MEMORIES} memories."

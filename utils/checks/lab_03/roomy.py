@@ -91,8 +91,9 @@ class Roomy:
                 "`make_room` is right in small memories, but not in the paper's experiment.",
                 input=f"step {self.now}, {len(chunks)} chunks in {self.num_slots:,} slots, "
                 f"need {need}",
-                expected=str(fault.expected), got=fault.says or str(fault.got),
-            )  # fmt: skip
+                expected=str(fault.expected),
+                got=fault.says or str(fault.got),
+            )
         if not moves:
             return
         self.copied += carried_out(chunks, self.num_slots, moves)[1]

@@ -116,9 +116,10 @@ def _passed(answer: Callable[..., dict[str, int]]) -> str:
         raise Mismatch(
             "The second call changes the dictionary that the first one returned.",
             input="one hole of 3 slots, need None; then one hole of 5 slots, need 8",
-            expected=f"still {kept}", got=str(first),
+            expected=f"still {kept}",
+            got=str(first),
             look="Begin each call with a dictionary of its own.",
-        )  # fmt: skip
+        )
     return "Right: every slot is counted once, by the paper's rule."
 
 
@@ -133,33 +134,61 @@ COUNT_STATES = Contract(
             "all is free, or all is external.",
         ),
         "again": Clause(
-            "Something is read twice that can be read only once.", "One loop for each argument.",
+            "Something is read twice that can be read only once.", "One loop for each argument."
         ),
     },
     mistakes=(
-        mistake("The last token that a request writes is never fed back, so it takes no slot.",
-                "A request ends with `prompt_len + output_len - 1` tokens.", _count("last token")),
-        mistake("Slots behind those that were asked for are internal fragmentation in textbooks. "
-                "The paper counts them as external.", "`size - asked` is external.",
-                _count("textbook")),
-        mistake("A hole that is exactly large enough is not lost: it is free.", "`size >= need`.",
-                _count("exact")),
-        mistake("If nobody waits, no hole is too small.", "`need is None`: all holes are free.",
-                _count("nobody")),
-        mistake("Holes that are too small for the next in line are external fragmentation.",
-                "Compare each hole with `need`.", _count("never")),
-        mistake("The next in line needs its slots in *one* piece: look at each hole by itself.",
-                "Compare each hole with `need`.", _together),
-        mistake("A request holds its prompt in the step in which it came in, and one token more in "
-                "each step behind.", "`prompt_len + now - first_step`.",
-                _count("age + 1"), _count("prompt only")),
-        mistake("What a request never fills is internal fragmentation, not reserved.",
-                "Reserved ends where the request ends.", _count("all reserved")),
-        mistake("All five states must be in the dictionary, also with 0 slots.",
-                "Begin with a dictionary of five zeros.", _count("only what is there")),
+        mistake(
+            "The last token that a request writes is never fed back, so it takes no slot.",
+            "A request ends with `prompt_len + output_len - 1` tokens.",
+            _count("last token"),
+        ),
+        mistake(
+            "Slots behind those that were asked for are internal fragmentation in textbooks. "
+            "The paper counts them as external.",
+            "`size - asked` is external.",
+            _count("textbook"),
+        ),
+        mistake(
+            "A hole that is exactly large enough is not lost: it is free.",
+            "`size >= need`.",
+            _count("exact"),
+        ),
+        mistake(
+            "If nobody waits, no hole is too small.",
+            "`need is None`: all holes are free.",
+            _count("nobody"),
+        ),
+        mistake(
+            "Holes that are too small for the next in line are external fragmentation.",
+            "Compare each hole with `need`.",
+            _count("never"),
+        ),
+        mistake(
+            "The next in line needs its slots in *one* piece: look at each hole by itself.",
+            "Compare each hole with `need`.",
+            _together,
+        ),
+        mistake(
+            "A request holds its prompt in the step in which it came in, and one token more in "
+            "each step behind.",
+            "`prompt_len + now - first_step`.",
+            _count("age + 1"),
+            _count("prompt only"),
+        ),
+        mistake(
+            "What a request never fills is internal fragmentation, not reserved.",
+            "Reserved ends where the request ends.",
+            _count("all reserved"),
+        ),
+        mistake(
+            "All five states must be in the dictionary, also with 0 slots.",
+            "Begin with a dictionary of five zeros.",
+            _count("only what is there"),
+        ),
     ),
     tell=lambda given: (
         f"now {given.args[3]}, need {given.args[2]}, holes {list(given.args[1])}, running: "
         + ("; ".join(shown(r).strip("`") for r in given.args[0]) or "none")
     ),
-)  # fmt: skip
+)

@@ -26,8 +26,10 @@ class FromTheTop(PlainFirstFit):
 
 
 MEMORIES: dict[str, Callable[[int], PlainFirstFit]] = {
-    "first fit": PlainFirstFit, "buddies": PlainBuddy, "from the top, 2 slots more": FromTheTop,
-}  # fmt: skip
+    "first fit": PlainFirstFit,
+    "buddies": PlainBuddy,
+    "from the top, 2 slots more": FromTheTop,
+}
 
 
 class Facade:
@@ -65,10 +67,13 @@ def draw_story(c: Choices) -> Story:
         return Request(prompt_len, output_len, prompt_len + output_len - 1 + c.integer(0, 3))
 
     return Story(
-        c.pick(tuple(MEMORIES)), num_slots, tuple(c.some(request, 0, 10)),
+        c.pick(tuple(MEMORIES)),
+        num_slots,
+        tuple(c.some(request, 0, 10)),
         tuple(c.some(lambda: c.pick((1, 1, 2, 5)), 0, 40)),
-        c.integer(1, 5) if c.rarely(3) else 0, c.integer(1, 600) if crowd else 1,
-    )  # fmt: skip
+        c.integer(1, 5) if c.rarely(3) else 0,
+        c.integer(1, 600) if crowd else 1,
+    )
 
 
 def play(stage: Stage, advance: Any, story: Story) -> None:
@@ -135,30 +140,54 @@ ADVANCE = Contract(
     judge=InLockstep(play, right_step),
     passed="",
     clauses={
-        "returns": Clause("`advance` returns {got}; it changes `running` and `waiting`, and "
-                          "returns {expected}."),
+        "returns": Clause(
+            "`advance` returns {got}; it changes `running` and `waiting`, and returns {expected}."
+        ),
         "waiting": Clause("Who waits is wrong: {got}; expected {expected}."),
         "running": Clause("Who runs is wrong: {got}; expected {expected}."),
-        "memory": Clause("The chunks in memory (start, size) are {got}; expected {expected}.",
-                         "Whoever leaves gives its chunk back with `memory.free`."),
+        "memory": Clause(
+            "The chunks in memory (start, size) are {got}; expected {expected}.",
+            "Whoever leaves gives its chunk back with `memory.free`.",
+        ),
     },
     mistakes=(
-        mistake("Those who end must leave first: their memory is what the next ones wait for.",
-                "First free, then place.", right_step_but("leave last")),
-        mistake("A request leaves one step too early. It came in at `first_step` with its prompt, "
-                "and is there for `output_len` steps.", "`first_step + output_len <= now`.",
-                right_step_but("one early")),
-        mistake("Somebody overtakes: if the first in line finds no place, all wait.", "`break`.",
-                right_step_but("overtake")),
-        mistake("Slot 0 is a place like any other.", "`if start is None`, not `if not start`.",
-                right_step_but("slot 0")),
+        mistake(
+            "Those who end must leave first: their memory is what the next ones wait for.",
+            "First free, then place.",
+            right_step_but("leave last"),
+        ),
+        mistake(
+            "A request leaves one step too early. It came in at `first_step` with its prompt, "
+            "and is there for `output_len` steps.",
+            "`first_step + output_len <= now`.",
+            right_step_but("one early"),
+        ),
+        mistake(
+            "Somebody overtakes: if the first in line finds no place, all wait.",
+            "`break`.",
+            right_step_but("overtake"),
+        ),
+        mistake(
+            "Slot 0 is a place like any other.",
+            "`if start is None`, not `if not start`.",
+            right_step_but("slot 0"),
+        ),
         mistake("Only one comes in; others find a place, too.", "A loop.", right_step_but("one")),
-        mistake("The chunk may be larger than what was asked for.",
-                "`memory.chunk_size(request.asked)`.", right_step_but("asked")),
-        mistake("`first_step` is the step in which a request comes in.", "`now`.",
-                right_step_but("step 0")),
-        mistake("Whoever leaves must give its chunk back.", "`memory.free(r.start)`.",
-                right_step_but("no free")),
+        mistake(
+            "The chunk may be larger than what was asked for.",
+            "`memory.chunk_size(request.asked)`.",
+            right_step_but("asked"),
+        ),
+        mistake(
+            "`first_step` is the step in which a request comes in.",
+            "`now`.",
+            right_step_but("step 0"),
+        ),
+        mistake(
+            "Whoever leaves must give its chunk back.",
+            "`memory.free(r.start)`.",
+            right_step_but("no free"),
+        ),
     ),
     examples=100,
-)  # fmt: skip
+)

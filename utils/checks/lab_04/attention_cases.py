@@ -25,10 +25,15 @@ from utils.timing import one_thread
 
 # What is added to the scores, by the key's place in the text, from 0 to 1.
 SLOPES = {
-    "plain": (0.0, 0.0), "rising": (0.0, 30.0), "falling": (30.0, 0.0), "steep": (-90.0, 90.0),
+    "plain": (0.0, 0.0),
+    "rising": (0.0, 30.0),
+    "falling": (30.0, 0.0),
+    "steep": (-90.0, 90.0),
     "a steep fall": (200.0, -200.0),
-    "negative": (-220.0, -200.0), "large": (200.0, 220.0), "ties": (0.0, 0.0),
-}  # fmt: skip
+    "negative": (-220.0, -200.0),
+    "large": (200.0, 220.0),
+    "ties": (0.0, 0.0),
+}
 GARBAGE = (3.0, 1e4)  # the spread of numbers in slots that hold nothing of the request
 TOO_LONG = 2048  # tokens at which the memory is watched
 
@@ -73,9 +78,13 @@ def draw(c: Choices) -> Given:
 
 
 def contiguous(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: list[int], seq_len: int,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: list[int],
+    seq_len: int,
     scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Torch's kernel in float64, over the keys and values in a row."""
     t_q = query.shape[0]
     size = key_cache.shape[1]
@@ -114,13 +123,15 @@ CONTRACT = Contract(
     tell=tell,
     passed="",
     clauses={
-        "returns": Clause("This is not attention over the request's keys and values. {says}",
-                          "Keep `largest`, `total` and `weighted` for each query and head; divide "
-                          "once, at the end; only keys up to the query's own position count."),
+        "returns": Clause(
+            "This is not attention over the request's keys and values. {says}",
+            "Keep `largest`, `total` and `weighted` for each query and head; divide "
+            "once, at the end; only keys up to the query's own position count.",
+        )
     },
     mistakes=MISTAKES,
     examples=120,
-)  # fmt: skip
+)
 
 
 @one_thread()
@@ -215,5 +226,5 @@ def watch_memory(function: Any) -> tuple[int, int]:
                 got=f"a tensor of {long} numbers, shape {shape}",
                 look="Gather nothing, and keep no list of all scores or positions. Go from block "
                 "to block with three running results: maximum, sum, weighted sum.",
-            )  # fmt: skip
+            )
     return long, everything

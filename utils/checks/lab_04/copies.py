@@ -57,9 +57,7 @@ def play(stage: Stage, function: Any, story: Story) -> None:
             world.fork(index)
 
 
-def _write(
-    stage: Stage, function: Any, world: World, index: int, start: int, end: int
-) -> None:  # fmt: skip
+def _write(stage: Stage, function: Any, world: World, index: int, start: int, end: int) -> None:
     """Let the function make ready for these positions, then copy, and write."""
     table, before = world.tables[index], state(world)
     old, free, refs = before["tables"][index], before["free"], before["holders"]
@@ -106,10 +104,11 @@ def _write(
 
 def _are_pairs(got: Any) -> bool:
     return isinstance(got, list) and all(
-        isinstance(pair, tuple | list) and len(pair) == 2
+        isinstance(pair, tuple | list)
+        and len(pair) == 2
         and all(isinstance(number, int) for number in pair)
         for pair in got
-    )  # fmt: skip
+    )
 
 
 def _at(places: Callable[[list[Any], int, int, int], list[int]]) -> Callable[..., Any]:
@@ -174,72 +173,127 @@ COPY_ON_WRITE = Contract(
     judge=InLockstep(play, copy_on_write),
     passed=_passed,
     clauses={
-        "an error": Clause("{says} The pool has too few free blocks: that is no error here but "
-                           "daily life, and the scheduler wants to hear of it.",
-                           "Ask `block_pool.get_num_free_blocks()` first, and return None."),
-        "nothing changes": Clause("There is not room for all copies, and afterwards something has "
-                                  "changed: a partial failure.",
-                                  "Count the shared blocks first; take all copies at once with "
-                                  "`get_new_blocks(n)`, or none."),
-        "no room": Clause("Too few blocks are free for all copies. Your function does not say so.",
-                          "`if len(places) > block_pool.get_num_free_blocks(): return None`."),
-        "none": Clause("`copy_on_write` returned None, which means that too few blocks are free. "
-                       "There are enough.", "Return the list of copies; `[]` if there is nothing "
-                       "to copy."),
-        "form": Clause("`copy_on_write` returned {got}; expected a list of pairs of block numbers.",
-                       "`copies.append((old.block_id, new.block_id))`."),
-        "length": Clause("The table had {expected} blocks, now it has {got}.",
-                         "A copy takes the old block's *place*: `block_table[place] = new`."),
-        "forgotten": Clause("A block is shared, and about to be written to: the others would read "
-                            "these tokens as their own. It must be replaced by a copy.",
-                            "A block with `ref_cnt > 1` must be replaced before it is written to."),
-        "places": Clause("The wrong blocks of the table are replaced: those at places {got}, "
-                         "expected {expected}.", PLACES + " And of these only the shared ones."),
-        "the others": Clause("Another request's table has changed.",
-                             "Write into `block_table` only."),
-        "from the pool": Clause("The new blocks do not come from the pool, or come twice.",
-                                "`block_pool.get_new_blocks(n)`."),
-        "holders": Clause("Blocks have the wrong number of holders afterwards: {got}.",
-                          "`get_new_blocks` gives the copy its one holder; `free_blocks([old])` "
-                          "drops one of the old block's."),
-        "free": Clause("More was done to the pool than to take the copies.",
-                       "As many new blocks as there are copies."),
-        "pairs": Clause("The table is right, but the list of copies is not: the engine would copy "
-                        "the wrong blocks.", "`(old.block_id, new.block_id)` for each block that "
-                        "was replaced, also if it is overwritten whole."),
+        "an error": Clause(
+            "{says} The pool has too few free blocks: that is no error here but "
+            "daily life, and the scheduler wants to hear of it.",
+            "Ask `block_pool.get_num_free_blocks()` first, and return None.",
+        ),
+        "nothing changes": Clause(
+            "There is not room for all copies, and afterwards something has "
+            "changed: a partial failure.",
+            "Count the shared blocks first; take all copies at once with "
+            "`get_new_blocks(n)`, or none.",
+        ),
+        "no room": Clause(
+            "Too few blocks are free for all copies. Your function does not say so.",
+            "`if len(places) > block_pool.get_num_free_blocks(): return None`.",
+        ),
+        "none": Clause(
+            "`copy_on_write` returned None, which means that too few blocks are free. "
+            "There are enough.",
+            "Return the list of copies; `[]` if there is nothing to copy.",
+        ),
+        "form": Clause(
+            "`copy_on_write` returned {got}; expected a list of pairs of block numbers.",
+            "`copies.append((old.block_id, new.block_id))`.",
+        ),
+        "length": Clause(
+            "The table had {expected} blocks, now it has {got}.",
+            "A copy takes the old block's *place*: `block_table[place] = new`.",
+        ),
+        "forgotten": Clause(
+            "A block is shared, and about to be written to: the others would read "
+            "these tokens as their own. It must be replaced by a copy.",
+            "A block with `ref_cnt > 1` must be replaced before it is written to.",
+        ),
+        "places": Clause(
+            "The wrong blocks of the table are replaced: those at places {got}, "
+            "expected {expected}.",
+            PLACES + " And of these only the shared ones.",
+        ),
+        "the others": Clause(
+            "Another request's table has changed.", "Write into `block_table` only."
+        ),
+        "from the pool": Clause(
+            "The new blocks do not come from the pool, or come twice.",
+            "`block_pool.get_new_blocks(n)`.",
+        ),
+        "holders": Clause(
+            "Blocks have the wrong number of holders afterwards: {got}.",
+            "`get_new_blocks` gives the copy its one holder; `free_blocks([old])` "
+            "drops one of the old block's.",
+        ),
+        "free": Clause(
+            "More was done to the pool than to take the copies.",
+            "As many new blocks as there are copies.",
+        ),
+        "pairs": Clause(
+            "The table is right, but the list of copies is not: the engine would copy "
+            "the wrong blocks.",
+            "`(old.block_id, new.block_id)` for each block that "
+            "was replaced, also if it is overwritten whole.",
+        ),
     },
     mistakes=(
-        mistake("Copy-on-write is forgotten: the others would read these tokens as their own.",
-                "A block with `ref_cnt > 1` must be replaced by a copy before it is written to.",
-                lambda *args: []),
-        mistake("Blocks are copied that are only read. They can stay shared.", PLACES,
-                _at(lambda t, a, b, s: _shared(t, 0, len(t))),
-                _at(lambda t, a, b, s: _shared(t, a // s, len(t))),
-                _at(lambda t, a, b, s: _shared(t, len(t) - 1, len(t)))),
-        mistake("Blocks are copied that have one holder only: wasted work.",
-                "Copy only if `ref_cnt > 1`.",
-                _at(lambda t, a, b, s: [i for i in range(len(t)) if a // s <= i <= (b - 1) // s
-                                        and a < b])),
-        mistake("Off by one at the end: the last position written is `end - 1`.",
-                "The last place is `(end - 1) // block_size`, not `end // block_size`.",
-                _at(lambda t, a, b, s: _shared(t, a // s, b // s))),
-        mistake("Nothing is written if `start` equals `end`, and you copy a block.",
-                "An empty range falls into no block.",
-                _at(lambda t, a, b, s: _shared(t, a // s, -(-b // s) - 1))),
-        mistake("These positions lie in several shared blocks. Not all of them were replaced.",
-                PLACES,
-                _at(lambda t, a, b, s: _shared(t, a // s, (b - 1) // s)[:1] if a < b else []),
-                _at(lambda t, a, b, s: _shared(t, a // s, a // s) if a < b else [])),
-        mistake("You return a copy, but the block table still holds the old block: the new token "
-                "goes into the shared block all the same.", "`block_table[place] = new`.",
-                _keep_the_table),
-        mistake("The table has left the old block, whose ref_cnt is still what it was: it will "
-                "never become free again. That is a leak.",
-                "`block_pool.free_blocks([old])` drops one reference.", _keep_the_reference),
-        mistake("The pairs are turned round: the new, empty block would be copied over the old "
-                "one.", "`(from, to)`: the old block first.", _turn_round),
-        mistake("There is room for some copies, and your function makes these. A partial failure.",
-                "Count the shared blocks first; take all copies at once, or none.", _one_by_one),
+        mistake(
+            "Copy-on-write is forgotten: the others would read these tokens as their own.",
+            "A block with `ref_cnt > 1` must be replaced by a copy before it is written to.",
+            lambda *args: [],
+        ),
+        mistake(
+            "Blocks are copied that are only read. They can stay shared.",
+            PLACES,
+            _at(lambda t, a, b, s: _shared(t, 0, len(t))),
+            _at(lambda t, a, b, s: _shared(t, a // s, len(t))),
+            _at(lambda t, a, b, s: _shared(t, len(t) - 1, len(t))),
+        ),
+        mistake(
+            "Blocks are copied that have one holder only: wasted work.",
+            "Copy only if `ref_cnt > 1`.",
+            _at(
+                lambda t, a, b, s: [
+                    i for i in range(len(t)) if a // s <= i <= (b - 1) // s and a < b
+                ]
+            ),
+        ),
+        mistake(
+            "Off by one at the end: the last position written is `end - 1`.",
+            "The last place is `(end - 1) // block_size`, not `end // block_size`.",
+            _at(lambda t, a, b, s: _shared(t, a // s, b // s)),
+        ),
+        mistake(
+            "Nothing is written if `start` equals `end`, and you copy a block.",
+            "An empty range falls into no block.",
+            _at(lambda t, a, b, s: _shared(t, a // s, -(-b // s) - 1)),
+        ),
+        mistake(
+            "These positions lie in several shared blocks. Not all of them were replaced.",
+            PLACES,
+            _at(lambda t, a, b, s: _shared(t, a // s, (b - 1) // s)[:1] if a < b else []),
+            _at(lambda t, a, b, s: _shared(t, a // s, a // s) if a < b else []),
+        ),
+        mistake(
+            "You return a copy, but the block table still holds the old block: the new token "
+            "goes into the shared block all the same.",
+            "`block_table[place] = new`.",
+            _keep_the_table,
+        ),
+        mistake(
+            "The table has left the old block, whose ref_cnt is still what it was: it will "
+            "never become free again. That is a leak.",
+            "`block_pool.free_blocks([old])` drops one reference.",
+            _keep_the_reference,
+        ),
+        mistake(
+            "The pairs are turned round: the new, empty block would be copied over the old one.",
+            "`(from, to)`: the old block first.",
+            _turn_round,
+        ),
+        mistake(
+            "There is room for some copies, and your function makes these. A partial failure.",
+            "Count the shared blocks first; take all copies at once, or none.",
+            _one_by_one,
+        ),
     ),
     examples=300,
-)  # fmt: skip
+)

@@ -68,9 +68,13 @@ def play(stage: Stage, function: Any, story: Story) -> None:
 
 
 def _grow(
-    stage: Stage, function: Any, world: World, index: int, num_tokens: int,
+    stage: Stage,
+    function: Any,
+    world: World,
+    index: int,
+    num_tokens: int,
     seen: list[tuple[int, int]],
-) -> None:  # fmt: skip
+) -> None:
     """Place each token to see how many blocks they need, then let the function do it."""
     table, size, before = world.tables[index], world.size, state(world)
     old, free = before["tables"][index], before["free"]
@@ -101,8 +105,11 @@ def _grow(
     stage.expect("number", len(old) + missing, len(table), str, picture)
     new = world.ids(table[len(old) :])
     stage.expect("from the pool", [], [i for i in new if i not in free or new.count(i) > 1])
-    stage.expect("the others", [t for i, t in enumerate(before["tables"]) if i != index],
-                 [t for i, t in enumerate(world.all_tables()) if i != index])  # fmt: skip
+    stage.expect(
+        "the others",
+        [t for i, t in enumerate(before["tables"]) if i != index],
+        [t for i, t in enumerate(world.all_tables()) if i != index],
+    )
     stage.expect("free", sorted({*free} - {*new}), sorted(world.queue()))
     stage.expect("holders", before["holders"] | dict.fromkeys(new, 1), world.refs())
     ids = sorted(world.ids(got), key=str) if isinstance(got, list) else got
@@ -152,8 +159,9 @@ def _passed(answer: Any) -> Passed:
         "A block is taken when a token needs it, and not before: at no time does a request hold "
         "more than one block that is not full. Refused requests change nothing, in 200 random "
         "stories of requests that grow in turn.",
-        block_pictures.growth(seen, 4), "The slots of a request that grows token by token.",
-    )  # fmt: skip
+        block_pictures.growth(seen, 4),
+        "The slots of a request that grows token by token.",
+    )
 
 
 ALLOCATE_SLOTS = Contract(
@@ -161,63 +169,109 @@ ALLOCATE_SLOTS = Contract(
     judge=InLockstep(play, allocate_slots),
     passed=_passed,
     clauses={
-        "an error": Clause("{says} The pool has too few free blocks: that is no error here but "
-                           "daily life, and the scheduler wants to hear of it.",
-                           "`if n > block_pool.get_num_free_blocks(): return None`."),
-        "nothing changes": Clause("Too few blocks are free, and afterwards something has changed. "
-                                  "A partial failure leaks: the request cannot run, and holds on "
-                                  "to blocks that others need.",
-                                  "All or nothing: ask `block_pool.get_num_free_blocks()` before "
-                                  "you take any."),
-        "no room": Clause("Too few blocks are free, and your function does not say so.",
-                          "`return None`."),
-        "kept": Clause("The blocks that the table had already were replaced, or are gone. The "
-                       "tokens in them are lost.",
-                       "A table only grows: `block_table.extend(new_blocks)`. If it has enough "
-                       "blocks, return `[]`."),
-        "none": Clause("`allocate_slots` returned None, which means that there is no room. There "
-                       "is.", "Return the new blocks; `[]` if none is needed. A request may take "
-                       "the last free block."),
+        "an error": Clause(
+            "{says} The pool has too few free blocks: that is no error here but "
+            "daily life, and the scheduler wants to hear of it.",
+            "`if n > block_pool.get_num_free_blocks(): return None`.",
+        ),
+        "nothing changes": Clause(
+            "Too few blocks are free, and afterwards something has changed. "
+            "A partial failure leaks: the request cannot run, and holds on "
+            "to blocks that others need.",
+            "All or nothing: ask `block_pool.get_num_free_blocks()` before you take any.",
+        ),
+        "no room": Clause(
+            "Too few blocks are free, and your function does not say so.", "`return None`."
+        ),
+        "kept": Clause(
+            "The blocks that the table had already were replaced, or are gone. The "
+            "tokens in them are lost.",
+            "A table only grows: `block_table.extend(new_blocks)`. If it has enough "
+            "blocks, return `[]`.",
+        ),
+        "none": Clause(
+            "`allocate_slots` returned None, which means that there is no room. There is.",
+            "Return the new blocks; `[]` if none is needed. A request may take "
+            "the last free block.",
+        ),
         "number": Clause("The table has {got} blocks; the tokens need {expected}.", NEEDED),
-        "from the pool": Clause("The new blocks in the table do not come from the pool.",
-                                "`block_pool.get_new_blocks(n)`."),
+        "from the pool": Clause(
+            "The new blocks in the table do not come from the pool.",
+            "`block_pool.get_new_blocks(n)`.",
+        ),
         "the others": Clause("Another request's table has changed.", "Write into `block_table`."),
-        "free": Clause("More was done to the pool than to take the missing blocks.",
-                       "`block_pool.get_new_blocks(n)`, once."),
-        "holders": Clause("Blocks have the wrong number of holders afterwards.",
-                          "`get_new_blocks` counts the first holder; nothing else to count."),
-        "returned": Clause("The table is right, but the *new* blocks are not what was returned.",
-                           "Return what `get_new_blocks` gave you; `[]` if nothing was needed."),
-        "own": Clause("What you return is the block table itself: if the caller changes the one, "
-                      "the other changes.", "Return a list of its own."),
+        "free": Clause(
+            "More was done to the pool than to take the missing blocks.",
+            "`block_pool.get_new_blocks(n)`, once.",
+        ),
+        "holders": Clause(
+            "Blocks have the wrong number of holders afterwards.",
+            "`get_new_blocks` counts the first holder; nothing else to count.",
+        ),
+        "returned": Clause(
+            "The table is right, but the *new* blocks are not what was returned.",
+            "Return what `get_new_blocks` gave you; `[]` if nothing was needed.",
+        ),
+        "own": Clause(
+            "What you return is the block table itself: if the caller changes the one, "
+            "the other changes.",
+            "Return a list of its own.",
+        ),
     },
     mistakes=(
-        mistake("The last, partly filled block is missing.", "Round up. " + NEEDED,
-                by_number(lambda n, have, size: n // size - have)),
-        mistake("A block is taken one token too early: these tokens fill the blocks exactly.",
-                "Round up with `math.ceil`, not `num_tokens // block_size + 1`.",
-                by_number(lambda n, have, size: n // size + 1 - have)),
-        mistake("The blocks that the table has already are not counted: all of them are allocated "
-                "again.", NEEDED, by_number(lambda n, have, size: -(-n // size))),
-        mistake("One block per token. A block holds `block_size` tokens.", NEEDED,
-                by_number(lambda n, have, size: n - have), by_number(lambda n, have, size: n)),
-        mistake("At most one block is taken. A prompt may need many at once.", NEEDED,
-                by_number(lambda n, have, size: int(n > have * size))),
-        mistake("Blocks are reserved for tokens that may never come. That is the waste of notebook "
-                "03.", "Take what the tokens need now, and no more. " + NEEDED,
-                by_number(lambda n, have, size: -(-n // size) + 1 - have),
-                by_number(lambda n, have, size: -(-n // size) + 2 - have),
-                by_number(lambda n, have, size: max(-(-n // size), 2 * have) - have
-                          if n > have * size else 0)),
-        mistake("Blocks were taken from the pool that are not in the table: they leak.",
-                "`block_table.extend(new_blocks)`; `block_table = block_table + ...` makes another "
-                "list.", _keep_out_of_the_table),
-        mistake("You return the whole table; expected the *new* blocks only.",
-                "Return what `get_new_blocks` gave you; `[]` if nothing was needed.",
-                _return_the_table),
-        mistake("Too few blocks are free, and your function takes some all the same. A partial "
-                "failure leaks.", "All or nothing: ask `block_pool.get_num_free_blocks()` before "
-                "you take any.", _take_what_there_is),
+        mistake(
+            "The last, partly filled block is missing.",
+            "Round up. " + NEEDED,
+            by_number(lambda n, have, size: n // size - have),
+        ),
+        mistake(
+            "A block is taken one token too early: these tokens fill the blocks exactly.",
+            "Round up with `math.ceil`, not `num_tokens // block_size + 1`.",
+            by_number(lambda n, have, size: n // size + 1 - have),
+        ),
+        mistake(
+            "The blocks that the table has already are not counted: all of them are allocated "
+            "again.",
+            NEEDED,
+            by_number(lambda n, have, size: -(-n // size)),
+        ),
+        mistake(
+            "One block per token. A block holds `block_size` tokens.",
+            NEEDED,
+            by_number(lambda n, have, size: n - have),
+            by_number(lambda n, have, size: n),
+        ),
+        mistake(
+            "At most one block is taken. A prompt may need many at once.",
+            NEEDED,
+            by_number(lambda n, have, size: int(n > have * size)),
+        ),
+        mistake(
+            "Blocks are reserved for tokens that may never come. That is the waste of notebook 03.",
+            "Take what the tokens need now, and no more. " + NEEDED,
+            by_number(lambda n, have, size: -(-n // size) + 1 - have),
+            by_number(lambda n, have, size: -(-n // size) + 2 - have),
+            by_number(
+                lambda n, have, size: max(-(-n // size), 2 * have) - have if n > have * size else 0
+            ),
+        ),
+        mistake(
+            "Blocks were taken from the pool that are not in the table: they leak.",
+            "`block_table.extend(new_blocks)`; `block_table = block_table + ...` makes another "
+            "list.",
+            _keep_out_of_the_table,
+        ),
+        mistake(
+            "You return the whole table; expected the *new* blocks only.",
+            "Return what `get_new_blocks` gave you; `[]` if nothing was needed.",
+            _return_the_table,
+        ),
+        mistake(
+            "Too few blocks are free, and your function takes some all the same. A partial "
+            "failure leaks.",
+            "All or nothing: ask `block_pool.get_num_free_blocks()` before you take any.",
+            _take_what_there_is,
+        ),
     ),
     examples=200,
-)  # fmt: skip
+)

@@ -61,8 +61,9 @@ def run(parts: Parts) -> Passed:
         "Answers that share blocks are as probable, token by token, as in a clean pass without "
         "blocks, also when the pool is too small for all of them. "
         f"{counted}. Every block came back.",
-        figure, "Blocks in use after each step, and what copies would have taken.",
-    )  # fmt: skip
+        figure,
+        "Blocks in use after each step, and what copies would have taken.",
+    )
 
 
 def _each_is_right(parts: Any) -> None:
@@ -129,9 +130,7 @@ class _Trial:
         self.llm.llm_engine = self.llm.new_engine(settings, kv_cache_manager=lambda _: manager)
         return scene(self.llm), manager
 
-    def _with_right(
-        self, part: str, scene: Callable[[LLM], str], settings: dict[str, Any]
-    ) -> str:  # fmt: skip
+    def _with_right(self, part: str, scene: Callable[[LLM], str], settings: dict[str, Any]) -> str:
         """What is still wrong with a right one in place of this part of the learner's."""
         try:
             return self._play(replace(self.parts, **{part: PARTS[part][2]}), scene, settings)[0]
@@ -211,4 +210,4 @@ def _judge_pool(name: str, manager: PartsManager) -> None:
             "back. That is a leak: after some hours, the pool would be empty.",
             look="Every reference that is taken (get_new_blocks, touch) must be dropped once: by "
             "the end of the request, or by copy_on_write when the table leaves a block.",
-        )  # fmt: skip
+        )

@@ -82,9 +82,11 @@ class PartsManager(KVCacheManager):
     def __init__(self, parts: Parts, config: EngineConfig) -> None:
         self._learners = _EnginePool(parts.BlockPool, config.num_gpu_blocks)
         super().__init__(
-            config.num_gpu_blocks, config.block_size, False,
+            config.num_gpu_blocks,
+            config.block_size,
+            False,
             block_pool=cast(BlockPool, self._learners),
-        )  # fmt: skip
+        )
         self.parts = parts
         self.used: list[int] = []
         self.copies: list[int] = []

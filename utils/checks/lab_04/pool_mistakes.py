@@ -28,51 +28,77 @@ CLAUSES = {
     "new": Clause("`BlockPool(num_gpu_blocks)` gives no pool."),
     "new: free": Clause("A new pool must have all its blocks free.", OWN),
     "number": Clause("`get_num_free_blocks()` must return a number.", "Count the queue."),
-    "free": Clause("A block is freed twice, and the pool does not notice.",
-                   "A block with `ref_cnt` 0 is free already: raise a ValueError, and leave the "
-                   "queue alone."),
-    "get": Clause("Fewer blocks are free than were asked for, and the pool does not complain.",
-                  "`if num_blocks > self.get_num_free_blocks(): raise ValueError(...)`, before any "
-                  "block is taken."),
-    "list": Clause("`get_new_blocks` returned {got}; expected a list of KVCacheBlock.",
-                   "Return the blocks themselves, not their numbers."),
-    "count": Clause("`get_new_blocks` returned {got} blocks; expected {expected}.",
-                    "Take exactly as many as were asked for. (A slice like `queue[-n:]` is the "
-                    "whole queue for n = 0.)"),
-    "exists": Clause("Blocks {got} do not exist: n blocks are numbered 0 to n - 1.",
-                     "`range(num_gpu_blocks)`: a number is a place in memory."),
-    "taken": Clause("Block {got} is handed out although somebody still holds it: two requests "
-                    "would write over each other.",
-                    "A block is free only when its `ref_cnt` has come down to 0, and it must be in "
-                    "the queue at most once."),
+    "free": Clause(
+        "A block is freed twice, and the pool does not notice.",
+        "A block with `ref_cnt` 0 is free already: raise a ValueError, and leave the queue alone.",
+    ),
+    "get": Clause(
+        "Fewer blocks are free than were asked for, and the pool does not complain.",
+        "`if num_blocks > self.get_num_free_blocks(): raise ValueError(...)`, before any "
+        "block is taken.",
+    ),
+    "list": Clause(
+        "`get_new_blocks` returned {got}; expected a list of KVCacheBlock.",
+        "Return the blocks themselves, not their numbers.",
+    ),
+    "count": Clause(
+        "`get_new_blocks` returned {got} blocks; expected {expected}.",
+        "Take exactly as many as were asked for. (A slice like `queue[-n:]` is the "
+        "whole queue for n = 0.)",
+    ),
+    "exists": Clause(
+        "Blocks {got} do not exist: n blocks are numbered 0 to n - 1.",
+        "`range(num_gpu_blocks)`: a number is a place in memory.",
+    ),
+    "taken": Clause(
+        "Block {got} is handed out although somebody still holds it: two requests "
+        "would write over each other.",
+        "A block is free only when its `ref_cnt` has come down to 0, and it must be in "
+        "the queue at most once.",
+    ),
     "order": Clause("Blocks are not reused in the order in which they became free.", QUEUE),
-    "get: ref_cnt": Clause("A block that is handed out has one holder; all others keep theirs.",
-                           "`block.ref_cnt = 1` for each block that leaves the queue."),
-    "get: free": Clause("The number of free blocks is wrong after `get_new_blocks`.",
-                        "Count what is in the queue."),
-    "refused get: ref_cnt": Clause("A refused `get_new_blocks` must change nothing.",
-                                   ALL_OR_NOTHING),
-    "refused get: free": Clause("The request was refused, but some blocks are gone: a partial "
-                                "failure leaks.", ALL_OR_NOTHING),
-    "touch": Clause("A free block is touched, and the pool does not complain. Nobody holds it, and "
-                    "the next request may get it as well.",
-                    "Raise a ValueError if `ref_cnt` is 0."),
-    "touch: ref_cnt": Clause("`touch` does not raise the reference count by one for each block.",
-                             "One more holder: `block.ref_cnt += 1`."),
+    "get: ref_cnt": Clause(
+        "A block that is handed out has one holder; all others keep theirs.",
+        "`block.ref_cnt = 1` for each block that leaves the queue.",
+    ),
+    "get: free": Clause(
+        "The number of free blocks is wrong after `get_new_blocks`.", "Count what is in the queue."
+    ),
+    "refused get: ref_cnt": Clause(
+        "A refused `get_new_blocks` must change nothing.", ALL_OR_NOTHING
+    ),
+    "refused get: free": Clause(
+        "The request was refused, but some blocks are gone: a partial failure leaks.",
+        ALL_OR_NOTHING,
+    ),
+    "touch": Clause(
+        "A free block is touched, and the pool does not complain. Nobody holds it, and "
+        "the next request may get it as well.",
+        "Raise a ValueError if `ref_cnt` is 0.",
+    ),
+    "touch: ref_cnt": Clause(
+        "`touch` does not raise the reference count by one for each block.",
+        "One more holder: `block.ref_cnt += 1`.",
+    ),
     "touch: free": Clause("`touch` changes the number of free blocks.", "It only counts holders."),
     "free: ref_cnt": Clause("`free_blocks` must drop one holder of each block in the list.", ONE),
     "free: free": Clause("The number of free blocks is wrong after `free_blocks`.", ONE),
-    "prefix": Clause("Blocks that may be freed or touched are refused after an error. {says}",
-                     BEFORE),
-    **{f"refused {kind}: {what}": Clause(
-        f"`{method}` was right to refuse this list. But afterwards the free block in it, and those "
-        "behind it, must be as they were (not in the queue twice); those before it must be done "
-        "with, or as they were, too.",
-        BEFORE) for kind, method in (("touch", "touch"), ("free", "free_blocks"))
-       for what in ("ref_cnt", "free")},
+    "prefix": Clause(
+        "Blocks that may be freed or touched are refused after an error. {says}", BEFORE
+    ),
+    **{
+        f"refused {kind}: {what}": Clause(
+            f"`{method}` was right to refuse this list. But afterwards the free block in it, and "
+            "those behind it, must be as they were (not in the queue twice); those before it must "
+            "be done with, or as they were, too.",
+            BEFORE,
+        )
+        for kind, method in (("touch", "touch"), ("free", "free_blocks"))
+        for what in ("ref_cnt", "free")
+    },
     "other: ref_cnt": Clause("What is done to one pool changes another's blocks.", OWN),
     "other: free": Clause("What is done to one pool changes the other's free blocks.", OWN),
-}  # fmt: skip
+}
 
 
 def but(**changes: Any) -> type[Pool]:
@@ -124,23 +150,47 @@ def _to_the_front(self: Any, block: Any) -> None:
 
 
 MISTAKES = (
-    mistake("A block that nobody holds any more is not free again: it leaks.", ONE,
-            but(drop=lambda self, block: setattr(block, "ref_cnt", block.ref_cnt - 1))),
-    mistake("A block that somebody still holds is treated as free.", ONE,
-            but(drop=_queue_anyway), but(drop=_forget_holders)),
-    mistake("A block is freed twice in a single call, and the pool does not notice.",
-            "Look at `ref_cnt` for one block after the other, as it is then: the first of the two "
-            "has already dropped the last reference.", but(free_blocks=_free_after_a_look)),
-    mistake("The block that was freed last is reused first. Is your queue a stack?", QUEUE,
-            but(drop=_to_the_front)),
-    mistake("The blocks of one `free_blocks` are queued in the wrong order: the first in the list "
-            "is the first to be reused.", QUEUE,
-            but(free_blocks=lambda self, blocks: Pool.free_blocks(self, blocks[::-1]))),
-    mistake("Freed blocks are not reused in the order in which they were freed: your queue is "
-            "sorted.", QUEUE, but(free_blocks=_sort), but(drop=_sort_each_time)),
-    mistake("The request was refused, but the blocks that were there are gone: a partial failure "
-            "leaks.", ALL_OR_NOTHING, but(get_new_blocks=_take_one_by_one)),
-)  # fmt: skip
+    mistake(
+        "A block that nobody holds any more is not free again: it leaks.",
+        ONE,
+        but(drop=lambda self, block: setattr(block, "ref_cnt", block.ref_cnt - 1)),
+    ),
+    mistake(
+        "A block that somebody still holds is treated as free.",
+        ONE,
+        but(drop=_queue_anyway),
+        but(drop=_forget_holders),
+    ),
+    mistake(
+        "A block is freed twice in a single call, and the pool does not notice.",
+        "Look at `ref_cnt` for one block after the other, as it is then: the first of the two "
+        "has already dropped the last reference.",
+        but(free_blocks=_free_after_a_look),
+    ),
+    mistake(
+        "The block that was freed last is reused first. Is your queue a stack?",
+        QUEUE,
+        but(drop=_to_the_front),
+    ),
+    mistake(
+        "The blocks of one `free_blocks` are queued in the wrong order: the first in the list "
+        "is the first to be reused.",
+        QUEUE,
+        but(free_blocks=lambda self, blocks: Pool.free_blocks(self, blocks[::-1])),
+    ),
+    mistake(
+        "Freed blocks are not reused in the order in which they were freed: your queue is sorted.",
+        QUEUE,
+        but(free_blocks=_sort),
+        but(drop=_sort_each_time),
+    ),
+    mistake(
+        "The request was refused, but the blocks that were there are gone: a partial failure "
+        "leaks.",
+        ALL_OR_NOTHING,
+        but(get_new_blocks=_take_one_by_one),
+    ),
+)
 
 BLOCK_POOL = Contract(
     inputs=draw_story,

@@ -219,11 +219,18 @@ class Teller:
         return figure, "The reference count of each block after each step, expected and yours."
 
 
-SHARED = Story((4,), (
-    ("get", 0, 2, False), ("touch", 0, "held", (0, 1)), ("touch", 0, "held", (0,)),
-    ("free", 0, "held", (1, 0)), ("free", 0, "held", (1,)), ("free", 0, "held", (0,)),
-    ("free", 0, "held", (0,)),
-))  # fmt: skip
+SHARED = Story(
+    (4,),
+    (
+        ("get", 0, 2, False),
+        ("touch", 0, "held", (0, 1)),
+        ("touch", 0, "held", (0,)),
+        ("free", 0, "held", (1, 0)),
+        ("free", 0, "held", (1,)),
+        ("free", 0, "held", (0,)),
+        ("free", 0, "held", (0,)),
+    ),
+)
 
 
 def shared_story(pool_class: Any) -> Figure:

@@ -97,35 +97,63 @@ FORK = Contract(
     judge=InLockstep(play, fork),
     passed=_passed,
     clauses={
-        "form": Clause("`fork` returned {got}; expected the child's table, a list of KVCacheBlock.",
-                       "Return a list with the same blocks."),
-        "own": Clause("Two requests have the *same list*: when one of them grows, or copies a "
-                      "block, the other's table changes as well.",
-                      "Same blocks, but a list of its own: `list(block_table)`."),
-        "parent": Clause("`fork` changes the table of the parent, or of another request.",
-                         "Only the child's table is new."),
-        "free": Clause("`fork` takes blocks from the pool, or gives some back. To share costs no "
-                       "block.", "The child's table holds the very same blocks; only their "
-                       "`ref_cnt` rises."),
-        "blocks": Clause("The child's table does not hold the parent's blocks in the parent's "
-                         "order.", "`list(block_table)`."),
-        "too few": Clause("A block has fewer holders than there are: its ref_cnt is too low. The "
-                          "first request to finish would free it under the others.", ALL),
-        "too many": Clause("A block has more holders than there are: its ref_cnt is too high. It "
-                           "will never become free again.", ALL),
+        "form": Clause(
+            "`fork` returned {got}; expected the child's table, a list of KVCacheBlock.",
+            "Return a list with the same blocks.",
+        ),
+        "own": Clause(
+            "Two requests have the *same list*: when one of them grows, or copies a "
+            "block, the other's table changes as well.",
+            "Same blocks, but a list of its own: `list(block_table)`.",
+        ),
+        "parent": Clause(
+            "`fork` changes the table of the parent, or of another request.",
+            "Only the child's table is new.",
+        ),
+        "free": Clause(
+            "`fork` takes blocks from the pool, or gives some back. To share costs no block.",
+            "The child's table holds the very same blocks; only their `ref_cnt` rises.",
+        ),
+        "blocks": Clause(
+            "The child's table does not hold the parent's blocks in the parent's order.",
+            "`list(block_table)`.",
+        ),
+        "too few": Clause(
+            "A block has fewer holders than there are: its ref_cnt is too low. The "
+            "first request to finish would free it under the others.",
+            ALL,
+        ),
+        "too many": Clause(
+            "A block has more holders than there are: its ref_cnt is too high. It "
+            "will never become free again.",
+            ALL,
+        ),
     },
     mistakes=(
-        mistake("No holder is counted: the first request to finish would free the blocks under the "
-                "others.", ALL, _of(list)),
-        mistake("Only some of the blocks get one more holder.", ALL, _of(list, lambda t: t[-1:]),
-                _of(list, lambda t: t[:1]), _of(list, lambda t: t[:-1])),
-        mistake("Each block gets two more holders; the child is one.", ALL,
-                _of(list, list, list)),
-        mistake("The child gets new blocks: that is a copy. To share costs no block.",
-                "The child's table holds the very same blocks; only their `ref_cnt` rises.",
-                lambda pool, table: pool.get_new_blocks(len(table))),
-        mistake("The last block is left out. It is shared, too, full or not.",
-                "`list(block_table)`.", _of(lambda t: t[:-1], list),
-                _of(lambda t: t[:-1], lambda t: t[:-1])),
+        mistake(
+            "No holder is counted: the first request to finish would free the blocks under the "
+            "others.",
+            ALL,
+            _of(list),
+        ),
+        mistake(
+            "Only some of the blocks get one more holder.",
+            ALL,
+            _of(list, lambda t: t[-1:]),
+            _of(list, lambda t: t[:1]),
+            _of(list, lambda t: t[:-1]),
+        ),
+        mistake("Each block gets two more holders; the child is one.", ALL, _of(list, list, list)),
+        mistake(
+            "The child gets new blocks: that is a copy. To share costs no block.",
+            "The child's table holds the very same blocks; only their `ref_cnt` rises.",
+            lambda pool, table: pool.get_new_blocks(len(table)),
+        ),
+        mistake(
+            "The last block is left out. It is shared, too, full or not.",
+            "`list(block_table)`.",
+            _of(lambda t: t[:-1], list),
+            _of(lambda t: t[:-1], lambda t: t[:-1]),
+        ),
     ),
-)  # fmt: skip
+)

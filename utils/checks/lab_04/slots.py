@@ -104,46 +104,82 @@ SLOT_MAPPING = Contract(
     tell=_tell,
     passed=_passed,
     clauses={
-        "ints": Clause("Expected a list of slots, as ints; got {got}.",
-                       "`slots.append(block * block_size + offset)`."),
-        "returns": Clause("These are not the slots where the tokens lie. {says}",
-                          "`block_ids[position // block_size] * block_size + position % "
-                          "block_size`, for `position in range(start, end)`."),
-        "refuses": Clause("The table is too short for these positions, and your function does not "
-                          "complain: the token would land in another request's block.",
-                          "`if end > len(block_ids) * block_size: raise ValueError(...)`."),
+        "ints": Clause(
+            "Expected a list of slots, as ints; got {got}.",
+            "`slots.append(block * block_size + offset)`.",
+        ),
+        "returns": Clause(
+            "These are not the slots where the tokens lie. {says}",
+            "`block_ids[position // block_size] * block_size + position % "
+            "block_size`, for `position in range(start, end)`.",
+        ),
+        "refuses": Clause(
+            "The table is too short for these positions, and your function does not "
+            "complain: the token would land in another request's block.",
+            "`if end > len(block_ids) * block_size: raise ValueError(...)`.",
+        ),
     },
     mistakes=(
-        mistake("You return positions. The block table is ignored.",
-                "Which block? `block_ids[position // block_size]`.", _by(lambda t, s, p: p)),
-        mistake("You count as if the blocks lay side by side behind the first one. They lie "
-                "anywhere.", "Look up the block of *each* position.",
-                _by(lambda t, s, p: t[0] * s + p)),
-        mistake("The block number is not multiplied by the block size: block 3 begins at slot "
-                "3 * block_size.", "`block * block_size + offset`.",
-                _by(lambda t, s, p: t[p // s] + p % s)),
-        mistake("The offset is missing: all tokens of a block get its first slot.",
-                "`block * block_size + position % block_size`.",
-                _by(lambda t, s, p: t[p // s] * s)),
-        mistake("The offset is counted from the start of the text, not from the start of the "
-                "block.", "`position % block_size`.", _by(lambda t, s, p: t[p // s] * s + p)),
-        mistake("Off by one at a block boundary.", "Position block_size - 1 is the last of block "
-                "0, position block_size the first of block 1: `position // block_size`.",
-                _by(lambda t, s, p: t[min((p + 1) // s, len(t) - 1)] * s + p % s),
-                _by(lambda t, s, p: t[max(0, p - 1) // s] * s + p % s)),
-        mistake("Neighbouring tokens are spread over the blocks in turn. A block holds "
-                "`block_size` *consecutive* tokens.", "`position // block_size` says which block, "
-                "`position % block_size` where in it.",
-                _by(lambda t, s, p: t[p % len(t)] * s + p // len(t))),
-        mistake("You begin at position 0, and not at `start`.",
-                "`for position in range(start, end)`.", _cut(lambda a, b: 0, lambda a, b: b - a)),
-        mistake("You return the slots of all positions from 0 to `end`. Those before `start` are "
-                "in the cache already.", "`for position in range(start, end)`.",
-                _cut(lambda a, b: 0, lambda a, b: b)),
-        mistake("One slot too many: `end` is not included.", "`range(start, end)`.",
-                _cut(lambda a, b: a, lambda a, b: b + 1)),
-        mistake("A table that is too short raises an IndexError. Expected a ValueError that says "
-                "what is wrong.", "`if end > len(block_ids) * block_size: raise ValueError(...)`.",
-                lambda t, s, a, b: [t[p // s] * s + p % s for p in range(a, b)]),
+        mistake(
+            "You return positions. The block table is ignored.",
+            "Which block? `block_ids[position // block_size]`.",
+            _by(lambda t, s, p: p),
+        ),
+        mistake(
+            "You count as if the blocks lay side by side behind the first one. They lie anywhere.",
+            "Look up the block of *each* position.",
+            _by(lambda t, s, p: t[0] * s + p),
+        ),
+        mistake(
+            "The block number is not multiplied by the block size: block 3 begins at slot "
+            "3 * block_size.",
+            "`block * block_size + offset`.",
+            _by(lambda t, s, p: t[p // s] + p % s),
+        ),
+        mistake(
+            "The offset is missing: all tokens of a block get its first slot.",
+            "`block * block_size + position % block_size`.",
+            _by(lambda t, s, p: t[p // s] * s),
+        ),
+        mistake(
+            "The offset is counted from the start of the text, not from the start of the block.",
+            "`position % block_size`.",
+            _by(lambda t, s, p: t[p // s] * s + p),
+        ),
+        mistake(
+            "Off by one at a block boundary.",
+            "Position block_size - 1 is the last of block "
+            "0, position block_size the first of block 1: `position // block_size`.",
+            _by(lambda t, s, p: t[min((p + 1) // s, len(t) - 1)] * s + p % s),
+            _by(lambda t, s, p: t[max(0, p - 1) // s] * s + p % s),
+        ),
+        mistake(
+            "Neighbouring tokens are spread over the blocks in turn. A block holds "
+            "`block_size` *consecutive* tokens.",
+            "`position // block_size` says which block, `position % block_size` where in it.",
+            _by(lambda t, s, p: t[p % len(t)] * s + p // len(t)),
+        ),
+        mistake(
+            "You begin at position 0, and not at `start`.",
+            "`for position in range(start, end)`.",
+            _cut(lambda a, b: 0, lambda a, b: b - a),
+        ),
+        mistake(
+            "You return the slots of all positions from 0 to `end`. Those before `start` are "
+            "in the cache already.",
+            "`for position in range(start, end)`.",
+            _cut(lambda a, b: 0, lambda a, b: b),
+        ),
+        mistake(
+            "One slot too many: `end` is not included.",
+            "`range(start, end)`.",
+            _cut(lambda a, b: a, lambda a, b: b + 1),
+        ),
+        mistake(
+            "A table that is too short raises an IndexError. Expected a ValueError that says "
+            "what is wrong.",
+            "`if end > len(block_ids) * block_size: raise ValueError(...)`.",
+            lambda t, s, a, b: [t[p // s] * s + p % s for p in range(a, b)],
+        ),
     ),
-)  # fmt: skip
+)

@@ -94,11 +94,13 @@ class World:
         """The blocks by their numbers; others than the pool's own in words."""
         own = {id(block) for block in self.pool.blocks}
         return [
-            block.block_id if id(block) in own
-            else f"a copy of block {block.block_id}" if isinstance(block, KVCacheBlock)
+            block.block_id
+            if id(block) in own
+            else f"a copy of block {block.block_id}"
+            if isinstance(block, KVCacheBlock)
             else repr(block)
             for block in blocks
-        ]  # fmt: skip
+        ]
 
     def all_tables(self) -> list[list[Any]]:
         return [self.ids(table) for table in self.tables]

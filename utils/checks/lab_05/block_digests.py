@@ -18,9 +18,18 @@ HASHES: dict[str, Callable[[bytes], bytes]] = {
     "BLAKE2, 4 bytes": lambda data: hashlib.blake2b(data, digest_size=4).digest(),
 }
 KINDS = (
-    "parent", "token", "extra", "order", "digits", "first", "same", "length", "left out",
-    "salts joined", "moved",
-)  # fmt: skip
+    "parent",
+    "token",
+    "extra",
+    "order",
+    "digits",
+    "first",
+    "same",
+    "length",
+    "left out",
+    "salts joined",
+    "moved",
+)
 TOKENS = (1, 23, 5, 255, 256, 300, 0, 55_300, 65_535, 65_536, 99_999, 131_072, 200_000)
 WORDS = ("ada", "bob", "", "a", "None", "ü", "7", "\x00\x00", "a', 'b")
 SEPARATORS = ("", ",", "|", " ", "/", ":", ";", "-", "_", "\n", "\0", "', '", '", "', "','", '","')
@@ -90,8 +99,9 @@ def draw(c: Choices) -> Pair:
         other_extra = (str(other_extra), *(["ada"] if c.rarely(4) else []))
     elif kind == "salts joined":
         by = c.pick(SEPARATORS)
-        extra, other_extra = c.pick(((("ab", "c"), ("a", "bc")), (("a", "b"), (f"a{by}b",)),
-                                     (("a", "b"), ("b", "a"))))  # fmt: skip
+        extra, other_extra = c.pick(
+            ((("ab", "c"), ("a", "bc")), (("a", "b"), (f"a{by}b",)), (("a", "b"), ("b", "a")))
+        )
     elif kind == "moved":
         tokens, other, extra, other_extra = _token_as_salt(c, tokens)
     one, two = Block(parent, tuple(tokens), extra), Block(other_parent, tuple(other), other_extra)
@@ -111,9 +121,12 @@ def _rearranged(c: Choices, tokens: list[int]) -> list[int]:
     if how == "repeated":
         tokens[:] = [a, a, b + 1, *rest]
     return {
-        "swapped": [b + 2, a + 1, *rest], "reversed": tokens[::-1], "sum": [a, b + 3, *rest],
-        "repeated": [a, b + 1, b + 1, *rest], "xor": [(a + 1) ^ 8, (b + 2) ^ 8, *rest],
-    }[how]  # fmt: skip
+        "swapped": [b + 2, a + 1, *rest],
+        "reversed": tokens[::-1],
+        "sum": [a, b + 3, *rest],
+        "repeated": [a, b + 1, b + 1, *rest],
+        "xor": [(a + 1) ^ 8, (b + 2) ^ 8, *rest],
+    }[how]
 
 
 def _cut_twice(c: Choices) -> tuple[list[int], list[int]]:
@@ -175,9 +188,11 @@ def play(stage: Stage, function: Any, pair: Pair) -> None:
 
 
 def right_hash(
-    hash_function: Callable[[bytes], bytes], parent: bytes | None, tokens: Sequence[int],
+    hash_function: Callable[[bytes], bytes],
+    parent: bytes | None,
+    tokens: Sequence[int],
     extra_keys: Extra = None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Everything as text: quotes, commas and brackets keep the parts apart."""
     return hash_function(repr((parent, list(tokens), extra_keys)).encode())
 
@@ -200,62 +215,116 @@ HASH_BLOCK_TOKENS = Contract(
     "always has the same hash. So a hash stands for all tokens so far.",
     examples=300,
     clauses={
-        "bytes": Clause("Your function returned {got}; expected bytes.",
-                        "Return what `hash_function(...)` returns."),
-        "called": Clause("`hash_function` is never called.",
-                         "Bring all parts together in one `bytes` object, and return "
-                         "`hash_function(data)`. Python's `hash` differs between processes."),
-        "returned": Clause("The result is not what `hash_function` returned.",
-                           "Bring all parts together first, then call `hash_function` last."),
-        "another function": Clause("With another `hash_function`, the result is not what that one "
-                                   "returned: something is kept from call to call.",
-                                   "Call the `hash_function` that is given, each time."),
-        "parent": Clause("The hash ignores what came before, or a part of it: two blocks with "
-                         "equal tokens and different parents have the same hash. Their keys and "
-                         "values differ.", "All of `parent_block_hash` must enter."),
-        "first": Clause("A first block and a later block have the same hash.",
-                        "Without a parent, let a constant stand in its place: `NONE_HASH`."),
-        "token": Clause("Blocks that differ in one token have the same hash.",
-                        f"All tokens must enter, each as a whole. {WIDTH}"),
-        "order": Clause("The order of the tokens does not matter to your hash, or different tokens "
-                        "have the same hash.",
-                        "No `sum`, no `sorted`, no `set`: position is part of the content."),
-        "digits": Clause("Two lists of tokens have the same hash: written one behind the other, "
-                         "without a separator, both are the same. As [1, 23] and [12, 3]: both are "
-                         "123.", "Give each token a fixed width, `token.to_bytes(4, 'little')`, or "
-                         "keep a separator."),
-        "length": Clause("A block and the same block with one token more have the same hash.",
-                         "All tokens must enter."),
-        "extra": Clause("`extra_keys` is ignored, or what is in it: two tenants share their "
-                        "blocks.", "Append, for example, `repr(extra_keys).encode()`."),
-        "salts joined": Clause("Different `extra_keys` have the same hash: joined, both are the "
-                               "same text.", "`repr(extra_keys)` keeps quotes and commas."),
-        "moved": Clause("A block with one token less and a salt has the same hash as one without: "
-                        "it is in doubt where the tokens end.",
-                        "`repr(extra_keys)` begins with what no token begins with."),
-        "left out": Clause("`extra_keys` left out and None are not the same.",
-                           "The default is None."),
-        "same": Clause("The same block has two different hashes.",
-                       "Nothing but the arguments may enter: no counter, no `id`."),
+        "bytes": Clause(
+            "Your function returned {got}; expected bytes.",
+            "Return what `hash_function(...)` returns.",
+        ),
+        "called": Clause(
+            "`hash_function` is never called.",
+            "Bring all parts together in one `bytes` object, and return "
+            "`hash_function(data)`. Python's `hash` differs between processes.",
+        ),
+        "returned": Clause(
+            "The result is not what `hash_function` returned.",
+            "Bring all parts together first, then call `hash_function` last.",
+        ),
+        "another function": Clause(
+            "With another `hash_function`, the result is not what that one "
+            "returned: something is kept from call to call.",
+            "Call the `hash_function` that is given, each time.",
+        ),
+        "parent": Clause(
+            "The hash ignores what came before, or a part of it: two blocks with "
+            "equal tokens and different parents have the same hash. Their keys and "
+            "values differ.",
+            "All of `parent_block_hash` must enter.",
+        ),
+        "first": Clause(
+            "A first block and a later block have the same hash.",
+            "Without a parent, let a constant stand in its place: `NONE_HASH`.",
+        ),
+        "token": Clause(
+            "Blocks that differ in one token have the same hash.",
+            f"All tokens must enter, each as a whole. {WIDTH}",
+        ),
+        "order": Clause(
+            "The order of the tokens does not matter to your hash, or different tokens "
+            "have the same hash.",
+            "No `sum`, no `sorted`, no `set`: position is part of the content.",
+        ),
+        "digits": Clause(
+            "Two lists of tokens have the same hash: written one behind the other, "
+            "without a separator, both are the same. As [1, 23] and [12, 3]: both are "
+            "123.",
+            "Give each token a fixed width, `token.to_bytes(4, 'little')`, or keep a separator.",
+        ),
+        "length": Clause(
+            "A block and the same block with one token more have the same hash.",
+            "All tokens must enter.",
+        ),
+        "extra": Clause(
+            "`extra_keys` is ignored, or what is in it: two tenants share their blocks.",
+            "Append, for example, `repr(extra_keys).encode()`.",
+        ),
+        "salts joined": Clause(
+            "Different `extra_keys` have the same hash: joined, both are the same text.",
+            "`repr(extra_keys)` keeps quotes and commas.",
+        ),
+        "moved": Clause(
+            "A block with one token less and a salt has the same hash as one without: "
+            "it is in doubt where the tokens end.",
+            "`repr(extra_keys)` begins with what no token begins with.",
+        ),
+        "left out": Clause(
+            "`extra_keys` left out and None are not the same.", "The default is None."
+        ),
+        "same": Clause(
+            "The same block has two different hashes.",
+            "Nothing but the arguments may enter: no counter, no `id`.",
+        ),
     },
     mistakes=(
-        mistake("The order of the tokens does not matter to your hash.",
-                "Position is part of the content.", _but(tokens=sorted)),
-        mistake("Only the sum of the tokens enters: the order of the tokens does not matter, and "
-                "different tokens have the same hash.", "Each token must enter.",
-                _but(tokens=lambda t: [sum(t)])),
-        mistake("Only one byte of each token enters: token 5 and token 261 have the same hash.",
-                WIDTH, _but(tokens=lambda t: [x % 256 for x in t])),
-        mistake("Only two bytes of each token enter: token 5 and token 65541 have the same hash.",
-                WIDTH, _but(tokens=lambda t: [x % 65_536 for x in t])),
-        mistake("The last token does not enter: blocks that differ in their last token have the "
-                "same hash.", "All tokens must enter.", _but(tokens=lambda t: list(t)[:-1])),
-        mistake("`extra_keys` is seen, but what is in it is ignored.",
-                "Append, for example, `repr(extra_keys).encode()`.", _but(extra=bool)),
-        mistake("`extra_keys` is ignored: two tenants share their blocks.",
-                "Append, for example, `repr(extra_keys).encode()`.", _but(extra=lambda e: None)),
-        mistake("`extra_keys` is ignored where there is a parent.",
-                "The parts enter independently.",
-                lambda f, p, t, e=None: right_hash(f, p, t, None if p else e)),
+        mistake(
+            "The order of the tokens does not matter to your hash.",
+            "Position is part of the content.",
+            _but(tokens=sorted),
+        ),
+        mistake(
+            "Only the sum of the tokens enters: the order of the tokens does not matter, and "
+            "different tokens have the same hash.",
+            "Each token must enter.",
+            _but(tokens=lambda t: [sum(t)]),
+        ),
+        mistake(
+            "Only one byte of each token enters: token 5 and token 261 have the same hash.",
+            WIDTH,
+            _but(tokens=lambda t: [x % 256 for x in t]),
+        ),
+        mistake(
+            "Only two bytes of each token enter: token 5 and token 65541 have the same hash.",
+            WIDTH,
+            _but(tokens=lambda t: [x % 65_536 for x in t]),
+        ),
+        mistake(
+            "The last token does not enter: blocks that differ in their last token have the "
+            "same hash.",
+            "All tokens must enter.",
+            _but(tokens=lambda t: list(t)[:-1]),
+        ),
+        mistake(
+            "`extra_keys` is seen, but what is in it is ignored.",
+            "Append, for example, `repr(extra_keys).encode()`.",
+            _but(extra=bool),
+        ),
+        mistake(
+            "`extra_keys` is ignored: two tenants share their blocks.",
+            "Append, for example, `repr(extra_keys).encode()`.",
+            _but(extra=lambda e: None),
+        ),
+        mistake(
+            "`extra_keys` is ignored where there is a parent.",
+            "The parts enter independently.",
+            lambda f, p, t, e=None: right_hash(f, p, t, None if p else e),
+        ),
     ),
-)  # fmt: skip
+)

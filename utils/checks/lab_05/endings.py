@@ -30,8 +30,9 @@ class Ending:
         more += [f"{self.older} more were free before"] if self.older else []
         return (
             f"a request ends that holds {self.size} blocks, the first {self.full} of them full"
-            + "".join(f"; {part}" for part in more) + f"; then others take {self.taken}"
-        )  # fmt: skip
+            + "".join(f"; {part}" for part in more)
+            + f"; then others take {self.taken}"
+        )
 
 
 def draw(c: Choices) -> Ending:
@@ -103,32 +104,50 @@ FREE_REQUEST = Contract(
     passed="The tail is evicted first. After each eviction, what is left is a prefix that the next "
     "request can use in full. What other requests hold stays theirs.",
     clauses={
-        "counts": Clause("Another request's blocks are taken away, or this request's are kept.",
-                         "Leave the counting to `block_pool.free_blocks`, for all blocks of the "
-                         "table, each once."),
-        "free": Clause("After the request ended, {got}; expected {expected}.",
-                       "Every block of the table goes to `block_pool.free_blocks`."),
-        "left": Clause("The wrong blocks are evicted first: {got}. Expected: {expected}.",
-                       LAST_FIRST),
-        "changes": Clause("Your code changes `block_table` in place. It belongs to the caller.",
-                          "`reversed(block_table)` and `block_table[::-1]` leave it as it is; "
-                          "`reverse()` and `pop()` don't."),
+        "counts": Clause(
+            "Another request's blocks are taken away, or this request's are kept.",
+            "Leave the counting to `block_pool.free_blocks`, for all blocks of the "
+            "table, each once.",
+        ),
+        "free": Clause(
+            "After the request ended, {got}; expected {expected}.",
+            "Every block of the table goes to `block_pool.free_blocks`.",
+        ),
+        "left": Clause(
+            "The wrong blocks are evicted first: {got}. Expected: {expected}.", LAST_FIRST
+        ),
+        "changes": Clause(
+            "Your code changes `block_table` in place. It belongs to the caller.",
+            "`reversed(block_table)` and `block_table[::-1]` leave it as it is; "
+            "`reverse()` and `pop()` don't.",
+        ),
     },
     mistakes=(
-        mistake("The head of the prefix is evicted first. What is left cannot be used by anybody.",
-                LAST_FIRST, lambda pool, table: pool.free_blocks(table)),
-        mistake("Only the blocks that nobody else holds are given back. The pool counts: give all.",
-                "Leave the counting to `block_pool.free_blocks`.",
-                lambda pool, table: pool.free_blocks(
-                    [b for b in reversed(table) if b.ref_cnt == 1])),
-        mistake("The order is that of the block numbers. They tell nothing about where in the "
-                "prompt a block stands.", "The table is in the order of the tokens.",
-                lambda pool, table: pool.free_blocks(sorted(table, key=lambda b: b.block_id)),
-                lambda pool, table: pool.free_blocks(
-                    sorted(table, key=lambda b: b.block_id, reverse=True))),
-        mistake("Only full blocks are given back. The last one, full or not, is the request's, "
-                "too.", "All blocks of the table.",
-                lambda pool, table: pool.free_blocks(
-                    [b for b in reversed(table) if b.block_hash is not None])),
+        mistake(
+            "The head of the prefix is evicted first. What is left cannot be used by anybody.",
+            LAST_FIRST,
+            lambda pool, table: pool.free_blocks(table),
+        ),
+        mistake(
+            "Only the blocks that nobody else holds are given back. The pool counts: give all.",
+            "Leave the counting to `block_pool.free_blocks`.",
+            lambda pool, table: pool.free_blocks([b for b in reversed(table) if b.ref_cnt == 1]),
+        ),
+        mistake(
+            "The order is that of the block numbers. They tell nothing about where in the "
+            "prompt a block stands.",
+            "The table is in the order of the tokens.",
+            lambda pool, table: pool.free_blocks(sorted(table, key=lambda b: b.block_id)),
+            lambda pool, table: pool.free_blocks(
+                sorted(table, key=lambda b: b.block_id, reverse=True)
+            ),
+        ),
+        mistake(
+            "Only full blocks are given back. The last one, full or not, is the request's, too.",
+            "All blocks of the table.",
+            lambda pool, table: pool.free_blocks(
+                [b for b in reversed(table) if b.block_hash is not None]
+            ),
+        ),
     ),
-)  # fmt: skip
+)

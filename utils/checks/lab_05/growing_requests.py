@@ -130,11 +130,16 @@ def right_hasher(request: Any, block_size: int, hash_block: Callable[..., Any]) 
 
 
 def variant(
-    *, begin: Callable[[Any], int] = lambda r: len(r.block_hashes), more: int = 0,
-    parent: str = "before", salted: Callable[[int, int], bool] = lambda i, n: i == 0,
-    salt: Callable[[Any], Any] = lambda s: (s,) if s else None, tokens: str = "all_token_ids",
-    new_only: bool = False, prefix: bool = False,
-) -> Callable[..., list[Any]]:  # fmt: skip
+    *,
+    begin: Callable[[Any], int] = lambda r: len(r.block_hashes),
+    more: int = 0,
+    parent: str = "before",
+    salted: Callable[[int, int], bool] = lambda i, n: i == 0,
+    salt: Callable[[Any], Any] = lambda s: (s,) if s else None,
+    tokens: str = "all_token_ids",
+    new_only: bool = False,
+    prefix: bool = False,
+) -> Callable[..., list[Any]]:
     """The hasher with one switch per known mistake. Serves to recognise, never as oracle."""
 
     def hasher(request: Any, size: int, hash_block: Callable[..., Any]) -> list[Any]:
@@ -164,57 +169,105 @@ REQUEST_BLOCK_HASHER = Contract(
     "requests grow. The salt enters the first block of a request, and no other.",
     examples=200,
     clauses={
-        "returned": Clause("Your function returned {got}; expected a list of hashes that "
-                           "`hash_block` returned in this call."),
-        "request": Clause("Your function changes the request: {got}. The engine appends what you "
-                          "return, so each hash would be there twice.",
-                          "Collect the new hashes in a list of your own."),
-        "count": Clause("{got}; expected {expected}.",
-                        "From block `len(request.block_hashes)` on, up to, but without, block "
-                        "`num_tokens // block_size`. All tokens count: `all_token_ids`."),
-        "tokens": Clause("A block has the wrong tokens.",
-                         "Block i holds the tokens `[i * block_size : (i + 1) * block_size]` of "
-                         "`all_token_ids`, as a list."),
-        "parent": Clause("A block has the wrong parent. It must be the hash of the block before.",
-                         CHAIN),
-        "salt": Clause("The first block's `extra_keys` are wrong. A salt enters as "
-                       "`(cache_salt,)`; without one, or with the empty string, it is None.", SALT),
-        "salt later": Clause("A later block has a salt of its own. It is enough in the request's "
-                             "first block; in another, a request that grows would get other "
-                             "hashes than one that has all tokens at once.",
-                             "The first block of the *request* takes the salt, not the first new "
-                             "block of each call."),
-        "calls": Clause("`hash_block` is called more often than there are new blocks.",
-                        "The engine calls this after each new token: hash only what is new."),
+        "returned": Clause(
+            "Your function returned {got}; expected a list of hashes that "
+            "`hash_block` returned in this call."
+        ),
+        "request": Clause(
+            "Your function changes the request: {got}. The engine appends what you "
+            "return, so each hash would be there twice.",
+            "Collect the new hashes in a list of your own.",
+        ),
+        "count": Clause(
+            "{got}; expected {expected}.",
+            "From block `len(request.block_hashes)` on, up to, but without, block "
+            "`num_tokens // block_size`. All tokens count: `all_token_ids`.",
+        ),
+        "tokens": Clause(
+            "A block has the wrong tokens.",
+            "Block i holds the tokens `[i * block_size : (i + 1) * block_size]` of "
+            "`all_token_ids`, as a list.",
+        ),
+        "parent": Clause(
+            "A block has the wrong parent. It must be the hash of the block before.", CHAIN
+        ),
+        "salt": Clause(
+            "The first block's `extra_keys` are wrong. A salt enters as "
+            "`(cache_salt,)`; without one, or with the empty string, it is None.",
+            SALT,
+        ),
+        "salt later": Clause(
+            "A later block has a salt of its own. It is enough in the request's "
+            "first block; in another, a request that grows would get other "
+            "hashes than one that has all tokens at once.",
+            "The first block of the *request* takes the salt, not the first new "
+            "block of each call.",
+        ),
+        "calls": Clause(
+            "`hash_block` is called more often than there are new blocks.",
+            "The engine calls this after each new token: hash only what is new.",
+        ),
     },
     mistakes=(
-        mistake("A partial block gets a hash, as if it were full. Its next token would change what "
-                "it holds.", "Only full blocks: `num_tokens // block_size` of them.",
-                lambda r, s, h: variant(more=s - 1)(r, s, h)),
-        mistake("The last full block is missing.", "The last full block may end with the last "
-                "token, and that one counts.", variant(more=-1)),
-        mistake("Blocks that have a hash already are hashed again.",
-                "Begin with block `len(request.block_hashes)`.", variant(begin=lambda r: 0),
-                variant(begin=lambda r: 0, parent="new")),
-        mistake("Blocks that have a hash already are hashed again, and thrown away.",
-                "The engine calls this after each new token: hash only what is new.",
-                variant(begin=lambda r: 0, parent="new", new_only=True)),
-        mistake("A block has no parent: the chain is broken, and the block would be found behind "
-                "any other prefix.", CHAIN, variant(parent="none"), variant(parent="new")),
-        mistake("Each hash takes in the whole prompt up to its block: n blocks cost n² work. The "
-                "parent's hash stands for all that came before.",
-                "`hash_block(parent, the tokens of this block only, extra_keys)`.",
-                variant(prefix=True), variant(prefix=True, parent="none")),
-        mistake("The salt is ignored: two tenants find each other's blocks.", SALT,
-                variant(salt=lambda s: None)),
-        mistake("The empty string is no salt, and None is none.", SALT,
-                variant(salt=lambda s: None if s is None else (s,)), variant(salt=lambda s: (s,))),
-        mistake("Only the prompt is hashed. A request grows: `all_token_ids` are the prompt and "
-                "all tokens that came after.", "`request.all_token_ids`.",
-                variant(tokens="prompt_token_ids")),
-        mistake("The salt comes with the first *new* block of each call. A request that grows gets "
-                "other hashes than one that has all tokens at once: it would never find its own "
-                "blocks.", "Only block 0 of the request takes the salt.",
-                variant(salted=lambda i, n: n == 0)),
+        mistake(
+            "A partial block gets a hash, as if it were full. Its next token would change what "
+            "it holds.",
+            "Only full blocks: `num_tokens // block_size` of them.",
+            lambda r, s, h: variant(more=s - 1)(r, s, h),
+        ),
+        mistake(
+            "The last full block is missing.",
+            "The last full block may end with the last token, and that one counts.",
+            variant(more=-1),
+        ),
+        mistake(
+            "Blocks that have a hash already are hashed again.",
+            "Begin with block `len(request.block_hashes)`.",
+            variant(begin=lambda r: 0),
+            variant(begin=lambda r: 0, parent="new"),
+        ),
+        mistake(
+            "Blocks that have a hash already are hashed again, and thrown away.",
+            "The engine calls this after each new token: hash only what is new.",
+            variant(begin=lambda r: 0, parent="new", new_only=True),
+        ),
+        mistake(
+            "A block has no parent: the chain is broken, and the block would be found behind "
+            "any other prefix.",
+            CHAIN,
+            variant(parent="none"),
+            variant(parent="new"),
+        ),
+        mistake(
+            "Each hash takes in the whole prompt up to its block: n blocks cost n² work. The "
+            "parent's hash stands for all that came before.",
+            "`hash_block(parent, the tokens of this block only, extra_keys)`.",
+            variant(prefix=True),
+            variant(prefix=True, parent="none"),
+        ),
+        mistake(
+            "The salt is ignored: two tenants find each other's blocks.",
+            SALT,
+            variant(salt=lambda s: None),
+        ),
+        mistake(
+            "The empty string is no salt, and None is none.",
+            SALT,
+            variant(salt=lambda s: None if s is None else (s,)),
+            variant(salt=lambda s: (s,)),
+        ),
+        mistake(
+            "Only the prompt is hashed. A request grows: `all_token_ids` are the prompt and "
+            "all tokens that came after.",
+            "`request.all_token_ids`.",
+            variant(tokens="prompt_token_ids"),
+        ),
+        mistake(
+            "The salt comes with the first *new* block of each call. A request that grows gets "
+            "other hashes than one that has all tokens at once: it would never find its own "
+            "blocks.",
+            "Only block 0 of the request takes the salt.",
+            variant(salted=lambda i, n: n == 0),
+        ),
     ),
-)  # fmt: skip
+)

@@ -13,11 +13,7 @@ from utils.checks.kit import prefix_pictures
 from utils.checks.kit.contracts.faults import Raised, attempt
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
 from utils.checks.kit.runner import Mismatch, Passed, call, describe
-from utils.checks.lab_05.learners_parts import (
-    ManagerFactory,
-    PluggedKVCacheManager,
-    check_parts,
-)
+from utils.checks.lab_05.learners_parts import ManagerFactory, PluggedKVCacheManager, check_parts
 from utils.checks.lab_05.manager_stories import MANAGER
 from utils.checks.lab_05.predictions import ALT, PREDICT, found_tokens
 from utils.engine.config.engine import EngineConfig
@@ -50,9 +46,12 @@ def model() -> tuple[LLM, list[int]]:
         return silu_and_mul(gate_up)
 
     llm = LLM(
-        dtype="float32", max_model_len=256, num_gpu_blocks_override=64, block_size=BLOCK_SIZE,
+        dtype="float32",
+        max_model_len=256,
+        num_gpu_blocks_override=64,
+        block_size=BLOCK_SIZE,
         ops=LlamaOps(silu_and_mul=counted_silu_and_mul),
-    )  # fmt: skip
+    )
     return llm, rows
 
 
@@ -103,9 +102,10 @@ def judge_prediction(function: Callable[..., list[int]]) -> Passed:
     counted = count_hits(prompts)
     if predicted != counted:
         raise Mismatch(
-            "The engine counted something else.", expected=f"`{counted}`",
+            "The engine counted something else.",
+            expected=f"`{counted}`",
             got=predicted.says if isinstance(predicted, Raised) else describe(predicted),
-        )  # fmt: skip
+        )
     return Passed(
         f"Right on 200 lists of prompts. Then the engine ran {len(prompts)} prompts of "
         f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, in blocks of {BLOCK_SIZE}. "
@@ -142,9 +142,11 @@ class _Trial:
         ]
         sha256 = get_hash_fn_by_name("sha256")
         return call(
-            _generate, lambda c: self.make_manager(c, sha256), dicts,
+            _generate,
+            lambda c: self.make_manager(c, sha256),
+            dicts,
             given=f"{len(sent)} prompts of the model",
-        )  # fmt: skip
+        )
 
     def differs(self, sent: Sequence[Sent], outputs: Sequence[Any]) -> int | None:
         """The first prompt that gets another answer than without a cache.
@@ -182,9 +184,11 @@ class _Trial:
             raise Mismatch(
                 "The text is right, but the cache finds other tokens than predicted.",
                 input=f"{len(sent)} prompts; the last three with the salts 'ada', 'ada' and 'bob'",
-                expected=f"`{expected}`", got=f"`{hits}`",
-                figure=prefix_pictures.prompts(sent, BLOCK_SIZE, expected, hits, names), alt=ALT,
-            )  # fmt: skip
+                expected=f"`{expected}`",
+                got=f"`{hits}`",
+                figure=prefix_pictures.prompts(sent, BLOCK_SIZE, expected, hits, names),
+                alt=ALT,
+            )
         total = sum(map(len, sent))
         needed = total - sum(hits) + sum(len(o.outputs[0].token_ids) - 1 for o in outputs)
         assert through == needed  # the engine's own duty
@@ -211,8 +215,9 @@ class _Trial:
             "The engine says something else than without a cache.",
             input=f"prompts of {[len(p) for p, _ in sent]} tokens that end with {told}; the answer "
             f"to number {number + 1} differs from its token {first} on",
-            expected=repr(decode(right)), got=repr(output.outputs[0].text),
+            expected=repr(decode(right)),
+            got=repr(output.outputs[0].text),
             look="Each part alone passes its check. A block was found that holds something else, "
             "or it was overwritten in use: what is here that was not there? Block size "
             f"{BLOCK_SIZE}, {model()[0].config.num_gpu_blocks} blocks, requests that run together.",
-        )  # fmt: skip
+        )

@@ -60,7 +60,7 @@ def play(stage: Stage, function: Any, lookup: Lookup) -> None:
     there = [i for i, kind in enumerate(lookup.blocks) if kind != "gone"]
     pool.cache_full_blocks(
         [blocks[i] for i in there], [block_hash(i) for i in there], 0, len(there)
-    )  # fmt: skip
+    )
     pool.free_blocks([blocks[i] for i in range(count) if lookup.blocks[i] != "in use"])
     request = bare_request(0, list(range(lookup.num_tokens)))
     request.block_hashes = [block_hash(i) for i in range(count)]
@@ -110,10 +110,13 @@ def right_lookup(request: Any, block_size: int, block_pool: Any) -> Any:
 
 
 def variant(
-    *, most: Callable[[int, int], int] = lambda n, s: (n - 1) // s, stop: str = "miss",
+    *,
+    most: Callable[[int, int], int] = lambda n, s: (n - 1) // s,
+    stop: str = "miss",
     keep: Callable[[list[Any]], list[Any]] = lambda b: b,
-    tokens: Callable[[int, int, int], int] = lambda b, s, n: b * s, touch: bool = False,
-) -> Callable[..., Any]:  # fmt: skip
+    tokens: Callable[[int, int, int], int] = lambda b, s, n: b * s,
+    touch: bool = False,
+) -> Callable[..., Any]:
     """The lookup with one switch per known mistake. Serves to recognise, never as oracle."""
 
     def lookup(request: Any, size: int, pool: Any) -> Any:
@@ -146,36 +149,72 @@ GET_COMPUTED_BLOCKS = Contract(
     "At least one token is always left to compute, and nothing is touched.",
     examples=200,
     clauses={
-        "pair": Clause("Your function returned {got}; expected a pair: a list of blocks, and how "
-                       "many tokens they hold.", "`return blocks, len(blocks) * block_size`."),
-        "looks": Clause("A lookup must not touch the blocks, nor change the pool or the request. "
-                        "The engine touches them when the request really starts; touched twice, "
-                        "they would never become free again.",
-                        "Only `get_cached_block` is needed."),
-        "found": Clause("These are not the blocks of the longest computed prefix, or not its "
-                        "tokens.", f"{STOP} {LAST}"),
+        "pair": Clause(
+            "Your function returned {got}; expected a pair: a list of blocks, and how "
+            "many tokens they hold.",
+            "`return blocks, len(blocks) * block_size`.",
+        ),
+        "looks": Clause(
+            "A lookup must not touch the blocks, nor change the pool or the request. "
+            "The engine touches them when the request really starts; touched twice, "
+            "they would never become free again.",
+            "Only `get_cached_block` is needed.",
+        ),
+        "found": Clause(
+            "These are not the blocks of the longest computed prefix, or not its tokens.",
+            f"{STOP} {LAST}",
+        ),
     },
     mistakes=(
-        mistake("When the whole prompt is found, no token is left to compute. Without one there "
-                "are no logits, and the engine has nothing to sample from.", LAST,
-                variant(most=lambda n, s: ALL)),
-        mistake("Your lookup goes on after the first miss. The blocks behind a gap are no prefix: "
-                "what lies in the gap is not computed.", STOP, variant(stop="never")),
-        mistake("You take all blocks before the last hit. Some of them are not in the pool: they "
-                "were evicted.", STOP, variant(stop="at the end")),
-        mistake("The last found block is always thrown away. That is needed only when nothing else "
-                "would be left to compute.", LAST,
-                variant(most=lambda n, s: ALL, keep=lambda b: b[:-1],
-                        tokens=lambda b, s, n: max(0, b - 1) * s)),
-        mistake("The prompt's last full block is never used, even when other tokens follow.", LAST,
-                variant(most=lambda n, s: max(0, n // s - 1))),
-        mistake("You keep the last block and compute its last token again: that writes into a "
-                "block that others may be reading.", LAST,
-                variant(most=lambda n, s: ALL, tokens=lambda b, s, n: min(b * s, n - 1))),
-        mistake("The second value counts blocks. The engine expects tokens.", TOKENS,
-                variant(tokens=lambda b, s, n: b)),
-        mistake("The blocks are right, but you report 0 computed tokens: positions would restart "
-                "at zero, and the prompt would be computed again.", TOKENS,
-                variant(tokens=lambda b, s, n: 0)),
+        mistake(
+            "When the whole prompt is found, no token is left to compute. Without one there "
+            "are no logits, and the engine has nothing to sample from.",
+            LAST,
+            variant(most=lambda n, s: ALL),
+        ),
+        mistake(
+            "Your lookup goes on after the first miss. The blocks behind a gap are no prefix: "
+            "what lies in the gap is not computed.",
+            STOP,
+            variant(stop="never"),
+        ),
+        mistake(
+            "You take all blocks before the last hit. Some of them are not in the pool: they "
+            "were evicted.",
+            STOP,
+            variant(stop="at the end"),
+        ),
+        mistake(
+            "The last found block is always thrown away. That is needed only when nothing else "
+            "would be left to compute.",
+            LAST,
+            variant(
+                most=lambda n, s: ALL,
+                keep=lambda b: b[:-1],
+                tokens=lambda b, s, n: max(0, b - 1) * s,
+            ),
+        ),
+        mistake(
+            "The prompt's last full block is never used, even when other tokens follow.",
+            LAST,
+            variant(most=lambda n, s: max(0, n // s - 1)),
+        ),
+        mistake(
+            "You keep the last block and compute its last token again: that writes into a "
+            "block that others may be reading.",
+            LAST,
+            variant(most=lambda n, s: ALL, tokens=lambda b, s, n: min(b * s, n - 1)),
+        ),
+        mistake(
+            "The second value counts blocks. The engine expects tokens.",
+            TOKENS,
+            variant(tokens=lambda b, s, n: b),
+        ),
+        mistake(
+            "The blocks are right, but you report 0 computed tokens: positions would restart "
+            "at zero, and the prompt would be computed again.",
+            TOKENS,
+            variant(tokens=lambda b, s, n: 0),
+        ),
     ),
-)  # fmt: skip
+)

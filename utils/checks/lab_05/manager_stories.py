@@ -48,9 +48,12 @@ def draw(c: Choices) -> Traffic:
 
 def config(block_size: int, num_blocks: int) -> EngineConfig:
     return EngineConfig(
-        max_model_len=block_size * num_blocks, dtype=torch.float32, device=torch.device("cpu"),
-        block_size=block_size, num_gpu_blocks=num_blocks,
-    )  # fmt: skip
+        max_model_len=block_size * num_blocks,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        block_size=block_size,
+        num_gpu_blocks=num_blocks,
+    )
 
 
 def start(manager: KVCacheManager, request: Request) -> int | str:
@@ -114,9 +117,11 @@ MANAGER = Contract(
     passed="",
     clauses={
         "manager": Clause("`my_manager(config, hash_function)` makes no manager."),
-        "found": Clause("Your manager finds other blocks than the engine's own: {got}, expected "
-                        "{expected}.", PLUGGED),
+        "found": Clause(
+            "Your manager finds other blocks than the engine's own: {got}, expected {expected}.",
+            PLUGGED,
+        ),
         "grow": Clause("A request that grows: {got}, expected {expected}.", PLUGGED),
         "room": Clause("Your manager has {got}; the engine's own {expected}.", PLUGGED),
     },
-)  # fmt: skip
+)

@@ -63,22 +63,29 @@ CLAUSES = {
     for shows, says in SHOWS.items()
 } | {
     "new": Clause("`CachingBlockPool(num_gpu_blocks)` makes no pool."),
-    "get": Clause("`get_new_blocks` must return a list of that many blocks, or raise a ValueError "
-                  "if fewer are free.", FULL),
-    "front": Clause("`get_new_blocks` hands out {got}; at the front of the queue were {expected}.",
-                    ORDER),
+    "get": Clause(
+        "`get_new_blocks` must return a list of that many blocks, or raise a ValueError "
+        "if fewer are free.",
+        FULL,
+    ),
+    "front": Clause(
+        "`get_new_blocks` hands out {got}; at the front of the queue were {expected}.", ORDER
+    ),
     "order": Clause("Next in the queue is {expected}, but {got} is handed out.", ORDER),
     "get: counts": Clause("A block that is handed out has one reference.", "`block.ref_cnt = 1`."),
-    "get: hashes": Clause("A block that was handed out keeps its old hash, though its contents are "
-                          "gone.", EVICT),
-    "touch: counts": Clause("`touch` must raise the reference count: one more request holds the "
-                            "block.", TOUCH),
-    "touch: free": Clause("A touched block is still in the free queue. It could be handed out "
-                          "again.", TOUCH),
+    "get: hashes": Clause(
+        "A block that was handed out keeps its old hash, though its contents are gone.", EVICT
+    ),
+    "touch: counts": Clause(
+        "`touch` must raise the reference count: one more request holds the block.", TOUCH
+    ),
+    "touch: free": Clause(
+        "A touched block is still in the free queue. It could be handed out again.", TOUCH
+    ),
     "free: counts": Clause("`free_blocks` must lower the reference count by one.", ENTERS),
     "free: hashes": FORGETS,
     "free: lookups": FORGETS,
-}  # fmt: skip
+}
 
 
 class Base(BlockPool):
@@ -151,35 +158,64 @@ def _without_asking(self: Any, num_blocks: int) -> list[KVCacheBlock]:
 
 
 MISTAKES = (
-    mistake("An evicted block is still found by its hash, though it now belongs to another request "
-            "and is being overwritten.", EVICT,
-            but(evict=lambda s, b: setattr(b, "block_hash", None))),
-    mistake("The most recently freed block is evicted first. It must be the least recently used.",
-            f"In `free_blocks`, blocks that can be found go to the back of the queue. {QUEUE}",
-            but(enqueue=lambda s, free: s.free_block_queue.prepend_n(free))),
-    mistake("Blocks that nobody can find go to the back of the queue, and others are evicted "
-            "first.", f"Without a `block_hash`: to the front. {QUEUE}",
-            but(enqueue=lambda s, free: s.free_block_queue.append_n(free))),
-    mistake("The blocks of one `free_blocks` are reused in the wrong order. The first in the list "
-            "must be the first to be reused.", QUEUE,
-            but(enqueue=lambda s, free: Base.enqueue(s, free[::-1]))),
-    mistake("Of the blocks without a hash, the last in the list is reused first. In front of the "
-            "queue, too, they stand in the order given.",
-            "Collect those without a hash, then call `prepend_n` once, with all of them.",
-            but(enqueue=_one_by_one)),
-    mistake("Asking for more blocks than are free passes silently.", FULL,
-            but(get_new_blocks=_without_asking)),
-    mistake("All blocks that have a hash become findable, also one that is not computed in full.",
-            "Only `blocks[num_cached_blocks:num_full_blocks]`.",
-            but(cache_full_blocks=lambda s, b, h, start, end:
-                Base.cache_full_blocks(s, b, h, start, len(h)))),
-    mistake("Hashes and blocks are out of step.", SAME,
-            but(cache_full_blocks=lambda s, b, h, start, end:
-                Base.cache_full_blocks(s, b[start:end], h, 0, end - start))),
-    mistake("Two blocks have the same hash, and when one of them is evicted, the other cannot be "
-            "found any more.", TWINS,
-            but(evict=_evict_all)),
-)  # fmt: skip
+    mistake(
+        "An evicted block is still found by its hash, though it now belongs to another request "
+        "and is being overwritten.",
+        EVICT,
+        but(evict=lambda s, b: setattr(b, "block_hash", None)),
+    ),
+    mistake(
+        "The most recently freed block is evicted first. It must be the least recently used.",
+        f"In `free_blocks`, blocks that can be found go to the back of the queue. {QUEUE}",
+        but(enqueue=lambda s, free: s.free_block_queue.prepend_n(free)),
+    ),
+    mistake(
+        "Blocks that nobody can find go to the back of the queue, and others are evicted first.",
+        f"Without a `block_hash`: to the front. {QUEUE}",
+        but(enqueue=lambda s, free: s.free_block_queue.append_n(free)),
+    ),
+    mistake(
+        "The blocks of one `free_blocks` are reused in the wrong order. The first in the list "
+        "must be the first to be reused.",
+        QUEUE,
+        but(enqueue=lambda s, free: Base.enqueue(s, free[::-1])),
+    ),
+    mistake(
+        "Of the blocks without a hash, the last in the list is reused first. In front of the "
+        "queue, too, they stand in the order given.",
+        "Collect those without a hash, then call `prepend_n` once, with all of them.",
+        but(enqueue=_one_by_one),
+    ),
+    mistake(
+        "Asking for more blocks than are free passes silently.",
+        FULL,
+        but(get_new_blocks=_without_asking),
+    ),
+    mistake(
+        "All blocks that have a hash become findable, also one that is not computed in full.",
+        "Only `blocks[num_cached_blocks:num_full_blocks]`.",
+        but(
+            cache_full_blocks=lambda s, b, h, start, end: Base.cache_full_blocks(
+                s, b, h, start, len(h)
+            )
+        ),
+    ),
+    mistake(
+        "Hashes and blocks are out of step.",
+        SAME,
+        but(
+            cache_full_blocks=lambda s, b, h, start, end: Base.cache_full_blocks(
+                s, b[start:end], h, 0, end - start
+            )
+        ),
+    ),
+    mistake(
+        "Two blocks have the same hash, and when one of them is evicted, the other cannot be "
+        "found any more.",
+        TWINS,
+        but(evict=_evict_all),
+    ),
+)
 
 CACHING_BLOCK_POOL = Contract(
     inputs=draw,

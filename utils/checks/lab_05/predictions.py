@@ -105,35 +105,66 @@ PREDICT = Contract(
     passed="",
     examples=200,
     clauses={
-        "returns": Clause("The prediction is wrong. {says}",
-                          "The longest beginning in common with any earlier prompt, in full "
-                          "blocks; at least one token is left over."),
+        "returns": Clause(
+            "The prediction is wrong. {says}",
+            "The longest beginning in common with any earlier prompt, in full "
+            "blocks; at least one token is left over.",
+        )
     },
     mistakes=(
-        mistake("A prompt that is found as a whole leaves no token to compute. At least one is "
-                "always computed, and with it its whole block.", FIRST_MIN,
-                _per_prompt(lambda e, p, s: common(e, p) // s * s)),
-        mistake("The rounding comes too early. When the last token must be computed, its whole "
-                "block is.", FIRST_MIN,
-                _per_prompt(lambda e, p, s: min(common(e, p) // s * s, len(p) - 1))),
-        mistake("You count single tokens. Only full blocks are found.", DOWN,
-                _per_prompt(lambda e, p, s: min(common(e, p), len(p) - 1))),
-        mistake("You round up. A block that is equal only in part is not found.", DOWN,
-                _per_prompt(lambda e, p, s: min(-(-common(e, p) // s), (len(p) - 1) // s) * s)),
-        mistake("Only the prompt just before is searched. The cache keeps all earlier ones.", EVERY,
-                _per_prompt(lambda e, p, s: min(common(e[-1:], p), len(p) - 1) // s * s)),
-        mistake("Only the very first prompt is searched. The cache keeps all earlier ones.", EVERY,
-                _per_prompt(lambda e, p, s: min(common(e[:1], p), len(p) - 1) // s * s)),
-        mistake("Blocks are compared without what comes before them. Equal tokens behind another "
-                "prefix have other keys and values.", "Compare prefixes, from the first token on.",
-                _per_prompt(_anywhere)),
-        mistake("You count blocks; expected tokens.", "Multiply by `block_size`.",
-                _per_prompt(lambda e, p, s: min(common(e, p), len(p) - 1) // s)),
-        mistake("One block too few: the last found block is always left out. That is needed only "
-                "when nothing else would be left to compute.", FIRST_MIN,
-                _per_prompt(lambda e, p, s: max(0, common(e, p) // s * s - s))),
-        mistake("The first prompt finds itself. Only *earlier* prompts are in the cache.",
-                "Look the prompt up first, then remember it.",
-                _per_prompt(lambda e, p, s: (len(p) - 1) // s * s)),
+        mistake(
+            "A prompt that is found as a whole leaves no token to compute. At least one is "
+            "always computed, and with it its whole block.",
+            FIRST_MIN,
+            _per_prompt(lambda e, p, s: common(e, p) // s * s),
+        ),
+        mistake(
+            "The rounding comes too early. When the last token must be computed, its whole "
+            "block is.",
+            FIRST_MIN,
+            _per_prompt(lambda e, p, s: min(common(e, p) // s * s, len(p) - 1)),
+        ),
+        mistake(
+            "You count single tokens. Only full blocks are found.",
+            DOWN,
+            _per_prompt(lambda e, p, s: min(common(e, p), len(p) - 1)),
+        ),
+        mistake(
+            "You round up. A block that is equal only in part is not found.",
+            DOWN,
+            _per_prompt(lambda e, p, s: min(-(-common(e, p) // s), (len(p) - 1) // s) * s),
+        ),
+        mistake(
+            "Only the prompt just before is searched. The cache keeps all earlier ones.",
+            EVERY,
+            _per_prompt(lambda e, p, s: min(common(e[-1:], p), len(p) - 1) // s * s),
+        ),
+        mistake(
+            "Only the very first prompt is searched. The cache keeps all earlier ones.",
+            EVERY,
+            _per_prompt(lambda e, p, s: min(common(e[:1], p), len(p) - 1) // s * s),
+        ),
+        mistake(
+            "Blocks are compared without what comes before them. Equal tokens behind another "
+            "prefix have other keys and values.",
+            "Compare prefixes, from the first token on.",
+            _per_prompt(_anywhere),
+        ),
+        mistake(
+            "You count blocks; expected tokens.",
+            "Multiply by `block_size`.",
+            _per_prompt(lambda e, p, s: min(common(e, p), len(p) - 1) // s),
+        ),
+        mistake(
+            "One block too few: the last found block is always left out. That is needed only "
+            "when nothing else would be left to compute.",
+            FIRST_MIN,
+            _per_prompt(lambda e, p, s: max(0, common(e, p) // s * s - s)),
+        ),
+        mistake(
+            "The first prompt finds itself. Only *earlier* prompts are in the cache.",
+            "Look the prompt up first, then remember it.",
+            _per_prompt(lambda e, p, s: (len(p) - 1) // s * s),
+        ),
     ),
-)  # fmt: skip
+)

@@ -15,7 +15,8 @@ RightPool = type("RightPool", (BlockPool,), {name: vars(BlockPool)[name] for nam
 def engine_methods_refuse() -> AbstractContextManager[None]:
     """While this is on, a learner's pool cannot let the engine's pool do the work."""
     return methods_refuse(
-        BlockPool, METHODS,
+        BlockPool,
+        METHODS,
         "The engine's own method does the work, by inheritance or through `super()`.",
         f"Write all five methods yourself: {', '.join(METHODS)}.",
-    )  # fmt: skip
+    )

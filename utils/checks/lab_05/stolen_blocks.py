@@ -10,11 +10,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.kv_cache_utils import (
-    BlockHash,
-    get_request_block_hasher,
-    hash_block_tokens,
-)
+from utils.engine.core.kv_cache_utils import BlockHash, get_request_block_hasher, hash_block_tokens
 from utils.sim.prompt_cache import bare_request
 
 # Block sizes and vocabularies: of this many prompts, 20 or more have any given digest.
@@ -55,9 +51,12 @@ def draw(c: Choices) -> Theft:
     num_blocks = c.pick((1, 2, 3, 4)) if num_bytes == 1 else c.pick((1, 2))
     length = num_blocks * block_size + c.integer(0, block_size - 1)
     return Theft(
-        num_bytes, block_size, vocab_size,
-        tuple(c.integer(0, vocab_size - 1) for _ in range(length)), f"bob {c.integer(0, 9)}",
-    )  # fmt: skip
+        num_bytes,
+        block_size,
+        vocab_size,
+        tuple(c.integer(0, vocab_size - 1) for _ in range(length)),
+        f"bob {c.integer(0, 9)}",
+    )
 
 
 class Engine:
@@ -126,9 +125,13 @@ def right_thief(
 
 
 def variant(
-    *, parent: str = "wanted", end: int = 1, last_only: bool = False, beyond: int = 0,
+    *,
+    parent: str = "wanted",
+    end: int = 1,
+    last_only: bool = False,
+    beyond: int = 0,
     same: Callable[[bytes, bytes], bool] = lambda a, b: a == b,
-) -> Callable[..., list[int]]:  # fmt: skip
+) -> Callable[..., list[int]]:
     """The search with one switch per known mistake. Serves to recognise, never as oracle."""
 
     def steal(
@@ -164,24 +167,37 @@ STEAL_BLOCKS = Contract(
     "salt you don't know. With one byte that took about 256 tries a block, with 12 bits 4,096. "
     "Each bit more doubles them: SHA-256 has 256 bits.",
     clauses={
-        "returned": Clause("Your function returned {got}; expected a list of token ids.",
-                           "One flat list of plain ints, with the tokens of all blocks in it."),
-        "vocabulary": Clause("Not all of these are token ids of the vocabulary.",
-                             "From 0 to `vocab_size - 1`."),
-        "stolen": Clause("Your prompt is given {got}; expected {expected}.",
-                         "Search block by block, from the first on: tokens whose hash, behind the "
-                         "hash before, is the wanted one."),
+        "returned": Clause(
+            "Your function returned {got}; expected a list of token ids.",
+            "One flat list of plain ints, with the tokens of all blocks in it.",
+        ),
+        "vocabulary": Clause(
+            "Not all of these are token ids of the vocabulary.", "From 0 to `vocab_size - 1`."
+        ),
+        "stolen": Clause(
+            "Your prompt is given {got}; expected {expected}.",
+            "Search block by block, from the first on: tokens whose hash, behind the "
+            "hash before, is the wanted one.",
+        ),
     },
     mistakes=(
-        mistake("The last block isn't handed out.", "Is it in your prompt? And is there one more "
-                "token behind it? One must be left to be computed (exercise 3).", variant(end=0)),
-        mistake("Only the first block is stolen.", PARENT,
-                variant(parent="none")),
-        mistake("Only the last token of a block is varied. Where the vocabulary is smaller than "
-                "the number of digests, none of them may fit.",
-                "`itertools.product(range(vocab_size), repeat=block_size)` goes through all.",
-                variant(last_only=True)),
-        mistake("Only the first byte of the digests is compared.", "Compare them whole: `==`.",
-                variant(same=lambda a, b: a[:1] == b[:1])),
+        mistake(
+            "The last block isn't handed out.",
+            "Is it in your prompt? And is there one more "
+            "token behind it? One must be left to be computed (exercise 3).",
+            variant(end=0),
+        ),
+        mistake("Only the first block is stolen.", PARENT, variant(parent="none")),
+        mistake(
+            "Only the last token of a block is varied. Where the vocabulary is smaller than "
+            "the number of digests, none of them may fit.",
+            "`itertools.product(range(vocab_size), repeat=block_size)` goes through all.",
+            variant(last_only=True),
+        ),
+        mistake(
+            "Only the first byte of the digests is compared.",
+            "Compare them whole: `==`.",
+            variant(same=lambda a, b: a[:1] == b[:1]),
+        ),
     ),
-)  # fmt: skip
+)

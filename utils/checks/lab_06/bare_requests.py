@@ -22,17 +22,29 @@ def _params(max_tokens: int) -> SamplingParams:
 
 
 def bare_request(
-    name: str, num_prompt: int, num_answer: int = 0, *, computed: int = 0, max_tokens: int = 64,
-    arrival: float = 0.0, priority: int = 0, status: RequestStatus = RequestStatus.WAITING,
-) -> Request:  # fmt: skip
+    name: str,
+    num_prompt: int,
+    num_answer: int = 0,
+    *,
+    computed: int = 0,
+    max_tokens: int = 64,
+    arrival: float = 0.0,
+    priority: int = 0,
+    status: RequestStatus = RequestStatus.WAITING,
+) -> Request:
     """A request of the engine's own class, whose tokens are made up."""
     request = Request(
-        request_id=name, prompt_token_ids=_TOKENS[:num_prompt],
-        sampling_params=_params(max_tokens), max_num_tokens=num_prompt + max_tokens,
+        request_id=name,
+        prompt_token_ids=_TOKENS[:num_prompt],
+        sampling_params=_params(max_tokens),
+        max_num_tokens=num_prompt + max_tokens,
         eos_token_ids=(EOS,),
-        priority=priority, arrival_time=arrival, status=status, num_computed_tokens=computed,
+        priority=priority,
+        arrival_time=arrival,
+        status=status,
+        num_computed_tokens=computed,
         output_token_ids=_TOKENS[:num_answer],
-    )  # fmt: skip
+    )
     request.all_token_ids += request.output_token_ids
     return request
 
@@ -61,9 +73,14 @@ class Bare:
 
     def made(self, name: str, status: RequestStatus = RequestStatus.WAITING) -> Request:
         return bare_request(
-            name, self.num_prompt, self.num_answer, computed=self.computed,
-            arrival=self.arrival, priority=self.priority, status=status,
-        )  # fmt: skip
+            name,
+            self.num_prompt,
+            self.num_answer,
+            computed=self.computed,
+            arrival=self.arrival,
+            priority=self.priority,
+            status=status,
+        )
 
 
 def draw_bare(c: Choices, high: int = 3000, started: bool = False) -> Bare:
@@ -158,9 +175,13 @@ def draw_story(c: Choices) -> Story:
         num_steps = 0 if crowd or (many and c.rarely(2)) else c.integer(0, 2)
         aborted = c.some(lambda: c.integer(0, 9), 1, 3) if c.rarely(20 if crowd else 6) else []
         return Arrival(
-            num_prompt, c.integer(1, 8) + 5 * crowd, c.pick((0, 0, 0, 1, -1, -100)), c.rarely(4),
-            num_steps, tuple(aborted),
-        )  # fmt: skip
+            num_prompt,
+            c.integer(1, 8) + 5 * crowd,
+            c.pick((0, 0, 0, 1, -1, -100)),
+            c.rarely(4),
+            num_steps,
+            tuple(aborted),
+        )
 
     most = 5 if crowd else 90 if many else 8
     arrivals = c.some(arrival, 2 if crowd else 1, most)
@@ -181,9 +202,14 @@ def draw_story(c: Choices) -> Story:
     extra = {"urgent": 0, "beside": c.integer(0, 4)}.get(kind, c.integer(0, 3))
     num_blocks = sum(needs) if kind == "enough" else max(needs) + extra
     return Story(
-        max_num_seqs, max_num_seqs + more + 1500 * large, num_blocks, block_size, tuple(arrivals),
-        tuple(c.shuffled(times) if c.rarely(6) else times), c.rarely(10),
-    )  # fmt: skip
+        max_num_seqs,
+        max_num_seqs + more + 1500 * large,
+        num_blocks,
+        block_size,
+        tuple(arrivals),
+        tuple(c.shuffled(times) if c.rarely(6) else times),
+        c.rarely(10),
+    )
 
 
 def ask(

@@ -80,8 +80,11 @@ def _picture(turn: Turn, want: int, got: int) -> tuple[Figure | None, str]:
         return None, ""
     figure = pictures.budget(
         [("expected", {"A": want} | after), ("yours", {"A": max(0, got)} | after)],
-        list(after), turn.budget, "What A takes of the budget", {"A": want} | after,
-    )  # fmt: skip
+        list(after),
+        turn.budget,
+        "What A takes of the budget",
+        {"A": want} | after,
+    )
     return figure, "The part of the budget that the request takes, expected and yours."
 
 
@@ -132,46 +135,81 @@ NEXT_CHUNK = Contract(
     judge=InLockstep(play, _bug()),
     passed=_in_action,
     clauses={
-        "pair": Clause("Your function returned {got}; expected a pair: how many tokens, and "
-                       "whether a new token will be sampled.",
-                       "`return num_new_tokens, is_complete`."),
+        "pair": Clause(
+            "Your function returned {got}; expected a pair: how many tokens, and "
+            "whether a new token will be sampled.",
+            "`return num_new_tokens, is_complete`.",
+        ),
         "too many": Clause("The request lacks fewer tokens than it gets.", MIN),
         "beyond the budget": Clause("The chunk is larger than the budget.", MIN),
         "tokens": Clause("The number of tokens is wrong.", MIN),
-        "sampled": Clause("A token is sampled though not all tokens are computed. The model would "
-                          "continue in the middle of the text.", COMPLETE),
-        "not sampled": Clause("All tokens are computed, and no new one is sampled. The request "
-                              "would stand still.", COMPLETE),
-        "changes": Clause("Your function changes the request. It only says what could be done.",
-                          "`num_computed_tokens` moves on when the step is booked."),
+        "sampled": Clause(
+            "A token is sampled though not all tokens are computed. The model would "
+            "continue in the middle of the text.",
+            COMPLETE,
+        ),
+        "not sampled": Clause(
+            "All tokens are computed, and no new one is sampled. The request would stand still.",
+            COMPLETE,
+        ),
+        "changes": Clause(
+            "Your function changes the request. It only says what could be done.",
+            "`num_computed_tokens` moves on when the step is booked.",
+        ),
     },
     mistakes=(
-        mistake("The chunk leaves nothing for the running requests that come after. Their answers "
-                "would stand still until the prompt is computed.",
-                f"Leave each of them one token: {MIN}", _bug(lambda r, b, a: _right(r, b, 0))),
-        mistake("The prompt is not cut: the chunk may be larger than the budget.", MIN,
-                _bug(lambda r, b, a: _right(r, 10**9, 0))),
-        mistake("What is computed already is counted again.", MIN,
-                _bug(lambda r, b, a: min(r.num_tokens, b - a))),
-        mistake("A token is sampled after every chunk. Before the prompt is complete, the model "
-                "would continue in the middle of the text.", COMPLETE,
-                _bug(sampled=lambda r, n: True)),
-        mistake("A token is sampled as soon as the *prompt* is computed. A request that lost its "
-                "blocks must compute its answer so far again, too, before it goes on.",
-                "Compare with `num_tokens`, not with the length of the prompt.",
-                _bug(sampled=lambda r, n: n >= _prompt_left(r))),
-        mistake("The first token of the answer comes a step too late. The chunk that completes the "
-                "prompt gives its logits already.", "Look at what is computed *after* this step.",
-                _bug(sampled=lambda r, n: _prompt_left(r) <= 0)),
-        mistake("Only the prompt is looked at. The tokens of the answer must be computed as well, "
-                "and after a preemption all of them again.", "`num_tokens` counts both.",
-                _bug(lambda r, b, a: min(_prompt_left(r) if _prompt_left(r) > 0 else 1, b - a))),
-        mistake("`num_running_after` is taken from the request's tokens. It belongs to the budget.",
-                MIN, _bug(lambda r, b, a: min(_right(r, 10**9, 0) - a, b))),
-        mistake("One token of the budget stays unused.", MIN,
-                _bug(lambda r, b, a: _right(r, b, a + 1))),
-        mistake("A chunk that fills the budget exactly may be the last one, too.",
-                "`==`: the chunk is all that was lacking.",
-                lambda r, b, a: (_right(r, b, a), r.num_tokens - r.num_computed_tokens < b - a)),
+        mistake(
+            "The chunk leaves nothing for the running requests that come after. Their answers "
+            "would stand still until the prompt is computed.",
+            f"Leave each of them one token: {MIN}",
+            _bug(lambda r, b, a: _right(r, b, 0)),
+        ),
+        mistake(
+            "The prompt is not cut: the chunk may be larger than the budget.",
+            MIN,
+            _bug(lambda r, b, a: _right(r, 10**9, 0)),
+        ),
+        mistake(
+            "What is computed already is counted again.",
+            MIN,
+            _bug(lambda r, b, a: min(r.num_tokens, b - a)),
+        ),
+        mistake(
+            "A token is sampled after every chunk. Before the prompt is complete, the model "
+            "would continue in the middle of the text.",
+            COMPLETE,
+            _bug(sampled=lambda r, n: True),
+        ),
+        mistake(
+            "A token is sampled as soon as the *prompt* is computed. A request that lost its "
+            "blocks must compute its answer so far again, too, before it goes on.",
+            "Compare with `num_tokens`, not with the length of the prompt.",
+            _bug(sampled=lambda r, n: n >= _prompt_left(r)),
+        ),
+        mistake(
+            "The first token of the answer comes a step too late. The chunk that completes the "
+            "prompt gives its logits already.",
+            "Look at what is computed *after* this step.",
+            _bug(sampled=lambda r, n: _prompt_left(r) <= 0),
+        ),
+        mistake(
+            "Only the prompt is looked at. The tokens of the answer must be computed as well, "
+            "and after a preemption all of them again.",
+            "`num_tokens` counts both.",
+            _bug(lambda r, b, a: min(_prompt_left(r) if _prompt_left(r) > 0 else 1, b - a)),
+        ),
+        mistake(
+            "`num_running_after` is taken from the request's tokens. It belongs to the budget.",
+            MIN,
+            _bug(lambda r, b, a: min(_right(r, 10**9, 0) - a, b)),
+        ),
+        mistake(
+            "One token of the budget stays unused.", MIN, _bug(lambda r, b, a: _right(r, b, a + 1))
+        ),
+        mistake(
+            "A chunk that fills the budget exactly may be the last one, too.",
+            "`==`: the chunk is all that was lacking.",
+            lambda r, b, a: (_right(r, b, a), r.num_tokens - r.num_computed_tokens < b - a),
+        ),
     ),
-)  # fmt: skip
+)

@@ -20,15 +20,19 @@ class Line:
     members: tuple[tuple[int, float], ...]
 
     def __str__(self) -> str:
-        each = [f"{name_of(i)}: priority {p}, arrived at {t!r} s"
-                for i, (p, t) in enumerate(self.members)]  # fmt: skip
+        each = [
+            f"{name_of(i)}: priority {p}, arrived at {t!r} s"
+            for i, (p, t) in enumerate(self.members)
+        ]
         return "; ".join(each[:12] + ["..."] * (len(each) > 12)) or "no requests"
 
     def arguments(self) -> tuple[list[Request]]:
-        return ([
-            bare_request(name_of(i), 3, arrival=arrival, priority=priority)
-            for i, (priority, arrival) in enumerate(self.members)
-        ],)  # fmt: skip
+        return (
+            [
+                bare_request(name_of(i), 3, arrival=arrival, priority=priority)
+                for i, (priority, arrival) in enumerate(self.members)
+            ],
+        )
 
 
 def draw(c: Choices) -> Line:
@@ -89,37 +93,73 @@ BY_IMPORTANCE = Contract(
     inputs=draw,
     judge=InLockstep(play, by_importance),
     passed="Right for 150 lists: the lower number first, and among equals the earlier arrival. The "
-           "last one is the one to preempt.",
+    "last one is the one to preempt.",
     clauses={
-        "list": Clause("Your function returned {got}; expected a list.",
-                       "`list.sort()` returns None; `sorted(...)` returns a list."),
-        "new": Clause("Your function returns the list that it is given. Return a new one.",
-                      "`sorted(requests, key=...)`."),
-        "changes": Clause("Your function sorts or changes what it is given. Return a new list.",
-                          "`sorted(requests, key=...)`."),
-        "all": Clause("Requests are missing, come twice, or are copies.",
-                      "Every request itself, once."),
+        "list": Clause(
+            "Your function returned {got}; expected a list.",
+            "`list.sort()` returns None; `sorted(...)` returns a list.",
+        ),
+        "new": Clause(
+            "Your function returns the list that it is given. Return a new one.",
+            "`sorted(requests, key=...)`.",
+        ),
+        "changes": Clause(
+            "Your function sorts or changes what it is given. Return a new list.",
+            "`sorted(requests, key=...)`.",
+        ),
+        "all": Clause(
+            "Requests are missing, come twice, or are copies.", "Every request itself, once."
+        ),
         "order": Clause("The order is wrong: the *lower* priority is the more important one.", KEY),
-        "ties": Clause("Ties are broken wrongly. Among requests of equal priority, the one that "
-                       "arrived first is the most important.", KEY),
+        "ties": Clause(
+            "Ties are broken wrongly. Among requests of equal priority, the one that "
+            "arrived first is the most important.",
+            KEY,
+        ),
     },
     mistakes=(
-        mistake("The priority is not what counts first: you sort by arrival.", KEY,
-                _by(lambda p, t: t), _by(lambda p, t: (t, p))),
-        mistake("Upside down: the *lower* number is the more important one.", KEY,
-                _by(lambda p, t: (-p, t))),
-        mistake("Upside down: you begin with the least important one.", KEY,
-                _by(lambda p, t: (-p, -t))),
-        mistake("Ties are broken wrongly: among requests of equal priority you begin with the one "
-                "that arrived *last*.", KEY, _by(lambda p, t: (p, -t))),
-        mistake("Ties are broken wrongly: requests of equal priority stay in the order of the "
-                "list, whenever they arrived.", KEY, _by(lambda p, t: p)),
-        mistake("Arrivals are rounded to whole seconds. Many requests come within one.", KEY,
-                _by(lambda p, t: (p, int(t)))),
-        mistake("You add priority and arrival up. A small number may then outweigh the other one.",
-                KEY, _by(lambda p, t: p + t), _by(lambda p, t: 1000 * p + t),
-                _by(lambda p, t: 1e6 * p + t)),
-        mistake("The size of the number counts, and its sign is lost.", KEY,
-                _by(lambda p, t: (abs(p), t))),
+        mistake(
+            "The priority is not what counts first: you sort by arrival.",
+            KEY,
+            _by(lambda p, t: t),
+            _by(lambda p, t: (t, p)),
+        ),
+        mistake(
+            "Upside down: the *lower* number is the more important one.",
+            KEY,
+            _by(lambda p, t: (-p, t)),
+        ),
+        mistake(
+            "Upside down: you begin with the least important one.", KEY, _by(lambda p, t: (-p, -t))
+        ),
+        mistake(
+            "Ties are broken wrongly: among requests of equal priority you begin with the one "
+            "that arrived *last*.",
+            KEY,
+            _by(lambda p, t: (p, -t)),
+        ),
+        mistake(
+            "Ties are broken wrongly: requests of equal priority stay in the order of the "
+            "list, whenever they arrived.",
+            KEY,
+            _by(lambda p, t: p),
+        ),
+        mistake(
+            "Arrivals are rounded to whole seconds. Many requests come within one.",
+            KEY,
+            _by(lambda p, t: (p, int(t))),
+        ),
+        mistake(
+            "You add priority and arrival up. A small number may then outweigh the other one.",
+            KEY,
+            _by(lambda p, t: p + t),
+            _by(lambda p, t: 1000 * p + t),
+            _by(lambda p, t: 1e6 * p + t),
+        ),
+        mistake(
+            "The size of the number counts, and its sign is lost.",
+            KEY,
+            _by(lambda p, t: (abs(p), t)),
+        ),
     ),
-)  # fmt: skip
+)

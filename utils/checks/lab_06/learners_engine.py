@@ -65,9 +65,14 @@ class Scene:
         if self.aborts_first:
             arrivals[-1] = replace(arrivals[-1], num_steps=2, aborted=(0,))
         story = Story(
-            self.max_num_seqs, self.max_num_batched_tokens, self.num_gpu_blocks, BLOCK_SIZE,
-            tuple(arrivals), tuple(map(float, range(count))), False,
-        )  # fmt: skip
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.num_gpu_blocks,
+            BLOCK_SIZE,
+            tuple(arrivals),
+            tuple(map(float, range(count))),
+            False,
+        )
         teller = Teller(Stage(), RightScheduler, story)
         teller.tell()
         return teller.chart
@@ -78,19 +83,27 @@ SCARCE = Scene("little memory", 18, 4, 32)
 SCENES = (
     Scene("plenty of memory"),
     Scene("priorities 1, 2 and 0", max_num_seqs=1, priorities=(1, 2, 0), max_tokens=2),
-    Scene("the first request is aborted after two steps", priorities=(0, 0), max_tokens=4,
-          aborts_first=True),
+    Scene(
+        "the first request is aborted after two steps",
+        priorities=(0, 0),
+        max_tokens=4,
+        aborts_first=True,
+    ),
     SCARCE,
-)  # fmt: skip
+)
 
 
 @functools.cache
 def model() -> LLM:
     """The model, loaded once."""
     return LLM(
-        dtype="float32", max_model_len=96, block_size=BLOCK_SIZE, num_gpu_blocks_override=80,
-        enable_prefix_caching=False, scheduling_policy="priority",
-    )  # fmt: skip
+        dtype="float32",
+        max_model_len=96,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=80,
+        enable_prefix_caching=False,
+        scheduling_policy="priority",
+    )
 
 
 @functools.cache
@@ -129,9 +142,10 @@ def _patiently(function: Callable[..., Any], *args: Any) -> Any:
 def play(scheduler_class: SchedulerClass, scene: Scene, count: int) -> Run:
     """Ask the first `count` questions, all at once. The requests are called A, B, C, ..."""
     changes = {
-        "num_gpu_blocks": scene.num_gpu_blocks, "max_num_seqs": scene.max_num_seqs,
+        "num_gpu_blocks": scene.num_gpu_blocks,
+        "max_num_seqs": scene.max_num_seqs,
         "max_num_batched_tokens": scene.max_num_batched_tokens,
-    }  # fmt: skip
+    }
     own = scheduler_class is Scheduler
     scheduler: Any = scheduler_class if own else functools.partial(Watched, scheduler_class)
     engine = model().new_engine(changes=changes, scheduler_cls=scheduler)
@@ -201,21 +215,28 @@ def _judged(scheduler_class: SchedulerClass, scene: Scene, count: int) -> Run | 
         (name, want, got), decode = differs, model().get_tokenizer().decode
         return Mismatch(
             f"The engine answers request {name} otherwise than with its own scheduler.",
-            input=where, expected=repr(decode(want)), got=repr(decode(got)), look=look,
-        )  # fmt: skip
+            input=where,
+            expected=repr(decode(want)),
+            got=repr(decode(got)),
+            look=look,
+        )
     if first is not None:
         names = [name_of(number) for number in range(count)]
         return Mismatch(
             "The answers are right, but the steps are not those of the engine's own scheduler.",
-            input=where, expected=right[first], got=yours[first], look=look,
+            input=where,
+            expected=right[first],
+            got=yours[first],
+            look=look,
             figure=pictures.gantt(names, {"expected": steps, "yours": chart}, "The steps"),
             alt="The steps, request by request: expected, and yours.",
-        )  # fmt: skip
+        )
     if mine.usage:
         return Mismatch(
-            "All requests are done, and some blocks are still held.", input=told,
+            "All requests are done, and some blocks are still held.",
+            input=told,
             look="`self.kv_cache_manager.free(request)` for whoever is finished or aborted.",
-        )  # fmt: skip
+        )
     return mine
 
 

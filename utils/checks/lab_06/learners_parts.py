@@ -28,10 +28,11 @@ PARTS: dict[str, tuple[int, Contract]] = {
 def engine_methods_refuse() -> AbstractContextManager[None]:
     """While this is on, a learner's scheduler cannot let the engine's do the work."""
     return methods_refuse(
-        Scheduler, METHODS,
+        Scheduler,
+        METHODS,
         "The engine's own scheduler does the work, by inheritance or through `super()`.",
         f"Write all three methods yourself: {', '.join(METHODS)}.",
-    )  # fmt: skip
+    )
 
 
 def check_scheduler(scheduler_class: Any) -> Any:

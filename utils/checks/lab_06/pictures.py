@@ -38,9 +38,13 @@ Row = tuple[str, Sequence[Cell]]
 
 
 def rows_of_cells(
-    rows: Sequence[Row], title: str, xlabel: str, limit: float | None = None,
-    ticks: Sequence[str] = (), unit: float = 0.42,
-) -> Figure:  # fmt: skip
+    rows: Sequence[Row],
+    title: str,
+    xlabel: str,
+    limit: float | None = None,
+    ticks: Sequence[str] = (),
+    unit: float = 0.42,
+) -> Figure:
     """Labelled rows of cells, one above the other.
 
     Args:
@@ -62,13 +66,27 @@ def rows_of_cells(
             if cell.kind is not None:
                 colour, hatch, _ = KINDS[cell.kind]
                 ax.add_patch(
-                    Rectangle((x, y + 0.08), cell.width, 0.84, facecolor=colour, hatch=hatch,
-                              edgecolor=INK, linewidth=0.7)
-                )  # fmt: skip
+                    Rectangle(
+                        (x, y + 0.08),
+                        cell.width,
+                        0.84,
+                        facecolor=colour,
+                        hatch=hatch,
+                        edgecolor=INK,
+                        linewidth=0.7,
+                    )
+                )
                 # A hatch would strike the letters out: give them a ground of their own.
                 ground = dict(facecolor=colour, edgecolor="none", pad=1.2) if hatch else None
-                ax.text(x + cell.width / 2, y + 0.5, cell.text, ha="center", va="center", size=8,
-                        bbox=ground if cell.text else None)  # fmt: skip
+                ax.text(
+                    x + cell.width / 2,
+                    y + 0.5,
+                    cell.text,
+                    ha="center",
+                    va="center",
+                    size=8,
+                    bbox=ground if cell.text else None,
+                )
             x += cell.width
     if limit is not None:
         ax.axvline(limit, color=INK, linewidth=2, linestyle="--")
@@ -112,9 +130,12 @@ def static_batches(
 
 
 def budget(
-    rows: Sequence[tuple[str, Mapping[str, int]]], decodes: Sequence[str], limit: int, title: str,
+    rows: Sequence[tuple[str, Mapping[str, int]]],
+    decodes: Sequence[str],
+    limit: int,
+    title: str,
     expected: Mapping[str, int] | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """The tokens of a step as a bar, request by request, against the token budget.
 
     Args:
@@ -131,10 +152,16 @@ def budget(
         return "answer" if name in decodes else "prompt"
 
     drawn = [
-        (label, [Cell(f"{name}: {n}" if n > 2 else name, kind(name, n), n)
-                 for name, n in tokens.items() if n > 0])
+        (
+            label,
+            [
+                Cell(f"{name}: {n}" if n > 2 else name, kind(name, n), n)
+                for name, n in tokens.items()
+                if n > 0
+            ],
+        )
         for label, tokens in rows
-    ]  # fmt: skip
+    ]
     xlabel = f"tokens of the step (dashed: the budget of {limit})"
     return rows_of_cells(drawn, title, xlabel, limit, unit=0.45)
 

@@ -82,11 +82,16 @@ class Teller:
     def _new(self, manager: KVCacheManager) -> Any:
         story = self.story
         config = EngineConfig(
-            max_model_len=story.num_blocks * story.block_size, dtype=torch.float32,
-            device=torch.device("cpu"), max_num_seqs=story.max_num_seqs,
-            max_num_batched_tokens=story.budget, num_gpu_blocks=story.num_blocks,
-            block_size=story.block_size, enable_prefix_caching=False, scheduling_policy="priority",
-        )  # fmt: skip
+            max_model_len=story.num_blocks * story.block_size,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_num_seqs=story.max_num_seqs,
+            max_num_batched_tokens=story.budget,
+            num_gpu_blocks=story.num_blocks,
+            block_size=story.block_size,
+            enable_prefix_caching=False,
+            scheduling_policy="priority",
+        )
         made = self.stage.do(self.answer, config, manager)
         self._see("new", made if isinstance(made, Raised) else "a scheduler")
         return made
@@ -98,10 +103,12 @@ class Teller:
 
     def _add(self, number: int, arrival: Arrival) -> None:
         request = bare_request(
-            name_of(number), arrival.num_prompt, arrival=self.story.times[number],
+            name_of(number),
+            arrival.num_prompt,
+            arrival=self.story.times[number],
             max_tokens=arrival.num_answer + 1 if arrival.stops else arrival.num_answer,
             priority=arrival.priority,
-        )  # fmt: skip
+        )
         self.requests[request.request_id] = request
         self.arrivals[request.request_id] = arrival
         got = self.stage.call(self.scheduler, "add_request", request)
@@ -191,9 +198,11 @@ class Teller:
 
     def _place(self, request: Request) -> str:
         found = [
-            name for name in ("running", "waiting")
-            for other in getattr(self.scheduler, name) if other is request
-        ]  # fmt: skip
+            name
+            for name in ("running", "waiting")
+            for other in getattr(self.scheduler, name)
+            if other is request
+        ]
         return " and ".join(found) or "gone"
 
     def _num_blocks(self, request: Request) -> int:
@@ -220,9 +229,10 @@ class Teller:
         if not count or len(self.requests) > 12:
             return None, ""
         figure = pictures.gantt(
-            list(self.requests), {"expected": right.chart[:count], "yours": self.chart},
+            list(self.requests),
+            {"expected": right.chart[:count], "yours": self.chart},
             f"The first {count} steps" if count > 1 else "The first step",
-        )  # fmt: skip
+        )
         return figure, "The steps so far, request by request: expected, and yours."
 
 

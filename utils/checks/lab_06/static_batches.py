@@ -30,7 +30,7 @@ def draw(c: Choices) -> Given:
 
 def waste(
     prompt_lens: Sequence[int], output_lens: Sequence[int], batch_size: int
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Request by request: what each lacks to the longest of those in its batch."""
 
     def spare(lens: Sequence[int]) -> int:
@@ -52,8 +52,14 @@ def _wrong(expected: tuple[int, int], got: Any, given: Given) -> Fault | None:
         return None
     clause = "idle" if padding else "padding" if idle else "both"
     told = [f"{p} places of padding, {i} idle" for p, i in (expected, got)]
-    return Fault(clause, "", expected, tuple(got), words=(told[0], told[1]),
-                 picture=partial(_picture, *given.args))  # fmt: skip
+    return Fault(
+        clause,
+        "",
+        expected,
+        tuple(got),
+        words=(told[0], told[1]),
+        picture=partial(_picture, *given.args),
+    )
 
 
 def _picture(
@@ -71,8 +77,9 @@ def _passed(answer: Any) -> Passed:
     return Passed(
         f"Right on 150 lists of requests. By your count, {share:.0%} of the places that are drawn "
         "below do useful work.",
-        pictures.static_batches(*last), ALT,
-    )  # fmt: skip
+        pictures.static_batches(*last),
+        ALT,
+    )
 
 
 def _spare(lens: Sequence[int], slots: int = 0) -> int:
@@ -102,45 +109,70 @@ BATCH_WASTE = Contract(
     judge=Returns(waste, wrong=_wrong),
     passed=_passed,
     clauses={
-        "pair": Clause("Your function returned {got}; expected a pair: places of padding, and idle "
-                       "places.", "`return padding, idle`."),
-        "padding": Clause("The idle places are right, the padding is wrong.",
-                          "A prompt is filled up to the longest prompt of its own batch."),
-        "idle": Clause("The padding is right, the number of idle places is wrong.",
-                       "A place is idle from the end of its answer to that of the longest in its "
-                       "batch."),
-        "both": Clause("Both counts are wrong.",
-                       "Cut the lists into batches first: `prompt_lens[i : i + batch_size]`. Each "
-                       "batch fills its prompts and its answers up to its own longest one."),
+        "pair": Clause(
+            "Your function returned {got}; expected a pair: places of padding, and idle places.",
+            "`return padding, idle`.",
+        ),
+        "padding": Clause(
+            "The idle places are right, the padding is wrong.",
+            "A prompt is filled up to the longest prompt of its own batch.",
+        ),
+        "idle": Clause(
+            "The padding is right, the number of idle places is wrong.",
+            "A place is idle from the end of its answer to that of the longest in its batch.",
+        ),
+        "both": Clause(
+            "Both counts are wrong.",
+            "Cut the lists into batches first: `prompt_lens[i : i + batch_size]`. Each "
+            "batch fills its prompts and its answers up to its own longest one.",
+        ),
     },
     mistakes=(
-        mistake("The longest of *all* requests is taken. A batch only waits for its own.",
-                "Cut the lists into batches first: `prompt_lens[i : i + batch_size]`.",
-                lambda p, o, b: (_spare(p), _spare(o)),
-                lambda p, o, b: tuple(len(x) * max(x) - sum(x) for x in (p, o))),
-        mistake("The two counts are swapped.", "`return padding, idle`.",
-                lambda p, o, b: waste(p, o, b)[::-1]),
-        mistake("The last batch is forgotten when it is smaller than the others.",
-                "`range(0, len(prompt_lens), batch_size)` begins a batch for what is left, too.",
-                _per_batch(lambda p, o: (_spare(p), _spare(o)), keep_last=False)),
-        mistake("The last batch is counted with `batch_size` slots, but it has fewer requests.",
-                "`len(prompts) * max(prompts) - sum(prompts)`, with the prompts of this batch.",
-                _full_slots),
-        mistake("Idle places are counted from the longest prompt plus answer. After the prefill, "
-                "all slots start their answers at the same step.",
-                "Idle: `max(outputs) - output`, whatever the prompts.",
-                _per_batch(lambda p, o: (
-                    _spare(p), _spare([a + b for a, b in zip(p, o, strict=True)])))),
-        mistake("All places are counted, useful ones included.",
-                "Subtract what is useful: `sum(prompts)` and `sum(outputs)`.",
-                _per_batch(lambda p, o: (len(p) * max(p), len(o) * max(o)))),
-        mistake("Requests are compared with the shortest, not with the longest: those that are "
-                "longer than the shortest are the ones that do useful work.",
-                "`max(prompts)`, `max(outputs)`.",
-                _per_batch(lambda p, o: (sum(p) - len(p) * min(p), sum(o) - len(o) * min(o)))),
-        mistake("The requests are sorted first. They are batched in the order of the lists.",
-                "Cut the lists as they come.",
-                lambda p, o, b: waste(sorted(p), sorted(o), b),
-                lambda p, o, b: waste(sorted(p, reverse=True), sorted(o, reverse=True), b)),
+        mistake(
+            "The longest of *all* requests is taken. A batch only waits for its own.",
+            "Cut the lists into batches first: `prompt_lens[i : i + batch_size]`.",
+            lambda p, o, b: (_spare(p), _spare(o)),
+            lambda p, o, b: tuple(len(x) * max(x) - sum(x) for x in (p, o)),
+        ),
+        mistake(
+            "The two counts are swapped.",
+            "`return padding, idle`.",
+            lambda p, o, b: waste(p, o, b)[::-1],
+        ),
+        mistake(
+            "The last batch is forgotten when it is smaller than the others.",
+            "`range(0, len(prompt_lens), batch_size)` begins a batch for what is left, too.",
+            _per_batch(lambda p, o: (_spare(p), _spare(o)), keep_last=False),
+        ),
+        mistake(
+            "The last batch is counted with `batch_size` slots, but it has fewer requests.",
+            "`len(prompts) * max(prompts) - sum(prompts)`, with the prompts of this batch.",
+            _full_slots,
+        ),
+        mistake(
+            "Idle places are counted from the longest prompt plus answer. After the prefill, "
+            "all slots start their answers at the same step.",
+            "Idle: `max(outputs) - output`, whatever the prompts.",
+            _per_batch(
+                lambda p, o: (_spare(p), _spare([a + b for a, b in zip(p, o, strict=True)]))
+            ),
+        ),
+        mistake(
+            "All places are counted, useful ones included.",
+            "Subtract what is useful: `sum(prompts)` and `sum(outputs)`.",
+            _per_batch(lambda p, o: (len(p) * max(p), len(o) * max(o))),
+        ),
+        mistake(
+            "Requests are compared with the shortest, not with the longest: those that are "
+            "longer than the shortest are the ones that do useful work.",
+            "`max(prompts)`, `max(outputs)`.",
+            _per_batch(lambda p, o: (sum(p) - len(p) * min(p), sum(o) - len(o) * min(o))),
+        ),
+        mistake(
+            "The requests are sorted first. They are batched in the order of the lists.",
+            "Cut the lists as they come.",
+            lambda p, o, b: waste(sorted(p), sorted(o), b),
+            lambda p, o, b: waste(sorted(p, reverse=True), sorted(o, reverse=True), b),
+        ),
     ),
-)  # fmt: skip
+)

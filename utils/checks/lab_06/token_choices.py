@@ -78,10 +78,11 @@ def chosen(case: Situation) -> dict[str, int]:
     running, waiting = case.names
     plans = [running + waiting[:count] for count in range(len(waiting) + 1)]
     right = [
-        plan for plan in plans
+        plan
+        for plan in plans
         if len(plan) <= case.max_num_seqs
         and sum(map(case.lacking.__getitem__, plan)) <= case.budget
-    ]  # fmt: skip
+    ]
     return {name: case.lacking[name] for name in max(right, key=len)}
 
 
@@ -122,9 +123,12 @@ def _judge(stage: Stage, case: Situation, got: Any) -> Any:
 def _picture(case: Situation, want: dict[str, int], got: Mapping[str, Any]) -> tuple[Figure, str]:
     yours = {name: count for name, count in got.items() if isinstance(count, int)}
     return pictures.budget(
-        [("expected", want), ("yours", yours)], case.names[0], case.budget,
-        "Whose tokens are in the step", want,
-    ), "The tokens of the step, expected and yours, against the budget."  # fmt: skip
+        [("expected", want), ("yours", yours)],
+        case.names[0],
+        case.budget,
+        "Whose tokens are in the step",
+        want,
+    ), "The tokens of the step, expected and yours, against the budget."
 
 
 def _passed(answer: Any) -> Passed:
@@ -134,11 +138,13 @@ def _passed(answer: Any) -> Passed:
         "Right in 150 situations: decodes first, then prompts in the order of arrival, within both "
         "limits.",
         pictures.budget(
-            [("yours", answer(*shown.arguments()))], shown.names[0], shown.budget,
+            [("yours", answer(*shown.arguments()))],
+            shown.names[0],
+            shown.budget,
             "Decodes and prompts share one step",
         ),
         "The tokens of one step, request by request, against the budget.",
-    )  # fmt: skip
+    )
 
 
 def _lacking(request: Request) -> int:
@@ -146,12 +152,20 @@ def _lacking(request: Request) -> int:
 
 
 def choose(
-    running: Sequence[Request], waiting: Sequence[Request], max_num_seqs: int, budget: int, *,
-    spend: int = 1, counted: bool = True, skip: bool = False, waits: bool = True,
-    amount: Callable[[Request], int] = _lacking, first: bool = True,
+    running: Sequence[Request],
+    waiting: Sequence[Request],
+    max_num_seqs: int,
+    budget: int,
+    *,
+    spend: int = 1,
+    counted: bool = True,
+    skip: bool = False,
+    waits: bool = True,
+    amount: Callable[[Request], int] = _lacking,
+    first: bool = True,
     order: Callable[[Sequence[Request]], Sequence[Request]] = list,
     fits: Callable[[int, int], bool] = int.__le__,
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """A right choice, with a switch for each known mistake."""
     chosen: dict[str, int] = {}
 
@@ -194,52 +208,95 @@ CHOOSE_TOKENS = Contract(
     judge=InLockstep(play, choose),
     passed=_passed,
     clauses={
-        "dict": Clause("Your function returned {got}; expected a dict from request id to a number "
-                       "of tokens.", "`num_scheduled_tokens[request.request_id] = ...`"),
+        "dict": Clause(
+            "Your function returned {got}; expected a dict from request id to a number of tokens.",
+            "`num_scheduled_tokens[request.request_id] = ...`",
+        ),
         "whole numbers": Clause("A number of tokens is an int."),
-        "zero": Clause("A request is in the dict with 0 tokens. Leave it out: it has no part in "
-                       "the step."),
-        "lacking": Clause("Expected {expected}, not {got}: a request gets all that it lacks, or "
-                          "waits. Parts come in exercise 3.",
-                          "`request.num_tokens - request.num_computed_tokens`."),
-        "before": Clause("A waiting request is served before one that is running and gets nothing. "
-                         "Who waits must not hold up those that run.",
-                         "Two loops: first over `running`, then over `waiting`."),
-        "running": Clause("A request that is running gets no token in this step.",
-                          "Loop over `running`."),
-        "seqs": Clause("{got} would run at a time; `max_num_seqs` allows {expected}.",
-                       "Those that run already count: `len(running)` plus those that you let in."),
+        "zero": Clause(
+            "A request is in the dict with 0 tokens. Leave it out: it has no part in the step."
+        ),
+        "lacking": Clause(
+            "Expected {expected}, not {got}: a request gets all that it lacks, or "
+            "waits. Parts come in exercise 3.",
+            "`request.num_tokens - request.num_computed_tokens`.",
+        ),
+        "before": Clause(
+            "A waiting request is served before one that is running and gets nothing. "
+            "Who waits must not hold up those that run.",
+            "Two loops: first over `running`, then over `waiting`.",
+        ),
+        "running": Clause(
+            "A request that is running gets no token in this step.", "Loop over `running`."
+        ),
+        "seqs": Clause(
+            "{got} would run at a time; `max_num_seqs` allows {expected}.",
+            "Those that run already count: `len(running)` plus those that you let in.",
+        ),
         "budget": Clause("{got} are in the step; the budget allows {expected}.", LIMITS),
-        "overtakes": Clause("Somebody overtakes: of the waiting ones you take {got}, but "
-                            "{expected} came first. Otherwise a long prompt may wait for ever.",
-                            ONE_BY_ONE),
-        "left out": Clause("A request is left out, though both limits have room for it.",
-                           "Exactly full is not too full: `<=`. And go on after the first that "
-                           "fits."),
-        "changes": Clause("Your function changes the lists or the requests that it is given. Here "
-                          "you only choose; whoever called moves the requests.",
-                          "Go through `waiting` with a `for` loop in place of `waiting.pop(0)`."),
+        "overtakes": Clause(
+            "Somebody overtakes: of the waiting ones you take {got}, but "
+            "{expected} came first. Otherwise a long prompt may wait for ever.",
+            ONE_BY_ONE,
+        ),
+        "left out": Clause(
+            "A request is left out, though both limits have room for it.",
+            "Exactly full is not too full: `<=`. And go on after the first that fits.",
+        ),
+        "changes": Clause(
+            "Your function changes the lists or the requests that it is given. Here "
+            "you only choose; whoever called moves the requests.",
+            "Go through `waiting` with a `for` loop in place of `waiting.pop(0)`.",
+        ),
     },
     mistakes=(
-        mistake("The tokens of the running requests do not lower your budget. They are part of the "
-                "step.", LIMITS, _but(spend=0)),
-        mistake("The budget is ignored: more tokens are in the step than "
-                "`max_num_batched_tokens`.", LIMITS, _without_limit(1)),
-        mistake("`max_num_seqs` is ignored.", "Count those that run: the entries of your dict.",
-                _without_limit(0)),
-        mistake("Only newcomers are counted. Those that run already count for `max_num_seqs`, too.",
-                "`len(running)` plus those that you let in.", _but(counted=False)),
-        mistake("Somebody overtakes: who does not fit is skipped, and the next one is tried. A "
-                "long prompt may wait for ever.", ONE_BY_ONE, _but(skip=True)),
-        mistake("Somebody overtakes: the shortest is served first, not the first in the list.",
-                "Keep the order of `waiting`.", _but(order=lambda w: sorted(w, key=_lacking))),
-        mistake("A request is counted with its whole text, although a part of it is computed.",
-                "`request.num_tokens - request.num_computed_tokens`.",
-                _but(amount=lambda r: r.num_tokens)),
-        mistake("A request is left out that fills the step exactly. Exactly full is not too full.",
-                "`<=`, not `<`.", _but(fits=int.__lt__)),
-        mistake("The waiting ones are served before those that run. Who waits must not hold up "
-                "those that run.", "Two loops: first over `running`, then over `waiting`.",
-                _but(first=False)),
+        mistake(
+            "The tokens of the running requests do not lower your budget. They are part of the "
+            "step.",
+            LIMITS,
+            _but(spend=0),
+        ),
+        mistake(
+            "The budget is ignored: more tokens are in the step than `max_num_batched_tokens`.",
+            LIMITS,
+            _without_limit(1),
+        ),
+        mistake(
+            "`max_num_seqs` is ignored.",
+            "Count those that run: the entries of your dict.",
+            _without_limit(0),
+        ),
+        mistake(
+            "Only newcomers are counted. Those that run already count for `max_num_seqs`, too.",
+            "`len(running)` plus those that you let in.",
+            _but(counted=False),
+        ),
+        mistake(
+            "Somebody overtakes: who does not fit is skipped, and the next one is tried. A "
+            "long prompt may wait for ever.",
+            ONE_BY_ONE,
+            _but(skip=True),
+        ),
+        mistake(
+            "Somebody overtakes: the shortest is served first, not the first in the list.",
+            "Keep the order of `waiting`.",
+            _but(order=lambda w: sorted(w, key=_lacking)),
+        ),
+        mistake(
+            "A request is counted with its whole text, although a part of it is computed.",
+            "`request.num_tokens - request.num_computed_tokens`.",
+            _but(amount=lambda r: r.num_tokens),
+        ),
+        mistake(
+            "A request is left out that fills the step exactly. Exactly full is not too full.",
+            "`<=`, not `<`.",
+            _but(fits=int.__lt__),
+        ),
+        mistake(
+            "The waiting ones are served before those that run. Who waits must not hold up "
+            "those that run.",
+            "Two loops: first over `running`, then over `waiting`.",
+            _but(first=False),
+        ),
     ),
-)  # fmt: skip
+)

@@ -44,24 +44,46 @@ EXPECTED_TOKENS = Contract(
         "returns": Clause("{says}", BONUS),
     },
     mistakes=(
-        mistake("The step's own token is missing: recovered or bonus, there always is one.", BONUS,
-                lambda a, k: sum(a**i for i in range(1, k + 1))),
-        mistake("The bonus token is missing: when all k guesses are accepted, k + 1 tokens come.",
-                BONUS, lambda a, k: sum(a**i for i in range(k))),
-        mistake("There is one term too many: k guesses give at most k + 1 tokens.", BONUS,
-                lambda a, k: sum(a**i for i in range(k + 2))),
-        mistake("You count each guess on its own. A guess behind a rejected one is of no use: "
-                "guess i counts only if all i guesses up to it are accepted, with probability a^i.",
-                BONUS, lambda a, k: k * a, lambda a, k: 1 + k * a),
-        mistake("You count only the case that all guesses are accepted.", BONUS,
-                lambda a, k: (k + 1) * a**k, lambda a, k: 1 + k * a**k),
-        mistake("This is the sum without end. There are only k guesses.", BONUS,
-                lambda a, k: 1 / (1 - a) if a < 1 else k + 1),
-        mistake("With an acceptance rate of 1, (1 - a^(k+1)) / (1 - a) is 0 / 0.",
-                "Return k + 1 there, or add up the terms one by one.",
-                lambda a, k: (1 - a ** (k + 1)) / (1 - a)),
+        mistake(
+            "The step's own token is missing: recovered or bonus, there always is one.",
+            BONUS,
+            lambda a, k: sum(a**i for i in range(1, k + 1)),
+        ),
+        mistake(
+            "The bonus token is missing: when all k guesses are accepted, k + 1 tokens come.",
+            BONUS,
+            lambda a, k: sum(a**i for i in range(k)),
+        ),
+        mistake(
+            "There is one term too many: k guesses give at most k + 1 tokens.",
+            BONUS,
+            lambda a, k: sum(a**i for i in range(k + 2)),
+        ),
+        mistake(
+            "You count each guess on its own. A guess behind a rejected one is of no use: "
+            "guess i counts only if all i guesses up to it are accepted, with probability a^i.",
+            BONUS,
+            lambda a, k: k * a,
+            lambda a, k: 1 + k * a,
+        ),
+        mistake(
+            "You count only the case that all guesses are accepted.",
+            BONUS,
+            lambda a, k: (k + 1) * a**k,
+            lambda a, k: 1 + k * a**k,
+        ),
+        mistake(
+            "This is the sum without end. There are only k guesses.",
+            BONUS,
+            lambda a, k: 1 / (1 - a) if a < 1 else k + 1,
+        ),
+        mistake(
+            "With an acceptance rate of 1, (1 - a^(k+1)) / (1 - a) is 0 / 0.",
+            "Return k + 1 there, or add up the terms one by one.",
+            lambda a, k: (1 - a ** (k + 1)) / (1 - a),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 # Exercise 7
@@ -129,34 +151,60 @@ GAIN = "The k with the largest `expected_tokens(a, k) / (1 + k * draft_token_cos
 CHOOSE = Contract(
     inputs=draw_situation,
     judge=Returns(best_number, wrong=_choice),
-    passed=lambda answer: "The best number in each situation, the smallest of equally good ones. "
-    "Where a guess costs a tenth of a step, and up to 6 are allowed: "
-    f"{answer(0.8, 6, 0.1)} if 80 % are accepted, {answer(0.3, 6, 0.1)} if 30 % are.",
+    passed=lambda answer: (
+        "The best number in each situation, the smallest of equally good ones. "
+        "Where a guess costs a tenth of a step, and up to 6 are allowed: "
+        f"{answer(0.8, 6, 0.1)} if 80 % are accepted, {answer(0.3, 6, 0.1)} if 30 % are."
+    ),
     clauses={
-        "form": Clause("Your function returned {got}; expected an int, the number of guesses.",
-                       "The best k itself, not what it gives."),
+        "form": Clause(
+            "Your function returned {got}; expected an int, the number of guesses.",
+            "The best k itself, not what it gives.",
+        ),
         "range": Clause("The number must be from 0 to `max_num_speculative_tokens`.", GAIN),
-        "tie": Clause("A smaller number gives as many tokens per time, and less work.",
-                      "Replace the best so far only by one that is better: `>`, not `>=`."),
+        "tie": Clause(
+            "A smaller number gives as many tokens per time, and less work.",
+            "Replace the best so far only by one that is better: `>`, not `>=`.",
+        ),
         "returns": Clause("Another number of guesses gives more tokens per time.", GAIN),
     },
     mistakes=(
-        mistake("You never choose 0. Where guesses are mostly wrong, or dear, it is best not to "
-                "guess.", "`range(max_num_speculative_tokens + 1)` begins with 0.",
-                lambda a, most, cost: max(1, best_number(a, most, cost)), _by(_gain, start=1),
-                lambda a, most, cost: min(most, max(1, best_number(a, most, cost)))),
-        mistake("The number of guesses does not matter to your cost. More guesses always give more "
-                "tokens per step; what counts is tokens per time, and k guesses cost k times as "
-                "much as one.", GAIN, lambda a, most, cost: most if a > 0 else 0,
-                lambda a, most, cost: most, _by(lambda a, k, cost: sum(a**i for i in range(k + 1))),
-                _by(lambda a, k, cost: mean_tokens(a, k))),
-        mistake("`max_num_speculative_tokens` itself is never chosen.", "`range(n)` ends with "
-                "n - 1.", _by(_gain, end=0)),
-        mistake("You take the cost off the tokens. What counts is the quotient: tokens per time.",
-                GAIN, _by(lambda a, k, cost: mean_tokens(a, k) - k * cost)),
-        mistake("The cost of the step itself is missing: a step costs 1, and each guess comes on "
-                "top.", GAIN, _by(lambda a, k, cost: mean_tokens(a, k) / (k * cost or 1))),
-        mistake("You choose the worst number of guesses.", GAIN,
-                _by(lambda a, k, cost: -_gain(a, k, cost))),
+        mistake(
+            "You never choose 0. Where guesses are mostly wrong, or dear, it is best not to guess.",
+            "`range(max_num_speculative_tokens + 1)` begins with 0.",
+            lambda a, most, cost: max(1, best_number(a, most, cost)),
+            _by(_gain, start=1),
+            lambda a, most, cost: min(most, max(1, best_number(a, most, cost))),
+        ),
+        mistake(
+            "The number of guesses does not matter to your cost. More guesses always give more "
+            "tokens per step; what counts is tokens per time, and k guesses cost k times as "
+            "much as one.",
+            GAIN,
+            lambda a, most, cost: most if a > 0 else 0,
+            lambda a, most, cost: most,
+            _by(lambda a, k, cost: sum(a**i for i in range(k + 1))),
+            _by(lambda a, k, cost: mean_tokens(a, k)),
+        ),
+        mistake(
+            "`max_num_speculative_tokens` itself is never chosen.",
+            "`range(n)` ends with n - 1.",
+            _by(_gain, end=0),
+        ),
+        mistake(
+            "You take the cost off the tokens. What counts is the quotient: tokens per time.",
+            GAIN,
+            _by(lambda a, k, cost: mean_tokens(a, k) - k * cost),
+        ),
+        mistake(
+            "The cost of the step itself is missing: a step costs 1, and each guess comes on top.",
+            GAIN,
+            _by(lambda a, k, cost: mean_tokens(a, k) / (k * cost or 1)),
+        ),
+        mistake(
+            "You choose the worst number of guesses.",
+            GAIN,
+            _by(lambda a, k, cost: -_gain(a, k, cost)),
+        ),
     ),
-)  # fmt: skip
+)

@@ -63,9 +63,10 @@ def run(make_parts: PartsFactory) -> Passed:
             watched = _Watched(*call(make_parts))
             sampled, figure = run_sampled(watched, watched)
     return Passed(
-        f"{greedy} {sampled}", figure,
+        f"{greedy} {sampled}",
+        figure,
         "For each token of the answer: the exact distribution beside the obtained one.",
-    )  # fmt: skip
+    )
 
 
 def _check_parts(make_parts: PartsFactory, proposer: Any, sampler: Any) -> None:
@@ -78,8 +79,9 @@ def _check_parts(make_parts: PartsFactory, proposer: Any, sampler: Any) -> None:
         # Its own parts are not handed in. In the notebook they stand beside `my_parts`.
         beside = getattr(make_parts, "__globals__", {})
         for number, name, contract in (
-            (3, "is_accepted", IS_ACCEPTED), (4, "recovered_probs", RECOVERED_PROBS),
-        ):  # fmt: skip
+            (3, "is_accepted", IS_ACCEPTED),
+            (4, "recovered_probs", RECOVERED_PROBS),
+        ):
             with contextlib.suppress(NotWritten):
                 if callable(beside.get(name)):
                     _check(number, contract, beside[name])
@@ -124,9 +126,12 @@ class _Watched:
         return want
 
     def sample(
-        self, draft_token_ids: list[int], draft_probs: Tensor | None, target_probs: Tensor,
+        self,
+        draft_token_ids: list[int],
+        draft_probs: Tensor | None,
+        target_probs: Tensor,
         generator: torch.Generator,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         step = Step(list(draft_token_ids), draft_probs, target_probs, 0)
         got = attempt(
             self._sampler.sample, list(draft_token_ids), draft_probs, target_probs, generator
@@ -141,14 +146,17 @@ def _other(part: str, given: str, want: Any, got: Any) -> Mismatch:
     says = got.says if isinstance(got, Raised) else f"In the engine, your {part} answers otherwise "
     says += "" if isinstance(got, Raised) else "than its exercise asks for."
     return Mismatch(
-        says, input=given, expected=f"`{want}`", got=f"`{got}`",
+        says,
+        input=given,
+        expected=f"`{want}`",
+        got=f"`{got}`",
         look="Its own check passes. Is something kept from call to call, from request to request?",
-    )  # fmt: skip
+    )
 
 
 def _smallest(
     text: list[int], found: Any, wrong: Callable[[list[int]], Any]
-) -> tuple[list[int], Any]:  # fmt: skip
+) -> tuple[list[int], Any]:
     """Strike out pieces of a text, as long as the answer stays wrong."""
     size = len(text) // 2
     while size:
@@ -226,9 +234,10 @@ def run_greedy(parts: _Watched) -> str:
             raise Mismatch(
                 "With your guesses the model says something else than without, or takes another "
                 "number of steps than predicted, although each of your answers was right.",
-                input=question, expected=f"{plain.texts[i]!r} in {steps[i]} steps",
+                input=question,
+                expected=f"{plain.texts[i]!r} in {steps[i]} steps",
                 got=f"{mine.texts[i]!r} in {mine.num_steps[i]} steps",
-            )  # fmt: skip
+            )
     return (
         f"Greedy: token for token the text of plain decoding, in {mine.num_steps} steps in place "
         f"of {plain.num_steps}, exactly as predicted."

@@ -58,9 +58,7 @@ def _row(c: Choices, size: int, token: int, share: float) -> Tensor:
     return others
 
 
-def accepts(
-    token_id: int, target_probs: Tensor, draft_probs: Tensor, uniform: float
-) -> bool:  # fmt: skip
+def accepts(token_id: int, target_probs: Tensor, draft_probs: Tensor, uniform: float) -> bool:
     """Nothing is divided."""
     p, q = target_probs.tolist()[token_id], draft_probs.tolist()[token_id]
     return bool(uniform * q < p)
@@ -113,34 +111,63 @@ IS_ACCEPTED = Contract(
         "returns": Clause("The guess is judged wrongly. {says}.", RATIO),
     },
     mistakes=(
-        mistake("The comparison is the wrong way round: you accept when the random number is "
-                "*above* p / q, so the guesses that the target likes best are rejected.", RATIO,
-                _if(lambda p, q, u: u > p / q), _if(lambda p, q, u: u >= p / q)),
-        mistake("You accept with probability q / p. It is p / q: a guess that the draft makes more "
-                "often than the target would must sometimes be turned down.", RATIO,
-                _if(lambda p, q, u: u < q / p if p else True)),
-        mistake("You accept with probability p, and ignore how often the draft makes this guess. "
-                "Guesses that are made too seldom are then rejected, too.", RATIO,
-                _if(lambda p, q, u: u < p)),
-        mistake("You accept with probability q, and ignore the target.", RATIO,
-                _if(lambda p, q, u: u < q)),
-        mistake("You accept with probability p / (p + q). Where p is not below q, the guess must "
-                "always be accepted.", RATIO, _if(lambda p, q, u: u < p / (p + q))),
-        mistake("You compare p with q, and the random number does not matter. Where p < q, the "
-                "guess must be accepted with probability p / q.", RATIO,
-                _if(lambda p, q, u: p >= q), _if(lambda p, q, u: p > q)),
-        mistake("You accept only the target's most probable token. That is greedy verification; "
-                "here the other tokens must have their chance.", RATIO,
-                lambda token, p, q, u: token == int(p.argmax())),
-        mistake("You compare the two largest probabilities, not those of the guess.",
-                "`target_probs[token_id]` and `draft_probs[token_id]`.",
-                lambda token, p, q, u: u < float(p.max() / q.max())),
-        mistake("A guess that the target would never make can be accepted: with `uniform` 0, where "
-                "`uniform <= 0` holds.", "`<`, not `<=`: `uniform` is in [0, 1).",
-                _if(lambda p, q, u: u <= p / q)),
+        mistake(
+            "The comparison is the wrong way round: you accept when the random number is "
+            "*above* p / q, so the guesses that the target likes best are rejected.",
+            RATIO,
+            _if(lambda p, q, u: u > p / q),
+            _if(lambda p, q, u: u >= p / q),
+        ),
+        mistake(
+            "You accept with probability q / p. It is p / q: a guess that the draft makes more "
+            "often than the target would must sometimes be turned down.",
+            RATIO,
+            _if(lambda p, q, u: u < q / p if p else True),
+        ),
+        mistake(
+            "You accept with probability p, and ignore how often the draft makes this guess. "
+            "Guesses that are made too seldom are then rejected, too.",
+            RATIO,
+            _if(lambda p, q, u: u < p),
+        ),
+        mistake(
+            "You accept with probability q, and ignore the target.",
+            RATIO,
+            _if(lambda p, q, u: u < q),
+        ),
+        mistake(
+            "You accept with probability p / (p + q). Where p is not below q, the guess must "
+            "always be accepted.",
+            RATIO,
+            _if(lambda p, q, u: u < p / (p + q)),
+        ),
+        mistake(
+            "You compare p with q, and the random number does not matter. Where p < q, the "
+            "guess must be accepted with probability p / q.",
+            RATIO,
+            _if(lambda p, q, u: p >= q),
+            _if(lambda p, q, u: p > q),
+        ),
+        mistake(
+            "You accept only the target's most probable token. That is greedy verification; "
+            "here the other tokens must have their chance.",
+            RATIO,
+            lambda token, p, q, u: token == int(p.argmax()),
+        ),
+        mistake(
+            "You compare the two largest probabilities, not those of the guess.",
+            "`target_probs[token_id]` and `draft_probs[token_id]`.",
+            lambda token, p, q, u: u < float(p.max() / q.max()),
+        ),
+        mistake(
+            "A guess that the target would never make can be accepted: with `uniform` 0, where "
+            "`uniform <= 0` holds.",
+            "`<`, not `<=`: `uniform` is in [0, 1).",
+            _if(lambda p, q, u: u <= p / q),
+        ),
         mistake("Every guess is accepted.", RATIO, lambda token, p, q, u: True),
     ),
-)  # fmt: skip
+)
 
 
 # Exercise 4
@@ -221,26 +248,53 @@ RECOVERED_PROBS = Contract(
     "says.",
     clauses={"returns": Clause("{says}", RULE)},
     mistakes=(
-        mistake("You return the target's own distribution. The tokens that the draft offers were "
-                "accepted already, as often as they should be: drawn from here, they would come "
-                "too often.", RULE, lambda p, q: p.clone()),
-        mistake("The residual does not sum to 1.", "Divide by the sum: `residual / "
-                "residual.sum()`.", lambda p, q: (p - q).clamp(min=0)),
-        mistake("The difference is the wrong way round: q - p. It holds the tokens that the draft "
-                "offers too often; missing are those that it offers too seldom.", RULE,
-                _shared_out(lambda p, q: (q - p).clamp(min=0))),
-        mistake("You take the absolute difference. Where the draft offers too much, nothing is "
-                "missing: 0, not q - p.", RULE, _shared_out(lambda p, q: (p - q).abs())),
+        mistake(
+            "You return the target's own distribution. The tokens that the draft offers were "
+            "accepted already, as often as they should be: drawn from here, they would come "
+            "too often.",
+            RULE,
+            lambda p, q: p.clone(),
+        ),
+        mistake(
+            "The residual does not sum to 1.",
+            "Divide by the sum: `residual / residual.sum()`.",
+            lambda p, q: (p - q).clamp(min=0),
+        ),
+        mistake(
+            "The difference is the wrong way round: q - p. It holds the tokens that the draft "
+            "offers too often; missing are those that it offers too seldom.",
+            RULE,
+            _shared_out(lambda p, q: (q - p).clamp(min=0)),
+        ),
+        mistake(
+            "You take the absolute difference. Where the draft offers too much, nothing is "
+            "missing: 0, not q - p.",
+            RULE,
+            _shared_out(lambda p, q: (p - q).abs()),
+        ),
         mistake("Negative differences are not set to 0.", RULE, lambda p, q: p - q),
-        mistake("You divide before you clamp. The positive and the negative differences cancel: "
-                "their sum is 0.", "Clamp first, then divide by the sum.",
-                lambda p, q: ((p - q) / (p - q).sum()).clamp(min=0)),
-        mistake("A softmax gives every token some probability, also those of which nothing is "
-                "missing.", "Divide by the sum. A softmax is for logits.",
-                lambda p, q: (p - q).clamp(min=0).softmax(-1), lambda p, q: (p - q).softmax(-1)),
-        mistake("Where p > q, you keep all of p. The part q of it was accepted already; p - q is "
-                "missing.", RULE, _shared_out(lambda p, q: torch.where(p > q, p, 0.0))),
-        mistake("You take the draft's distribution. A guess drawn from it was just rejected.", RULE,
-                lambda p, q: q.clone()),
+        mistake(
+            "You divide before you clamp. The positive and the negative differences cancel: "
+            "their sum is 0.",
+            "Clamp first, then divide by the sum.",
+            lambda p, q: ((p - q) / (p - q).sum()).clamp(min=0),
+        ),
+        mistake(
+            "A softmax gives every token some probability, also those of which nothing is missing.",
+            "Divide by the sum. A softmax is for logits.",
+            lambda p, q: (p - q).clamp(min=0).softmax(-1),
+            lambda p, q: (p - q).softmax(-1),
+        ),
+        mistake(
+            "Where p > q, you keep all of p. The part q of it was accepted already; p - q is "
+            "missing.",
+            RULE,
+            _shared_out(lambda p, q: torch.where(p > q, p, 0.0)),
+        ),
+        mistake(
+            "You take the draft's distribution. A guess drawn from it was just rejected.",
+            RULE,
+            lambda p, q: q.clone(),
+        ),
     ),
-)  # fmt: skip
+)

@@ -34,8 +34,16 @@ def distributions(
         width = 0.8 / len(shown)
         for place, (label, heights, colour, hatch) in enumerate(shown):
             x = np.arange(len(target)) + (place - (len(shown) - 1) / 2) * width
-            ax.bar(x, heights, width, label=label, color=colour, hatch=hatch, edgecolor=INK,
-                   linewidth=0.5)  # fmt: skip
+            ax.bar(
+                x,
+                heights,
+                width,
+                label=label,
+                color=colour,
+                hatch=hatch,
+                edgecolor=INK,
+                linewidth=0.5,
+            )
         ax.set_title(name, size=9)
         ax.set_xticks(range(len(target)))
         ax.set_xlabel("token", size=9)

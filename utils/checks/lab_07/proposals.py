@@ -61,9 +61,11 @@ def found(tokens: Sequence[int], low: int, high: int) -> tuple[int, int] | None:
 
 
 def followed(
-    token_ids: list[int], prompt_lookup_min: int, prompt_lookup_max: int,
+    token_ids: list[int],
+    prompt_lookup_min: int,
+    prompt_lookup_max: int,
     num_speculative_tokens: int,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """What followed there."""
     place = found(token_ids, prompt_lookup_min, prompt_lookup_max)
     return token_ids[sum(place) :][:num_speculative_tokens] if place else []
@@ -97,10 +99,20 @@ def _tell(given: Given) -> str:
 
 
 def _lookup(
-    tokens: list[int], low: int, high: int, k: int, *, which: int = 0, itself: bool = False,
-    shift: int = 0, least: int = 0, most: int = 0, apart: bool = False, shortest: bool = False,
+    tokens: list[int],
+    low: int,
+    high: int,
+    k: int,
+    *,
+    which: int = 0,
+    itself: bool = False,
+    shift: int = 0,
+    least: int = 0,
+    most: int = 0,
+    apart: bool = False,
+    shortest: bool = False,
     only: bool = False,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """The lookup with one switch per known mistake."""
     sizes = list(range(min(high - most, len(tokens)), low + least - 1, -1))
     if only:
@@ -129,51 +141,89 @@ def _up_to_all(tokens: list[int], low: int, high: int, k: int) -> list[int]:
 PLACE = "A match at `start` is followed by the token at `start + n`."
 RANGE = "`range(prompt_lookup_max, prompt_lookup_min - 1, -1)`"
 MISTAKES = (
-    mistake("There is never a guess. A suffix finds itself at the end, and nothing follows it "
-            "there.", "Look only at starts before `len(token_ids) - n`.",
-            _wrong(itself=True, which=-1)),
-    mistake("Where the longest suffix is not found, shorter ones are never tried.",
-            "Count n down to `prompt_lookup_min`. If you do: may the suffix find itself?",
-            _wrong(only=True), _wrong(itself=True)),
-    mistake("The shortest suffix is tried first. A longer match is the better guess: it has more "
-            "in common with what is being written.",
-            "Count n down: from `prompt_lookup_max` to `prompt_lookup_min`.",
-            _wrong(shortest=True)),
-    mistake("Suffixes shorter than `prompt_lookup_min` are looked up. Such short matches are "
-            "mostly accidents, and a wrong guess costs work.", RANGE, _down_to_one),
-    mistake("Suffixes longer than `prompt_lookup_max` are looked up. The longer the suffix, the "
-            "longer the search.", RANGE, _up_to_all),
-    mistake("Suffixes of exactly `prompt_lookup_min` tokens are never tried.", RANGE,
-            _wrong(least=1)),
-    mistake("Suffixes of exactly `prompt_lookup_max` tokens are never tried.", RANGE,
-            _wrong(most=1)),
-    mistake("Of several matches, the last is taken. The contract, and vLLM, take the first.",
-            "Go through the starts from left to right, and return at the first match.",
-            _wrong(which=-1)),
-    mistake("The proposal begins one token too late: the first token after the match is skipped.",
-            PLACE, _wrong(shift=1)),
-    mistake("The proposal begins one token too early, with the last token of the match.",
-            PLACE, _wrong(shift=-1)),
-    mistake("A match that overlaps the suffix is not found. In 6 6 6 the suffix 6 6 also stands "
-            "at the beginning, and a 6 follows it.",
-            "All starts before `len(token_ids) - n` count.", _wrong(apart=True)),
-)  # fmt: skip
+    mistake(
+        "There is never a guess. A suffix finds itself at the end, and nothing follows it there.",
+        "Look only at starts before `len(token_ids) - n`.",
+        _wrong(itself=True, which=-1),
+    ),
+    mistake(
+        "Where the longest suffix is not found, shorter ones are never tried.",
+        "Count n down to `prompt_lookup_min`. If you do: may the suffix find itself?",
+        _wrong(only=True),
+        _wrong(itself=True),
+    ),
+    mistake(
+        "The shortest suffix is tried first. A longer match is the better guess: it has more "
+        "in common with what is being written.",
+        "Count n down: from `prompt_lookup_max` to `prompt_lookup_min`.",
+        _wrong(shortest=True),
+    ),
+    mistake(
+        "Suffixes shorter than `prompt_lookup_min` are looked up. Such short matches are "
+        "mostly accidents, and a wrong guess costs work.",
+        RANGE,
+        _down_to_one,
+    ),
+    mistake(
+        "Suffixes longer than `prompt_lookup_max` are looked up. The longer the suffix, the "
+        "longer the search.",
+        RANGE,
+        _up_to_all,
+    ),
+    mistake(
+        "Suffixes of exactly `prompt_lookup_min` tokens are never tried.", RANGE, _wrong(least=1)
+    ),
+    mistake(
+        "Suffixes of exactly `prompt_lookup_max` tokens are never tried.", RANGE, _wrong(most=1)
+    ),
+    mistake(
+        "Of several matches, the last is taken. The contract, and vLLM, take the first.",
+        "Go through the starts from left to right, and return at the first match.",
+        _wrong(which=-1),
+    ),
+    mistake(
+        "The proposal begins one token too late: the first token after the match is skipped.",
+        PLACE,
+        _wrong(shift=1),
+    ),
+    mistake(
+        "The proposal begins one token too early, with the last token of the match.",
+        PLACE,
+        _wrong(shift=-1),
+    ),
+    mistake(
+        "A match that overlaps the suffix is not found. In 6 6 6 the suffix 6 6 also stands "
+        "at the beginning, and a 6 follows it.",
+        "All starts before `len(token_ids) - n` count.",
+        _wrong(apart=True),
+    ),
+)
 CLAUSES = {
-    "none": Clause("Your function returned None.", "Every path through it must end in `return` "
-                   "and a list."),
+    "none": Clause(
+        "Your function returned None.", "Every path through it must end in `return` and a list."
+    ),
     "form": Clause("Expected a list of ints; got {got}."),
-    "changes": Clause("Your function changes the list it was given. The engine goes on using it.",
-                      "`pop`, `append` and `+=` change a list. Slices are copies."),
-    "made up": Clause("None of the suffixes stood earlier in the text, so there is nothing to "
-                      "guess. A made-up token is a wrong guess, and costs work.",
-                      "Return an empty list."),
-    "too many": Clause("More than `num_speculative_tokens` tokens are proposed. {says}",
-                       "`token_ids[begin : begin + num_speculative_tokens]`"),
-    "found": Clause("A match is not found, or thrown away. {says}",
-                    "Propose fewer, where fewer are known."),
-    "returns": Clause("These are not the tokens behind the first place where the longest suffix "
-                      "stands. {says}", PLACE + " Propose fewer, where fewer are known."),
-}  # fmt: skip
+    "changes": Clause(
+        "Your function changes the list it was given. The engine goes on using it.",
+        "`pop`, `append` and `+=` change a list. Slices are copies.",
+    ),
+    "made up": Clause(
+        "None of the suffixes stood earlier in the text, so there is nothing to "
+        "guess. A made-up token is a wrong guess, and costs work.",
+        "Return an empty list.",
+    ),
+    "too many": Clause(
+        "More than `num_speculative_tokens` tokens are proposed. {says}",
+        "`token_ids[begin : begin + num_speculative_tokens]`",
+    ),
+    "found": Clause(
+        "A match is not found, or thrown away. {says}", "Propose fewer, where fewer are known."
+    ),
+    "returns": Clause(
+        "These are not the tokens behind the first place where the longest suffix stands. {says}",
+        PLACE + " Propose fewer, where fewer are known.",
+    ),
+}
 
 
 def proposals(sizes: Lookup | None = None) -> Contract:
@@ -183,8 +233,10 @@ def proposals(sizes: Lookup | None = None) -> Contract:
         judge=Returns(followed, wrong=is_list(_explain)),
         passed="The longest suffix, at its first place, and what followed it there: in long and "
         "short texts, overlaps and texts too short to repeat anything included.",
-        tell=_tell, clauses=CLAUSES, mistakes=MISTAKES,
-    )  # fmt: skip
+        tell=_tell,
+        clauses=CLAUSES,
+        mistakes=MISTAKES,
+    )
 
 
 PROPOSE = proposals()

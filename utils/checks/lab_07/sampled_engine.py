@@ -73,9 +73,12 @@ def _tiny_llm() -> tuple[LLM, tempfile.TemporaryDirectory[str]]:
         tiny.hf.save_pretrained(Path(folder.name, part))
         load_tokenizer().save_pretrained(Path(folder.name, part))
     llm = LLM(
-        Path(folder.name, "target"), max_model_len=64, max_num_seqs=250,
-        num_gpu_blocks_override=2000, device="cpu",
-    )  # fmt: skip
+        Path(folder.name, "target"),
+        max_model_len=64,
+        max_num_seqs=250,
+        num_gpu_blocks_override=2000,
+        device="cpu",
+    )
     return llm, folder
 
 
@@ -129,6 +132,7 @@ def _compare_with_law(outputs: Sequence[RequestOutput], kind: str) -> Figure:
             input=f"{SAMPLES:,} answers of a tiny model with 5 tokens, temperature {TEMPERATURE}",
             expected="the distribution that Hugging Face computes, answer by answer",
             look="Is something kept from call to call? Each request has a generator of its own.",
-            figure=figure, alt="For each token: the exact and the obtained distribution.",
-        )  # fmt: skip
+            figure=figure,
+            alt="For each token: the exact and the obtained distribution.",
+        )
     return figure

@@ -34,8 +34,9 @@ def _mask(expected: Tensor, got: Any, given: Given) -> Fault | None:
         row, column = (int(i) for i in (got != expected).nonzero()[0])
         who = f"Row {row} ({in_words(row)}), column {column} ({in_words(column)})"
         says = f"{who} should be {bool(expected[row, column])}."
-    return Fault("returns", "", expected, got, says,
-                 picture=functools.partial(_masks, expected, got, names))  # fmt: skip
+    return Fault(
+        "returns", "", expected, got, says, picture=functools.partial(_masks, expected, got, names)
+    )
 
 
 def _masks(expected: Tensor, got: Any, names: list[str]) -> tuple[Figure | None, str]:
@@ -91,27 +92,55 @@ TREE_ATTENTION_MASK = Contract(
     "deep and wide: so each path through the tree is computed as if it were the only one.",
     clauses={"returns": Clause("{says}", ABOVE)},
     mistakes=(
-        mistake("This is the causal mask of a chain: each token sees all before it. In a tree, "
-                "siblings and their children are alternatives, and must not see each other.", ABOVE,
-                _from_right(lambda mask: torch.ones_like(mask).tril())),
-        mistake("A token does not see itself.", "The diagonal is True.",
-                _from_right(lambda mask: _without_diagonal(mask, root=False)),
-                _from_right(lambda mask: _without_diagonal(mask, root=True))),
-        mistake("A guess sees its parent, but not the one above that: grandparents are missing.",
-                ABOVE, lambda parents: _parent_and_self(parents, root=False),
-                lambda parents: _parent_and_self(parents, root=True)),
-        mistake("The guesses do not see the last confirmed token.", "Column 0 is True everywhere.",
-                _from_right(_without_root)),
-        mistake("Rows and columns are exchanged: a row says what its token sees.",
-                "`mask[row, column]`: row sees column.", _from_right(lambda mask: mask.T)),
-        mistake("The parents are off by one: guess i has row i + 1, because row 0 is the last "
-                "confirmed token. So the parent's row is `parents[i] + 1`.", ABOVE, _unshifted),
+        mistake(
+            "This is the causal mask of a chain: each token sees all before it. In a tree, "
+            "siblings and their children are alternatives, and must not see each other.",
+            ABOVE,
+            _from_right(lambda mask: torch.ones_like(mask).tril()),
+        ),
+        mistake(
+            "A token does not see itself.",
+            "The diagonal is True.",
+            _from_right(lambda mask: _without_diagonal(mask, root=False)),
+            _from_right(lambda mask: _without_diagonal(mask, root=True)),
+        ),
+        mistake(
+            "A guess sees its parent, but not the one above that: grandparents are missing.",
+            ABOVE,
+            lambda parents: _parent_and_self(parents, root=False),
+            lambda parents: _parent_and_self(parents, root=True),
+        ),
+        mistake(
+            "The guesses do not see the last confirmed token.",
+            "Column 0 is True everywhere.",
+            _from_right(_without_root),
+        ),
+        mistake(
+            "Rows and columns are exchanged: a row says what its token sees.",
+            "`mask[row, column]`: row sees column.",
+            _from_right(lambda mask: mask.T),
+        ),
+        mistake(
+            "The parents are off by one: guess i has row i + 1, because row 0 is the last "
+            "confirmed token. So the parent's row is `parents[i] + 1`.",
+            ABOVE,
+            _unshifted,
+        ),
         mistake("Everybody sees everybody.", ABOVE, _from_right(torch.ones_like)),
-        mistake("True and False are exchanged: True means that the token is seen.",
-                "Begin with zeros, and set True.", _from_right(torch.logical_not)),
-        mistake("A token sees its siblings. They are alternatives for the same place.", ABOVE,
-                _siblings_too),
-        mistake("The last confirmed token has no row: it is row 0, and guess i is row i + 1.",
-                "The mask is [1 + m, 1 + m].", _from_right(lambda mask: mask[1:, 1:])),
+        mistake(
+            "True and False are exchanged: True means that the token is seen.",
+            "Begin with zeros, and set True.",
+            _from_right(torch.logical_not),
+        ),
+        mistake(
+            "A token sees its siblings. They are alternatives for the same place.",
+            ABOVE,
+            _siblings_too,
+        ),
+        mistake(
+            "The last confirmed token has no row: it is row 0, and guess i is row i + 1.",
+            "The mask is [1 + m, 1 + m].",
+            _from_right(lambda mask: mask[1:, 1:]),
+        ),
     ),
-)  # fmt: skip
+)

@@ -58,9 +58,14 @@ def _explain(expected: list[int], got: list[int], given: Given) -> tuple[str, st
 
 
 def _walk(
-    tokens: list[int], parents: list[int], target: list[int], *, choose: str = "match",
-    row: str = "own", steps: int = 10**6,
-) -> list[int]:  # fmt: skip
+    tokens: list[int],
+    parents: list[int],
+    target: list[int],
+    *,
+    choose: str = "match",
+    row: str = "own",
+    steps: int = 10**6,
+) -> list[int]:
     """Following a tree with one switch per known mistake."""
     path: list[int] = []
     node = -1
@@ -85,8 +90,10 @@ def _wrong(**switches: Any) -> Callable[..., list[int]]:
     return functools.partial(_walk, **switches)
 
 
-BEHIND = ("The target's token behind guess i is `target_token_ids[i + 1]`; behind the root it is "
-          "`target_token_ids[0]`.")  # fmt: skip
+BEHIND = (
+    "The target's token behind guess i is `target_token_ids[i + 1]`; behind the root it is "
+    "`target_token_ids[0]`."
+)
 FOLLOW_TREE = Contract(
     inputs=draw_walk,
     judge=Returns(longest_right_path, wrong=is_list(_explain)),
@@ -95,32 +102,60 @@ FOLLOW_TREE = Contract(
     clauses={
         "none": Clause("Your function returned None.", "`return path`"),
         "form": Clause("Expected a list of ints; got {got}."),
-        "returns": Clause("These are not the numbers of the longest path from the root down on "
-                          "which every guess is right. {says}", "Numbers of guesses, not tokens; "
-                          "the whole path, without the root; from the top down."),
+        "returns": Clause(
+            "These are not the numbers of the longest path from the root down on "
+            "which every guess is right. {says}",
+            "Numbers of guesses, not tokens; the whole path, without the root; from the top down.",
+        ),
     },
     mistakes=(
-        mistake("You always go on to the first child, whatever the target says.",
-                "Go on to the child whose token is the target's; stop if there is none.",
-                _wrong(choose="first child")),
-        mistake("Only the first child is looked at. Its siblings are there for the case that it is "
-                "wrong.", "Go through all nodes whose parent is the current one.",
-                _wrong(choose="first child if right")),
-        mistake("A node is taken that is no child of the current one. It continues another text.",
-                "Only nodes with `parents[i] == node` come into question.",
-                _wrong(choose="any node")),
-        mistake("The target's token is taken from the row of the depth. In a tree, several nodes "
-                "have the same depth, and each has its own row.", BEHIND, _wrong(row="depth")),
-        mistake("The target's rows are off by one: row 0 belongs to the last confirmed token.",
-                BEHIND, _wrong(row="node")),
-        mistake("You stop after the first right guess.", "Repeat from the accepted node, until no "
-                "child is right.", _wrong(steps=1)),
-        mistake("You return the tokens. Expected are the numbers of the guesses.",
-                "`path.append(i)`", lambda d, p, t: [d[i] for i in longest_right_path(d, p, t)]),
-        mistake("The root is in your path. It is no guess, but the last confirmed token.",
-                "Begin with an empty path.", lambda d, p, t: [-1, *longest_right_path(d, p, t)]),
-        mistake("You collect all guesses that fit their parent, also below a rejected one, where "
-                "the text is another.", "Walk down from the root, and stop where no child is "
-                "right.", lambda d, p, t: [i for i in range(len(d)) if d[i] == t[p[i] + 1]]),
+        mistake(
+            "You always go on to the first child, whatever the target says.",
+            "Go on to the child whose token is the target's; stop if there is none.",
+            _wrong(choose="first child"),
+        ),
+        mistake(
+            "Only the first child is looked at. Its siblings are there for the case that it is "
+            "wrong.",
+            "Go through all nodes whose parent is the current one.",
+            _wrong(choose="first child if right"),
+        ),
+        mistake(
+            "A node is taken that is no child of the current one. It continues another text.",
+            "Only nodes with `parents[i] == node` come into question.",
+            _wrong(choose="any node"),
+        ),
+        mistake(
+            "The target's token is taken from the row of the depth. In a tree, several nodes "
+            "have the same depth, and each has its own row.",
+            BEHIND,
+            _wrong(row="depth"),
+        ),
+        mistake(
+            "The target's rows are off by one: row 0 belongs to the last confirmed token.",
+            BEHIND,
+            _wrong(row="node"),
+        ),
+        mistake(
+            "You stop after the first right guess.",
+            "Repeat from the accepted node, until no child is right.",
+            _wrong(steps=1),
+        ),
+        mistake(
+            "You return the tokens. Expected are the numbers of the guesses.",
+            "`path.append(i)`",
+            lambda d, p, t: [d[i] for i in longest_right_path(d, p, t)],
+        ),
+        mistake(
+            "The root is in your path. It is no guess, but the last confirmed token.",
+            "Begin with an empty path.",
+            lambda d, p, t: [-1, *longest_right_path(d, p, t)],
+        ),
+        mistake(
+            "You collect all guesses that fit their parent, also below a rejected one, where "
+            "the text is another.",
+            "Walk down from the root, and stop where no child is right.",
+            lambda d, p, t: [i for i in range(len(d)) if d[i] == t[p[i] + 1]],
+        ),
     ),
-)  # fmt: skip
+)

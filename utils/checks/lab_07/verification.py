@@ -61,51 +61,80 @@ def _of(rule: Callable[[list[int], list[int], int], Any]) -> Callable[..., Any]:
 
 
 FIRST = "Return at the first mismatch."
-SHIFTED = mistake("Each guess is compared with the target's token one place too late. The target's "
-                  "first token is what it says in place of the *first* guess.",
-                  "Compare `draft_token_ids[i]` with `target_token_ids[i]`.",
-                  lambda d, t: t[1 : 2 + _count(d, t, 1)],
-                  lambda d, t: [*d[: _count(d, t, 1)], t[_count(d, t, 1)]])  # fmt: skip
+SHIFTED = mistake(
+    "Each guess is compared with the target's token one place too late. The target's "
+    "first token is what it says in place of the *first* guess.",
+    "Compare `draft_token_ids[i]` with `target_token_ids[i]`.",
+    lambda d, t: t[1 : 2 + _count(d, t, 1)],
+    lambda d, t: [*d[: _count(d, t, 1)], t[_count(d, t, 1)]],
+)
 VERIFY_GREEDY = Contract(
     inputs=draw_verification,
     judge=Returns(kept, wrong=is_list(_explain)),
     passed="The guesses up to the first mismatch, then one token of the target's own. So each step "
     "gives at least one token, and the same tokens as without guessing.",
     clauses={
-        "none": Clause("Your function returned None.", "Every path through it must end in "
-                       "`return` and a list."),
+        "none": Clause(
+            "Your function returned None.", "Every path through it must end in `return` and a list."
+        ),
         "form": Clause("Expected a list of ints; got {got}."),
-        "changes": Clause("Your function changes a list it was given. The engine goes on using "
-                          "it.", "Begin with a list of your own."),
-        "returns": Clause("These are not the right guesses, followed by one token of the target's "
-                          "own. {says}", FIRST),
+        "changes": Clause(
+            "Your function changes a list it was given. The engine goes on using it.",
+            "Begin with a list of your own.",
+        ),
+        "returns": Clause(
+            "These are not the right guesses, followed by one token of the target's own. {says}",
+            FIRST,
+        ),
     },
     mistakes=(
-        mistake("Only accepted guesses are returned. The target's own token behind them is "
-                "missing: a step whose first guess is wrong would return nothing, and the engine "
-                "would never get on.", "After the accepted guesses comes one more token, always: "
-                "recovered or bonus.", _of(lambda d, t, n: t[:n])),
-        mistake("The bonus token is missing. When all guesses are right, the pass has computed "
-                "one token more, behind the last guess.", "`target_token_ids` has one token more "
-                "than `draft_token_ids`: its last one.", _of(lambda d, t, n: t[: n + 1][: len(d)])),
-        mistake("The bonus token is taken after a rejection. It was computed behind the rejected "
-                "guess, which is not part of the text.", "After a rejection comes the target's "
-                "token *at the place of the rejected guess*.",
-                _of(lambda d, t, n: t[:n] + t[-1:]),
-                _of(lambda d, t, n: t[: n + 1] + (t[-1:] if n < len(d) else []))),
-        mistake("The rejected guess is returned. In its place belongs the target's own token.",
-                "Append the target's token, not the guess.",
-                _of(lambda d, t, n: d[: n + 1] + (t[-1:] if n == len(d) else []))),
-        mistake("All of the target's tokens are returned. Those behind the first wrong guess were "
-                "computed from a text that contains it.", FIRST, lambda d, t: list(t)),
-        mistake("Guesses are accepted behind a wrong one. The target never saw the text without "
-                "it.", FIRST, _each, lambda d, t: [*_each(d, t), t[-1]]),
+        mistake(
+            "Only accepted guesses are returned. The target's own token behind them is "
+            "missing: a step whose first guess is wrong would return nothing, and the engine "
+            "would never get on.",
+            "After the accepted guesses comes one more token, always: recovered or bonus.",
+            _of(lambda d, t, n: t[:n]),
+        ),
+        mistake(
+            "The bonus token is missing. When all guesses are right, the pass has computed "
+            "one token more, behind the last guess.",
+            "`target_token_ids` has one token more than `draft_token_ids`: its last one.",
+            _of(lambda d, t, n: t[: n + 1][: len(d)]),
+        ),
+        mistake(
+            "The bonus token is taken after a rejection. It was computed behind the rejected "
+            "guess, which is not part of the text.",
+            "After a rejection comes the target's token *at the place of the rejected guess*.",
+            _of(lambda d, t, n: t[:n] + t[-1:]),
+            _of(lambda d, t, n: t[: n + 1] + (t[-1:] if n < len(d) else [])),
+        ),
+        mistake(
+            "The rejected guess is returned. In its place belongs the target's own token.",
+            "Append the target's token, not the guess.",
+            _of(lambda d, t, n: d[: n + 1] + (t[-1:] if n == len(d) else [])),
+        ),
+        mistake(
+            "All of the target's tokens are returned. Those behind the first wrong guess were "
+            "computed from a text that contains it.",
+            FIRST,
+            lambda d, t: list(t),
+        ),
+        mistake(
+            "Guesses are accepted behind a wrong one. The target never saw the text without it.",
+            FIRST,
+            _each,
+            lambda d, t: [*_each(d, t), t[-1]],
+        ),
         SHIFTED,
-        mistake("One wrong guess rejects all of them. Those before it are right.",
-                "Keep the guesses up to the first mismatch.",
-                lambda d, t: t if d == t[:-1] else t[:1]),
-        mistake("All guesses are accepted, whatever the target says.",
-                "Compare each guess with the target's token at its place.",
-                lambda d, t: [*d, t[-1]]),
+        mistake(
+            "One wrong guess rejects all of them. Those before it are right.",
+            "Keep the guesses up to the first mismatch.",
+            lambda d, t: t if d == t[:-1] else t[:1],
+        ),
+        mistake(
+            "All guesses are accepted, whatever the target says.",
+            "Compare each guess with the target's token at its place.",
+            lambda d, t: [*d, t[-1]],
+        ),
     ),
-)  # fmt: skip
+)

@@ -6,15 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_08.requests import running_request, some_tokens, state
 from utils.engine.request import Request, RequestStatus
 
@@ -39,16 +31,24 @@ class Start:
 
     def request(self) -> Request:
         return running_request(
-            "A", self.prompt, self.output, self.num_computed,
-            len(self.prompt) + len(self.output) + self.room, self.eos,
-            stop_token_ids=list(self.stop_token_ids), ignore_eos=self.ignore_eos,
-            max_tokens=self.max_tokens, min_tokens=self.min_tokens,
-        )  # fmt: skip
+            "A",
+            self.prompt,
+            self.output,
+            self.num_computed,
+            len(self.prompt) + len(self.output) + self.room,
+            self.eos,
+            stop_token_ids=list(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+        )
 
     def __str__(self) -> str:
-        words = [f"a prompt of {some_tokens(self.prompt)}, an answer of "
-                 f"{some_tokens(self.output)} so far, {self.num_computed} computed",
-                 f"`max_num_tokens` {len(self.prompt) + len(self.output) + self.room}"]  # fmt: skip
+        words = [
+            f"a prompt of {some_tokens(self.prompt)}, an answer of "
+            f"{some_tokens(self.output)} so far, {self.num_computed} computed",
+            f"`max_num_tokens` {len(self.prompt) + len(self.output) + self.room}",
+        ]
         words += [f"EOS {list(self.eos)}"] if self.eos else []
         words += [f"`ignore_eos` {self.ignore_eos}"] if self.ignore_eos else []
         words += [f"`min_tokens` {self.min_tokens}"] if self.min_tokens else []
@@ -80,11 +80,16 @@ def draw(c: Choices) -> Story:
         max_tokens = c.pick((None, len(output) + c.integer(1, 4)))
         least = c.pick((0, 0, len(output) + c.integer(0, 3), c.integer(0, len(output))))
         return Start(
-            prompt, output, c.pick((last, c.integer(0, last))), c.pick((100, c.integer(1, 4))),
-            max_tokens, least if max_tokens is None else min(least, max_tokens),
-            c.pick(((2,), (2, 3), (), (0,), (7, 70_000))), c.pick(((), (7,), (5, 7), (2,), (0, 3))),
+            prompt,
+            output,
+            c.pick((last, c.integer(0, last))),
+            c.pick((100, c.integer(1, 4))),
+            max_tokens,
+            least if max_tokens is None else min(least, max_tokens),
+            c.pick(((2,), (2, 3), (), (0,), (7, 70_000))),
+            c.pick(((), (7,), (5, 7), (2,), (0, 3))),
             c.pick((False, True)),
-        )  # fmt: skip
+        )
 
     def step() -> tuple[int, int, int | None]:
         return c.integer(0, 1), c.size(1, 300, small=3), c.pick((*TOKENS, None, 70_000))
@@ -123,7 +128,7 @@ def with_rules(
     full: Rule = lambda r, t: r.num_tokens >= r.max_num_tokens,
     reason: Callable[[bool, int], int | None] = lambda eos, t: None if eos else t,
     length_first: bool = False,
-) -> Callable[..., None]:  # fmt: skip
+) -> Callable[..., None]:
     """The right answer, with the rules of a wrong one where they are given.
 
     They are asked when the token is in the lists. `early`: this token may not end the answer.
@@ -152,65 +157,115 @@ EARLY = (
     "Ask before appending: `len(request.output_token_ids) >= min_tokens`. The first "
     "`min_tokens` tokens never end the answer by EOS or a stop token; the next one may."
 )
-NEWEST = ("The newest token is counted as computed. It was sampled, but it has not been through "
-          "the model: its keys and values do not exist.")  # fmt: skip
+NEWEST = (
+    "The newest token is counted as computed. It was sampled, but it has not been through "
+    "the model: its keys and values do not exist."
+)
 
 UPDATE_REQUEST = Contract(
     inputs=draw,
     judge=InLockstep(play, with_rules()),
     passed="Right for chunks, answers that grow, and every way to end, step after step. What was "
-           "sampled last counts as a token, and not as computed.",
+    "sampled last counts as a token, and not as computed.",
     clauses={
-        "num_computed_tokens": Clause("`num_computed_tokens` is {got} after the step; expected "
-                                      "{expected}.", COMPUTED),
+        "num_computed_tokens": Clause(
+            "`num_computed_tokens` is {got} after the step; expected {expected}.", COMPUTED
+        ),
         "output_token_ids": Clause("`output_token_ids` is wrong after the step. {says}", BOTH),
         "all_token_ids": Clause("`all_token_ids` is wrong after the step. {says}", BOTH),
-        "status": Clause("The status is {got} after the step; expected {expected}.",
-                         "Which of the three ways to end holds first? " + ENDED),
-        "stop_reason": Clause("`stop_reason` is {got}; expected {expected}.",
-                              "It is the user's own stop token that ended the answer, else None."),
-    } | {name: Clause(f"Your function changes `{name}`. It stays what it was.",
-                      "Append to `output_token_ids` and `all_token_ids` only.")
-         for name in GUARDED},
+        "status": Clause(
+            "The status is {got} after the step; expected {expected}.",
+            "Which of the three ways to end holds first? " + ENDED,
+        ),
+        "stop_reason": Clause(
+            "`stop_reason` is {got}; expected {expected}.",
+            "It is the user's own stop token that ended the answer, else None.",
+        ),
+    }
+    | {
+        name: Clause(
+            f"Your function changes `{name}`. It stays what it was.",
+            "Append to `output_token_ids` and `all_token_ids` only.",
+        )
+        for name in GUARDED
+    },
     mistakes=(
-        mistake("A chunk without a new token is not counted as computed: it would be computed "
-                "again and again.", COMPUTED,
-                with_rules(lambda r, n, t: 0 if t is None else n)),
-        mistake(NEWEST, COMPUTED, with_rules(lambda r, n, t: n + (t is not None)),
-                with_rules(lambda r, n, t: n if t is None
-                           else r.num_tokens + 1 - r.num_computed_tokens)),
-        mistake("`ignore_eos` is ignored.", "`request.sampling_params.ignore_eos`.",
-                with_rules(is_eos=lambda r, t: t in r.eos_token_ids)),
-        mistake("`ignore_eos` switches off the stop tokens, too. It is about EOS only.",
-                "Two questions: is it EOS, and EOS counts? Is it a stop token?",
-                with_rules(is_stop=lambda r, t: t in r.stop_token_ids
-                           and not r.sampling_params.ignore_eos)),
-        mistake("The answer goes on after EOS.", "`token_id in request.eos_token_ids`.",
-                with_rules(is_eos=lambda r, t: False)),
-        mistake("The answer goes on after a stop token.",
-                "`token_id in request.sampling_params.stop_token_ids`.",
-                with_rules(is_stop=lambda r, t: False)),
-        mistake("`stop_reason` is set for EOS. It says which of the user's own stop tokens it was; "
-                "for EOS it stays None.", "Set it only for stop tokens.",
-                with_rules(reason=lambda eos, t: t)),
-        mistake("The length limit never ends the answer.", ENDED,
-                with_rules(full=lambda r, t: False)),
-        mistake("Only `max_tokens` ends the answer. The model's own limit does so, too: "
-                "`max_num_tokens` is the smaller one.", ENDED,
-                with_rules(full=lambda r, t: len(r.output_token_ids)
-                           == r.sampling_params.max_tokens)),
-        mistake("EOS or a stop token at the very end: it was stopped, not cut off.",
-                "The first that holds counts: EOS, then stop tokens, the length last.",
-                with_rules(length_first=True)),
-        mistake("`min_tokens` lifts the length limit. There is no place for more tokens.",
-                "The length limit holds always. `min_tokens` is about EOS and stop tokens.",
-                with_rules(full=lambda r, t: r.num_tokens >= r.max_num_tokens
-                           and len(r.output_token_ids) > r.sampling_params.min_tokens)),
-        mistake("`min_tokens` is ignored: the answer ends earlier than the user wants.", EARLY,
-                with_rules(early=lambda r, t: False)),
-        mistake("`min_tokens` is one off: the last of the first `min_tokens` tokens ends the "
-                "answer.", EARLY, with_rules(
-                    early=lambda r, t: len(r.output_token_ids) < r.sampling_params.min_tokens)),
+        mistake(
+            "A chunk without a new token is not counted as computed: it would be computed "
+            "again and again.",
+            COMPUTED,
+            with_rules(lambda r, n, t: 0 if t is None else n),
+        ),
+        mistake(
+            NEWEST,
+            COMPUTED,
+            with_rules(lambda r, n, t: n + (t is not None)),
+            with_rules(
+                lambda r, n, t: n if t is None else r.num_tokens + 1 - r.num_computed_tokens
+            ),
+        ),
+        mistake(
+            "`ignore_eos` is ignored.",
+            "`request.sampling_params.ignore_eos`.",
+            with_rules(is_eos=lambda r, t: t in r.eos_token_ids),
+        ),
+        mistake(
+            "`ignore_eos` switches off the stop tokens, too. It is about EOS only.",
+            "Two questions: is it EOS, and EOS counts? Is it a stop token?",
+            with_rules(
+                is_stop=lambda r, t: t in r.stop_token_ids and not r.sampling_params.ignore_eos
+            ),
+        ),
+        mistake(
+            "The answer goes on after EOS.",
+            "`token_id in request.eos_token_ids`.",
+            with_rules(is_eos=lambda r, t: False),
+        ),
+        mistake(
+            "The answer goes on after a stop token.",
+            "`token_id in request.sampling_params.stop_token_ids`.",
+            with_rules(is_stop=lambda r, t: False),
+        ),
+        mistake(
+            "`stop_reason` is set for EOS. It says which of the user's own stop tokens it was; "
+            "for EOS it stays None.",
+            "Set it only for stop tokens.",
+            with_rules(reason=lambda eos, t: t),
+        ),
+        mistake(
+            "The length limit never ends the answer.", ENDED, with_rules(full=lambda r, t: False)
+        ),
+        mistake(
+            "Only `max_tokens` ends the answer. The model's own limit does so, too: "
+            "`max_num_tokens` is the smaller one.",
+            ENDED,
+            with_rules(full=lambda r, t: len(r.output_token_ids) == r.sampling_params.max_tokens),
+        ),
+        mistake(
+            "EOS or a stop token at the very end: it was stopped, not cut off.",
+            "The first that holds counts: EOS, then stop tokens, the length last.",
+            with_rules(length_first=True),
+        ),
+        mistake(
+            "`min_tokens` lifts the length limit. There is no place for more tokens.",
+            "The length limit holds always. `min_tokens` is about EOS and stop tokens.",
+            with_rules(
+                full=lambda r, t: (
+                    r.num_tokens >= r.max_num_tokens
+                    and len(r.output_token_ids) > r.sampling_params.min_tokens
+                )
+            ),
+        ),
+        mistake(
+            "`min_tokens` is ignored: the answer ends earlier than the user wants.",
+            EARLY,
+            with_rules(early=lambda r, t: False),
+        ),
+        mistake(
+            "`min_tokens` is one off: the last of the first `min_tokens` tokens ends the answer.",
+            EARLY,
+            with_rules(early=lambda r, t: len(r.output_token_ids) < r.sampling_params.min_tokens),
+        ),
     ),
     examples=300,
-)  # fmt: skip
+)

@@ -10,15 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_08 import pictures
 from utils.checks.lab_08.pictures import Inputs
@@ -43,8 +35,10 @@ class Part:
         return running_request(self.request_id, prompt, output, self.num_computed)
 
     def __str__(self) -> str:
-        return (f"request {self.request_id}: tokens {some_tokens(self.token_ids)}, "
-                f"{self.num_computed} computed, {self.num_scheduled} scheduled")  # fmt: skip
+        return (
+            f"request {self.request_id}: tokens {some_tokens(self.token_ids)}, "
+            f"{self.num_computed} computed, {self.num_scheduled} scheduled"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,8 +94,7 @@ def row_by_row(requests: Sequence[Request], scheduled: dict[str, int]) -> Inputs
         (request, place)
         for request in requests
         for place in range(
-            request.num_computed_tokens,
-            request.num_computed_tokens + scheduled[request.request_id],
+            request.num_computed_tokens, request.num_computed_tokens + scheduled[request.request_id]
         )
     ]
     return (
@@ -158,16 +151,23 @@ Rule = Callable[[Request, int, int, int], Any]  # request, start, end, rows befo
 
 
 def with_rules(
-    ids: Rule | None = None, positions: Rule | None = None, row: Rule | None = None,
-    sampled: Rule | None = None, every_row: bool = False,
-) -> Callable[..., Inputs]:  # fmt: skip
+    ids: Rule | None = None,
+    positions: Rule | None = None,
+    row: Rule | None = None,
+    sampled: Rule | None = None,
+    every_row: bool = False,
+) -> Callable[..., Inputs]:
     """The right answer with another rule for the tokens, positions, rows, or who is sampled."""
 
     def lay_out(requests: Sequence[Request], scheduled: dict[str, int]) -> Inputs:
         inputs: Inputs = ([], [], [])
         for r in requests:
-            at = (r, r.num_computed_tokens, r.num_computed_tokens + scheduled[r.request_id],
-                  len(inputs[0]))  # fmt: skip
+            at = (
+                r,
+                r.num_computed_tokens,
+                r.num_computed_tokens + scheduled[r.request_id],
+                len(inputs[0]),
+            )
             inputs[0].extend(ids(*at) if ids else r.all_token_ids[at[1] : at[2]])
             inputs[1].extend(positions(*at) if positions else range(at[1], at[2]))
             if sampled(*at) if sampled else at[2] == r.num_tokens:
@@ -178,17 +178,23 @@ def with_rules(
 
 
 POSITIONS = "The first scheduled token of a request stands at position `num_computed_tokens`."
-IDS = ("`request.all_token_ids[start : start + num_scheduled]`, from `start = "
-       "request.num_computed_tokens`.")  # fmt: skip
-ROWS = ("When a request's tokens are all in the batch, its last row is `len(input_ids) - 1`, right "
-        "after you added them.")  # fmt: skip
+IDS = (
+    "`request.all_token_ids[start : start + num_scheduled]`, from `start = "
+    "request.num_computed_tokens`."
+)
+ROWS = (
+    "When a request's tokens are all in the batch, its last row is `len(input_ids) - 1`, right "
+    "after you added them."
+)
 COMPLETE = "Sample where `num_computed_tokens + num_scheduled == num_tokens`."
 
 
 def _passed(answer: Callable[..., Any]) -> Passed:
     shares = ((8, 0, 3), (6, 5, 1), (4, 0, 4), (9, 4, 4))
-    parts = [Part("ABCD"[i], tuple(range(10 * i + 11, 10 * i + 11 + n)), n, computed, scheduled)
-             for i, (n, computed, scheduled) in enumerate(shares)]  # fmt: skip
+    parts = [
+        Part("ABCD"[i], tuple(range(10 * i + 11, 10 * i + 11 + n)), n, computed, scheduled)
+        for i, (n, computed, scheduled) in enumerate(shares)
+    ]
     step = Step(tuple(parts), (3, 2, 1, 0))
     return Passed(
         "Right for whole prompts, chunks, cached prefixes and answers, alone and together. Each "
@@ -204,47 +210,88 @@ PREPARE_INPUTS = Contract(
     passed=_passed,
     clauses={
         "form": Clause("Your function returned {got}; expected three lists: {expected}."),
-        "flat": Clause("Not a flat list of ints: all requests lie one behind the other.",
-                       "`input_ids += [...]` adds the elements; `append` would add a list."),
-        "only read": Clause("Your function changes a request. Nothing is computed yet: the step "
-                            "may still fail.", "Only read. Exercise 3 does the bookkeeping."),
-        "shares": Clause("You return a request's own list. Who adds to one changes the other.",
-                         "A slice is a new list."),
-        "input_ids": Clause("These are not the tokens of the step.", "Per request, in the order "
-                            "given: " + IDS),
+        "flat": Clause(
+            "Not a flat list of ints: all requests lie one behind the other.",
+            "`input_ids += [...]` adds the elements; `append` would add a list.",
+        ),
+        "only read": Clause(
+            "Your function changes a request. Nothing is computed yet: the step may still fail.",
+            "Only read. Exercise 3 does the bookkeeping.",
+        ),
+        "shares": Clause(
+            "You return a request's own list. Who adds to one changes the other.",
+            "A slice is a new list.",
+        ),
+        "input_ids": Clause(
+            "These are not the tokens of the step.", "Per request, in the order given: " + IDS
+        ),
         "positions": Clause("These are not the positions of the step's tokens.", POSITIONS),
         "logits_indices": Clause("These are not the rows to sample from.", COMPLETE),
     },
     mistakes=(
-        mistake("Positions restart at 0 in each chunk. After a cached prefix, or an earlier chunk, "
-                "the model would take the tokens for the beginning of the text.", POSITIONS,
-                with_rules(positions=lambda r, s, e, b: range(e - s))),
-        mistake("Every chunk starts at the request's first token. What is computed already is "
-                "computed again, and the other tokens never.", IDS,
-                with_rules(lambda r, s, e, b: r.all_token_ids[: e - s]),
-                with_rules(lambda r, s, e, b: r.all_token_ids[: e - s],
-                           lambda r, s, e, b: range(e - s))),
-        mistake("Positions count the rows of the batch. Each request has its own.", POSITIONS,
-                with_rules(positions=lambda r, s, e, b: range(b, b + e - s))),
-        mistake("You take the newest tokens of each request. In a chunk, the next tokens are those "
-                "after `num_computed_tokens`.", IDS,
-                with_rules(lambda r, s, e, b: r.all_token_ids[s - e :]),
-                with_rules(lambda r, s, e, b: r.all_token_ids[s - e :],
-                           lambda r, s, e, b: range(r.num_tokens + s - e, r.num_tokens))),
-        mistake("A token is sampled from a chunk that is not the end of its prompt. The user would "
-                "get an answer to half a question.", COMPLETE,
-                with_rules(sampled=lambda r, s, e, b: True)),
-        mistake("`logits_indices` points one row too far: to the next request's first row, or "
-                "beyond the batch.", ROWS, with_rules(row=lambda r, s, e, b: b + e - s)),
-        mistake("`logits_indices` counts from each request's own first row. The rows of all "
-                "requests lie one behind the other in one batch.", ROWS,
-                with_rules(row=lambda r, s, e, b: e - s - 1)),
-        mistake("You sample from every row. Only the last token of a request says what comes next.",
-                ROWS, with_rules(every_row=True)),
-        mistake("Only decode steps are sampled. The last chunk of a prompt gives the first token "
-                "of the answer.", COMPLETE, with_rules(sampled=lambda r, s, e, b: e - s == 1)),
-        mistake("Prompts in chunks never get a first token: the last chunk completes them, too.",
-                COMPLETE, with_rules(
-                    sampled=lambda r, s, e, b: (s == 0 or e - s == 1) and e == r.num_tokens)),
+        mistake(
+            "Positions restart at 0 in each chunk. After a cached prefix, or an earlier chunk, "
+            "the model would take the tokens for the beginning of the text.",
+            POSITIONS,
+            with_rules(positions=lambda r, s, e, b: range(e - s)),
+        ),
+        mistake(
+            "Every chunk starts at the request's first token. What is computed already is "
+            "computed again, and the other tokens never.",
+            IDS,
+            with_rules(lambda r, s, e, b: r.all_token_ids[: e - s]),
+            with_rules(
+                lambda r, s, e, b: r.all_token_ids[: e - s], lambda r, s, e, b: range(e - s)
+            ),
+        ),
+        mistake(
+            "Positions count the rows of the batch. Each request has its own.",
+            POSITIONS,
+            with_rules(positions=lambda r, s, e, b: range(b, b + e - s)),
+        ),
+        mistake(
+            "You take the newest tokens of each request. In a chunk, the next tokens are those "
+            "after `num_computed_tokens`.",
+            IDS,
+            with_rules(lambda r, s, e, b: r.all_token_ids[s - e :]),
+            with_rules(
+                lambda r, s, e, b: r.all_token_ids[s - e :],
+                lambda r, s, e, b: range(r.num_tokens + s - e, r.num_tokens),
+            ),
+        ),
+        mistake(
+            "A token is sampled from a chunk that is not the end of its prompt. The user would "
+            "get an answer to half a question.",
+            COMPLETE,
+            with_rules(sampled=lambda r, s, e, b: True),
+        ),
+        mistake(
+            "`logits_indices` points one row too far: to the next request's first row, or "
+            "beyond the batch.",
+            ROWS,
+            with_rules(row=lambda r, s, e, b: b + e - s),
+        ),
+        mistake(
+            "`logits_indices` counts from each request's own first row. The rows of all "
+            "requests lie one behind the other in one batch.",
+            ROWS,
+            with_rules(row=lambda r, s, e, b: e - s - 1),
+        ),
+        mistake(
+            "You sample from every row. Only the last token of a request says what comes next.",
+            ROWS,
+            with_rules(every_row=True),
+        ),
+        mistake(
+            "Only decode steps are sampled. The last chunk of a prompt gives the first token "
+            "of the answer.",
+            COMPLETE,
+            with_rules(sampled=lambda r, s, e, b: e - s == 1),
+        ),
+        mistake(
+            "Prompts in chunks never get a first token: the last chunk completes them, too.",
+            COMPLETE,
+            with_rules(sampled=lambda r, s, e, b: (s == 0 or e - s == 1) and e == r.num_tokens),
+        ),
     ),
-)  # fmt: skip
+)

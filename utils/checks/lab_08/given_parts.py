@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.checks.kit.runner import Mismatch
-from utils.engine.core.scheduler_output import (
-    ModelRunnerOutput,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from utils.engine.core.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from utils.engine.input_processor import Prompt
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine
@@ -148,9 +144,12 @@ class EngineBase(LLMEngine):
     # --- how requests come in, and how `LLM.generate` calls the loop -----------------------------
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None,
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
         priority: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue a prompt, after the learner's function has checked the parameters."""
         self.parts.check_sampling_params(params or SamplingParams())
         if request_id in self.requests:

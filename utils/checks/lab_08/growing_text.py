@@ -129,43 +129,60 @@ DETOKENIZER = Contract(
     inputs=draw,
     judge=InLockstep(play, EnginesDetokenizer),
     passed="Right for characters in pieces, tokens without text, emoji, Japanese, and tokenizers "
-           "that drop the first space, or write rare characters as single bytes. After each token "
-           "all whole characters were there, and never "
-           "a half one. A long answer costs no more per token than a short one.",
+    "that drop the first space, or write rare characters as single bytes. After each token "
+    "all whole characters were there, and never "
+    "a half one. A long answer costs no more per token than a short one.",
     clauses={
-        "changes": Clause("Your class changes the list of the prompt's tokens. The engine still "
-                          "needs it.", "Make a list of your own: `list(prompt_token_ids)`."),
-        "form": Clause("`append` returned {got}; expected a string, perhaps an empty one.",
-                       "`return` what the text has gained; `\"\"` while you wait."),
-        "prompt": Clause("The prompt's text is shown again, as a part of the answer.",
-                         "Remember, from the start, which text is known: that of the prompt's "
-                         "tokens."),
-        "row": Clause("Your tokens of the prompt begin inside a character. Where a tokenizer "
-                      "writes rare characters as single bytes, its decoder then makes replacement "
-                      "marks of the whole row, also of the answer's first characters.",
-                      "While the text of the prompt's last tokens begins with `\\ufffd`, take more "
-                      "of them."),
-        "half": Clause("Half a character is shown: the user sees a replacement mark that nothing "
-                       "takes back.",
-                       "While the decoded text ends in `\\ufffd`, return `\"\"` and wait."),
-        "spaces": Clause("Spaces get lost. A token decoded on its own stands at the beginning of a "
-                         "text, and some tokenizers drop the first space there.",
-                         "Decode it together with a few tokens before it. Tokens without text are "
-                         "no context."),
-        "twice": Clause("Text is shown twice.",
-                        "Return only what the text has *gained*: `decoded[len(known):]`."),
-        "missing": Clause("Text is missing, though all its characters are complete.",
-                          "Wait only while the decoded text ends in `\\ufffd`. Then show all that "
-                          "is new, the tokens waited for included."),
-        "other": Clause("This is not the text of the tokens.",
-                        "Compare with decoding everything at once."),
-        "cost": Clause("The text is right, but each token costs more than the one before: you "
-                       "decode everything again and again.",
-                       "Once text is shown, its tokens are only needed as context: keep the last "
-                       "few of them. Of the prompt, six are enough, or a few more."),
-        "prompt's cost": Clause("The text is right, but the whole prompt is decoded, however long "
-                                "it is.", "Of the prompt, the last six tokens are enough, or a few "
-                                "more where they begin inside a character."),
+        "changes": Clause(
+            "Your class changes the list of the prompt's tokens. The engine still needs it.",
+            "Make a list of your own: `list(prompt_token_ids)`.",
+        ),
+        "form": Clause(
+            "`append` returned {got}; expected a string, perhaps an empty one.",
+            '`return` what the text has gained; `""` while you wait.',
+        ),
+        "prompt": Clause(
+            "The prompt's text is shown again, as a part of the answer.",
+            "Remember, from the start, which text is known: that of the prompt's tokens.",
+        ),
+        "row": Clause(
+            "Your tokens of the prompt begin inside a character. Where a tokenizer "
+            "writes rare characters as single bytes, its decoder then makes replacement "
+            "marks of the whole row, also of the answer's first characters.",
+            "While the text of the prompt's last tokens begins with `\\ufffd`, take more of them.",
+        ),
+        "half": Clause(
+            "Half a character is shown: the user sees a replacement mark that nothing takes back.",
+            'While the decoded text ends in `\\ufffd`, return `""` and wait.',
+        ),
+        "spaces": Clause(
+            "Spaces get lost. A token decoded on its own stands at the beginning of a "
+            "text, and some tokenizers drop the first space there.",
+            "Decode it together with a few tokens before it. Tokens without text are no context.",
+        ),
+        "twice": Clause(
+            "Text is shown twice.",
+            "Return only what the text has *gained*: `decoded[len(known):]`.",
+        ),
+        "missing": Clause(
+            "Text is missing, though all its characters are complete.",
+            "Wait only while the decoded text ends in `\\ufffd`. Then show all that "
+            "is new, the tokens waited for included.",
+        ),
+        "other": Clause(
+            "This is not the text of the tokens.", "Compare with decoding everything at once."
+        ),
+        "cost": Clause(
+            "The text is right, but each token costs more than the one before: you "
+            "decode everything again and again.",
+            "Once text is shown, its tokens are only needed as context: keep the last "
+            "few of them. Of the prompt, six are enough, or a few more.",
+        ),
+        "prompt's cost": Clause(
+            "The text is right, but the whole prompt is decoded, however long it is.",
+            "Of the prompt, the last six tokens are enough, or a few "
+            "more where they begin inside a character.",
+        ),
     },
     examples=250,
-)  # fmt: skip
+)

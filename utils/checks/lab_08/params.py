@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 
 NAN, INF = float("nan"), float("inf")
 
@@ -77,10 +69,13 @@ RULES = (
     Rule("max_tokens", NO_INTEGERS[:-1], "It counts tokens."),
     Rule("min_tokens", (-1, -7), "It counts tokens."),
     Rule("min_tokens", NO_INTEGERS, "It counts tokens."),
-    Rule("stop", ("", ["END", ""], [""], ["", "END"]),
-         "The empty string is found in every text: the answer would end at once."),
+    Rule(
+        "stop",
+        ("", ["END", ""], [""], ["", "END"]),
+        "The empty string is found in every text: the answer would end at once.",
+    ),
     Rule("stop", ([5], ["END", None], [["END"]]), "Only strings can be found in a text."),
-)  # fmt: skip
+)
 PAIRS = (  # rules that need two arguments
     Rule("n", (2, 3, 64), "Greedy sampling gives the same answer each time."),
     Rule("min_tokens", (17, 18, 10**7), "Both cannot be kept."),
@@ -187,29 +182,48 @@ CHECK_SAMPLING_PARAMS = Contract(
     inputs=draw,
     judge=InLockstep(play, refuse),
     passed="All that is allowed is let through, edges included. What breaks a rule is refused, "
-           "with the name and the value of what is wrong.",
+    "with the name and the value of what is wrong.",
     clauses={
         "changes": Clause("Your function changes the parameters. It only looks at them."),
         "assert": Clause(
             "You use `assert`. Python drops every assert when it is started with `-O`, and then "
-            "nothing is checked.", "`if ...: raise ValueError(...)`."),
-        "other error": Clause("{says} Expected is a ValueError that names the argument.",
-                              "Ask for the type first, or for None, then compare."),
+            "nothing is checked.",
+            "`if ...: raise ValueError(...)`.",
+        ),
+        "other error": Clause(
+            "{says} Expected is a ValueError that names the argument.",
+            "Ask for the type first, or for None, then compare.",
+        ),
         "returns": Clause(
             "Your function returned `{got}`. Nobody looks at that; a bad request would go on.",
-            "`raise ValueError(...)`, and return nothing."),
+            "`raise ValueError(...)`, and return nothing.",
+        ),
         "refuses": Clause("{got}.", "The edges belong to the range."),
         "name": Clause("The error does not say that {expected} is wrong."),
-        "value": Clause("The error does not say which value it got. Whoever reads it in a log has "
-                        "to guess.", "`{value!r}` in an f-string."),
-    } | {f"rule {i}": Clause(f"{{got}}. {rule.why}", "Say what is right, and refuse the rest: "
-                             "`if not 0 <= x <= 2: raise`.")
-         for i, rule in enumerate(RULES + PAIRS)},
+        "value": Clause(
+            "The error does not say which value it got. Whoever reads it in a log has to guess.",
+            "`{value!r}` in an f-string.",
+        ),
+    }
+    | {
+        f"rule {i}": Clause(
+            f"{{got}}. {rule.why}",
+            "Say what is right, and refuse the rest: `if not 0 <= x <= 2: raise`.",
+        )
+        for i, rule in enumerate(RULES + PAIRS)
+    },
     mistakes=(
-        mistake("Every NaN is let through. A comparison with NaN is always False, so `x < 0 or "
-                "x > 2` lets it pass.", "`not 0 <= x <= 2` does not.", _without(*NANS)),
-        mistake("`max_tokens=None` is an error: `None` is not supported between `<` and a number.",
-                "`max_tokens is None or ...`.", _none_compared),
+        mistake(
+            "Every NaN is let through. A comparison with NaN is always False, so `x < 0 or "
+            "x > 2` lets it pass.",
+            "`not 0 <= x <= 2` does not.",
+            _without(*NANS),
+        ),
+        mistake(
+            "`max_tokens=None` is an error: `None` is not supported between `<` and a number.",
+            "`max_tokens is None or ...`.",
+            _none_compared,
+        ),
     ),
     examples=400,
-)  # fmt: skip
+)

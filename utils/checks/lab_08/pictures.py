@@ -71,9 +71,10 @@ def rows_of_cells(rows: Sequence[Row], title: str, xlabel: str, first: int = 0) 
 def _draw(ax: Axes, x: int, y: int, cell: Cell) -> None:
     colour, hatch, _ = KINDS[cell.kind or "other"]
     ax.add_patch(
-        Rectangle((x, y + 0.06), 1, 0.88, facecolor=colour, hatch=hatch, edgecolor=INK,
-                  linewidth=0.7)
-    )  # fmt: skip
+        Rectangle(
+            (x, y + 0.06), 1, 0.88, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.7
+        )
+    )
     # A hatch would strike the letters out: give them a ground of their own.
     ground = dict(facecolor=colour, edgecolor="none", pad=1.2) if hatch and cell.text else None
     ax.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", size=8, bbox=ground)
@@ -131,8 +132,9 @@ def timeline(arrival: float, scheduled: float, token_ts: Sequence[float], title:
     for words, begin, end, y in spans:
         arrow = dict(arrowstyle="<->", color="#1f4e9c", linewidth=1.3)
         ax.annotate("", (begin, y), (end, y), arrowprops=arrow)
-        ax.text((begin + end) / 2, y + 0.03, words, ha="center", va="bottom", size=8,
-                color="#1f4e9c")  # fmt: skip
+        ax.text(
+            (begin + end) / 2, y + 0.03, words, ha="center", va="bottom", size=8, color="#1f4e9c"
+        )
     ax.set_ylim(-1.0, 0.5)
     ax.set_yticks([])
     ax.set_xlabel("time (s)", size=9)

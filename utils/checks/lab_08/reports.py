@@ -32,8 +32,10 @@ def draw(c: Choices) -> Given:
     requests = c.some(request, 0, 12)
     if c.rarely(5):  # so many that the 99th of a hundred is another one than the last
         first = c.integer(0, 40)
-        requests += [request_of((first + 7 * i % 41) * unit, [3 * i % 17 * unit])
-                     for i in range(c.integer(0, 300))]  # fmt: skip
+        requests += [
+            request_of((first + 7 * i % 41) * unit, [3 * i % 17 * unit])
+            for i in range(c.integer(0, 300))
+        ]
     requests.insert(c.integer(0, len(requests)), request_of(c.integer(1, 8) * unit, [unit]))
     ttft_slo = c.pick((16 * unit, c.pick(requests).ttft))
     tpot_slo = c.pick((8 * unit, c.pick(requests).tpot or unit))
@@ -42,7 +44,7 @@ def draw(c: Choices) -> Given:
 
 def right_report(
     requests: list[Latencies], duration: float, ttft_slo: float, tpot_slo: float
-) -> Report:  # fmt: skip
+) -> Report:
     """The oracle: numpy's percentiles, and counting."""
     ttfts = [request.ttft for request in requests]
     gaps = [gap for request in requests for gap in request.itl]
@@ -74,8 +76,10 @@ def _told(given: Given) -> str:
     requests, duration, ttft_slo, tpot_slo = given.args
     shown = "; ".join(f"TTFT {r.ttft:g}, gaps {r.itl}" for r in requests[:4])
     more = "; ..." if len(requests) > 4 else ""
-    return (f"{len(requests)} requests in {duration:g} s ({shown}{more}); limits: TTFT "
-            f"{ttft_slo:g} s, TPOT {tpot_slo:g} s")  # fmt: skip
+    return (
+        f"{len(requests)} requests in {duration:g} s ({shown}{more}); limits: TTFT "
+        f"{ttft_slo:g} s, TPOT {tpot_slo:g} s"
+    )
 
 
 Rule = Callable[[list[Latencies], float], float]
@@ -148,54 +152,97 @@ SERVING_REPORT = Contract(
     inputs=draw,
     judge=Returns(right_report, wrong=_fault),
     passed="Right for runs of one request and of hundreds: percentiles as numpy's, tokens and good "
-           "requests per second. A system may have a high throughput and no goodput at all.",
+    "requests per second. A system may have a high throughput and no goodput at all.",
     clauses={
         "form": Clause("Your function returned {got}; expected a dict with the keys {expected}."),
         "median_ttft": Clause("`median_ttft` is wrong. {says}", "`numpy.percentile(values, 50)`."),
         "p99_ttft": Clause("`p99_ttft` is wrong. {says}", NUMPYS),
-        "p99_itl": Clause("`p99_itl` is wrong. {says}",
-                          "Put the gaps of all requests into one list. " + NUMPYS),
+        "p99_itl": Clause(
+            "`p99_itl` is wrong. {says}", "Put the gaps of all requests into one list. " + NUMPYS
+        ),
         "output_throughput": Clause("`output_throughput` is wrong. {says}", TOKENS),
         "request_goodput": Clause("`request_goodput` is wrong. {says}", GOOD),
     },
     mistakes=(
-        mistake("Your percentiles pick one of the values. Expected is numpy's way: between the two "
-                "neighbours.", NUMPYS, _one_of(lambda n, q: math.ceil(q * n) - 1),
-                _one_of(lambda n, q: int(q * n))),
-        mistake("`median_ttft` is the mean. A single slow request moves it; the median stays.",
-                "`numpy.percentile(values, 50)`.",
-                _but(median_ttft=lambda rs, d: float(np.mean(_ttfts(rs))))),
-        mistake("`p99_ttft` is the maximum.", NUMPYS,
-                _but(p99_ttft=lambda rs, d: max(_ttfts(rs)))),
-        mistake("`p99_itl` is taken over the requests' means (TPOT). A single long gap vanishes in "
-                "a mean, and the user has felt it.", "Put the gaps of all requests into one list.",
-                _but(p99_itl=lambda rs, d: float(np.percentile(
-                    [r.tpot for r in rs if r.tpot is not None], 99)))),
-        mistake("`p99_itl` is a mean of percentiles. That is no percentile of anything.",
-                "Put the gaps of all requests into one list.",
-                _but(p99_itl=lambda rs, d: float(np.mean(
-                    [np.percentile(r.itl, 99) for r in rs if r.itl])))),
-        mistake("Each request's first token is missing in `output_throughput`: n gaps are n + 1 "
-                "tokens.", TOKENS, _but(output_throughput=lambda rs, d: len(_gaps(rs)) / d)),
-        mistake("`output_throughput` divides by the requests' own times. They ran side by side: "
-                "divide by the duration of the run.", TOKENS,
-                _but(output_throughput=lambda rs, d: (len(rs) + len(_gaps(rs)))
-                     / sum(r.e2e_latency for r in rs))),
-        mistake("`request_goodput` is a count. Expected are good requests per second.",
-                "Divide by `duration`.", _scaled(lambda good, n: good)),
-        mistake("`request_goodput` is the part of the requests that are good. Expected are good "
-                "requests per second.", "Divide by `duration`.",
-                _scaled(lambda good, n: good / n)),
+        mistake(
+            "Your percentiles pick one of the values. Expected is numpy's way: between the two "
+            "neighbours.",
+            NUMPYS,
+            _one_of(lambda n, q: math.ceil(q * n) - 1),
+            _one_of(lambda n, q: int(q * n)),
+        ),
+        mistake(
+            "`median_ttft` is the mean. A single slow request moves it; the median stays.",
+            "`numpy.percentile(values, 50)`.",
+            _but(median_ttft=lambda rs, d: float(np.mean(_ttfts(rs)))),
+        ),
+        mistake("`p99_ttft` is the maximum.", NUMPYS, _but(p99_ttft=lambda rs, d: max(_ttfts(rs)))),
+        mistake(
+            "`p99_itl` is taken over the requests' means (TPOT). A single long gap vanishes in "
+            "a mean, and the user has felt it.",
+            "Put the gaps of all requests into one list.",
+            _but(
+                p99_itl=lambda rs, d: float(
+                    np.percentile([r.tpot for r in rs if r.tpot is not None], 99)
+                )
+            ),
+        ),
+        mistake(
+            "`p99_itl` is a mean of percentiles. That is no percentile of anything.",
+            "Put the gaps of all requests into one list.",
+            _but(
+                p99_itl=lambda rs, d: float(
+                    np.mean([np.percentile(r.itl, 99) for r in rs if r.itl])
+                )
+            ),
+        ),
+        mistake(
+            "Each request's first token is missing in `output_throughput`: n gaps are n + 1 "
+            "tokens.",
+            TOKENS,
+            _but(output_throughput=lambda rs, d: len(_gaps(rs)) / d),
+        ),
+        mistake(
+            "`output_throughput` divides by the requests' own times. They ran side by side: "
+            "divide by the duration of the run.",
+            TOKENS,
+            _but(
+                output_throughput=lambda rs, d: (
+                    (len(rs) + len(_gaps(rs))) / sum(r.e2e_latency for r in rs)
+                )
+            ),
+        ),
+        mistake(
+            "`request_goodput` is a count. Expected are good requests per second.",
+            "Divide by `duration`.",
+            _scaled(lambda good, n: good),
+        ),
+        mistake(
+            "`request_goodput` is the part of the requests that are good. Expected are good "
+            "requests per second.",
+            "Divide by `duration`.",
+            _scaled(lambda good, n: good / n),
+        ),
         mistake("`request_goodput` looks at TTFT only.", GOOD, _good(lambda r, f, s, t: f)),
-        mistake("A request that keeps only one of the two limits is counted as good.", GOOD,
-                _good(lambda r, f, s, t: f or s)),
-        mistake("Answers of one token are never good. They have no TPOT, so they cannot miss its "
-                "limit.", "`request.tpot is None or request.tpot <= tpot_slo`.",
-                _good(lambda r, f, s, t: f and s and r.tpot is not None)),
-        mistake("A request that just meets its limit is not counted as good.", "`<=`, not `<`.",
-                _strict),
-        mistake("One long gap makes a request bad. The limit is for TPOT, the mean of the gaps.",
-                GOOD, _good(lambda r, f, s, t: f and max(r.itl, default=0) <= t)),
+        mistake(
+            "A request that keeps only one of the two limits is counted as good.",
+            GOOD,
+            _good(lambda r, f, s, t: f or s),
+        ),
+        mistake(
+            "Answers of one token are never good. They have no TPOT, so they cannot miss its "
+            "limit.",
+            "`request.tpot is None or request.tpot <= tpot_slo`.",
+            _good(lambda r, f, s, t: f and s and r.tpot is not None),
+        ),
+        mistake(
+            "A request that just meets its limit is not counted as good.", "`<=`, not `<`.", _strict
+        ),
+        mistake(
+            "One long gap makes a request bad. The limit is for TPOT, the mean of the gaps.",
+            GOOD,
+            _good(lambda r, f, s, t: f and max(r.itl, default=0) <= t),
+        ),
     ),
     tell=_told,
-)  # fmt: skip
+)

@@ -101,10 +101,11 @@ def _passed(answer: Callable[..., Any]) -> Passed:
     return Passed(
         "Right for answers of one token and of many, tokens that come together, and clocks that "
         "begin anywhere.",
-        pictures.timeline(10.0, 10.5, [11.0, 11.25, 11.5, 12.5],
-                          "One of the requests, and what its user felt"),
+        pictures.timeline(
+            10.0, 10.5, [11.0, 11.25, 11.5, 12.5], "One of the requests, and what its user felt"
+        ),
         "A line of time: arrival, first scheduled, tokens, and the spans between.",
-    )  # fmt: skip
+    )
 
 
 TPOT = "n tokens have n - 1 gaps: `(token_ts[-1] - token_ts[0]) / (len(token_ts) - 1)`."
@@ -116,47 +117,80 @@ LATENCIES = Contract(
     passed=_passed,
     clauses={
         "form": Clause("Your function returned {got}; expected `{expected}`."),
-        "queue_time": Clause("The queue time is wrong. {says}", "`scheduled_ts - arrival_time`: "
-                             "it ends when the request is first scheduled."),
+        "queue_time": Clause(
+            "The queue time is wrong. {says}",
+            "`scheduled_ts - arrival_time`: it ends when the request is first scheduled.",
+        ),
         "ttft": Clause("TTFT is wrong. {says}", "`token_ts[0] - arrival_time`."),
         "tpot": Clause("TPOT is wrong. {says}", "The mean of the gaps, None without one. " + TPOT),
-        "itl": Clause("The inter-token latencies are wrong. {says}",
-                      "A list with one gap per pair of neighbours: n tokens have n - 1."),
-        "e2e_latency": Clause("The end-to-end latency is wrong. {says}",
-                              "`token_ts[-1] - arrival_time`."),
+        "itl": Clause(
+            "The inter-token latencies are wrong. {says}",
+            "A list with one gap per pair of neighbours: n tokens have n - 1.",
+        ),
+        "e2e_latency": Clause(
+            "The end-to-end latency is wrong. {says}", "`token_ts[-1] - arrival_time`."
+        ),
     },
     mistakes=(
-        mistake("TTFT leaves out the time in the queue. The user's clock runs from the arrival.",
-                "`token_ts[0] - arrival_time`.", _but(ttft=lambda a, s, ts, r: ts[0] - s)),
-        mistake("TPOT divides by the number of tokens. The first token is paid by TTFT; n tokens "
-                "have n - 1 gaps.", TPOT,
-                _but(tpot=lambda a, s, ts, r: (ts[-1] - ts[0]) / len(ts)),
-                _but(tpot=lambda a, s, ts, r: r.tpot and (ts[-1] - ts[0]) / len(ts))),
-        mistake("TPOT holds the prompt's time as well. It is about the tokens after the first.",
-                TPOT, _but(tpot=lambda a, s, ts, r: (ts[-1] - a) / len(ts)),
-                _but(tpot=lambda a, s, ts, r: (ts[-1] - a) / len(r.itl) if r.itl else None)),
-        mistake("TPOT is the mean of the gaps, not the median.", TPOT,
-                _but(tpot=lambda a, s, ts, r: sorted(r.itl)[len(r.itl) // 2] if r.itl else None)),
-        mistake("An answer of one token has no time per token after the first: TPOT is None, not "
-                "0. A 0 would make every average look better.", ONE,
-                _but(tpot=lambda a, s, ts, r: r.tpot or 0.0)),
-        mistake("For an answer of one token you report TTFT as TPOT. There is nothing to report: "
-                "None.", ONE, _but(tpot=lambda a, s, ts, r: r.tpot if r.itl else r.ttft)),
-        mistake("The first gap is TTFT. Inter-token latencies lie between tokens of the answer.",
-                "n tokens have n - 1 gaps.",
-                _but(itl=lambda a, s, ts, r: [ts[0] - a, *r.itl])),
-        mistake("Gaps of 0 are left out. Tokens that come together have a gap of 0.",
-                "One gap per pair of neighbours.",
-                _but(itl=lambda a, s, ts, r: [gap for gap in r.itl if gap > 0])),
-        mistake("The queue time ends when the request is first scheduled, not with its first "
-                "token.", "`scheduled_ts - arrival_time`.",
-                _but(queue_time=lambda a, s, ts, r: ts[0] - a)),
-        mistake("The end-to-end latency starts with the arrival, not with the first token.",
-                "`token_ts[-1] - arrival_time`.",
-                _but(e2e_latency=lambda a, s, ts, r: ts[-1] - ts[0])),
-        mistake("The end-to-end latency leaves out the time in the queue.",
-                "`token_ts[-1] - arrival_time`.",
-                _but(e2e_latency=lambda a, s, ts, r: ts[-1] - s)),
+        mistake(
+            "TTFT leaves out the time in the queue. The user's clock runs from the arrival.",
+            "`token_ts[0] - arrival_time`.",
+            _but(ttft=lambda a, s, ts, r: ts[0] - s),
+        ),
+        mistake(
+            "TPOT divides by the number of tokens. The first token is paid by TTFT; n tokens "
+            "have n - 1 gaps.",
+            TPOT,
+            _but(tpot=lambda a, s, ts, r: (ts[-1] - ts[0]) / len(ts)),
+            _but(tpot=lambda a, s, ts, r: r.tpot and (ts[-1] - ts[0]) / len(ts)),
+        ),
+        mistake(
+            "TPOT holds the prompt's time as well. It is about the tokens after the first.",
+            TPOT,
+            _but(tpot=lambda a, s, ts, r: (ts[-1] - a) / len(ts)),
+            _but(tpot=lambda a, s, ts, r: (ts[-1] - a) / len(r.itl) if r.itl else None),
+        ),
+        mistake(
+            "TPOT is the mean of the gaps, not the median.",
+            TPOT,
+            _but(tpot=lambda a, s, ts, r: sorted(r.itl)[len(r.itl) // 2] if r.itl else None),
+        ),
+        mistake(
+            "An answer of one token has no time per token after the first: TPOT is None, not "
+            "0. A 0 would make every average look better.",
+            ONE,
+            _but(tpot=lambda a, s, ts, r: r.tpot or 0.0),
+        ),
+        mistake(
+            "For an answer of one token you report TTFT as TPOT. There is nothing to report: None.",
+            ONE,
+            _but(tpot=lambda a, s, ts, r: r.tpot if r.itl else r.ttft),
+        ),
+        mistake(
+            "The first gap is TTFT. Inter-token latencies lie between tokens of the answer.",
+            "n tokens have n - 1 gaps.",
+            _but(itl=lambda a, s, ts, r: [ts[0] - a, *r.itl]),
+        ),
+        mistake(
+            "Gaps of 0 are left out. Tokens that come together have a gap of 0.",
+            "One gap per pair of neighbours.",
+            _but(itl=lambda a, s, ts, r: [gap for gap in r.itl if gap > 0]),
+        ),
+        mistake(
+            "The queue time ends when the request is first scheduled, not with its first token.",
+            "`scheduled_ts - arrival_time`.",
+            _but(queue_time=lambda a, s, ts, r: ts[0] - a),
+        ),
+        mistake(
+            "The end-to-end latency starts with the arrival, not with the first token.",
+            "`token_ts[-1] - arrival_time`.",
+            _but(e2e_latency=lambda a, s, ts, r: ts[-1] - ts[0]),
+        ),
+        mistake(
+            "The end-to-end latency leaves out the time in the queue.",
+            "`token_ts[-1] - arrival_time`.",
+            _but(e2e_latency=lambda a, s, ts, r: ts[-1] - s),
+        ),
     ),
     tell=_told,
-)  # fmt: skip
+)

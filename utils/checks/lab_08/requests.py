@@ -10,19 +10,22 @@ from utils.engine.sampling_params import SamplingParams
 
 
 def running_request(
-    request_id: str, prompt: Sequence[int], output: Sequence[int] = (),
-    num_computed_tokens: int = 0, max_num_tokens: int = 10**6,
-    eos_token_ids: Sequence[int] = (), **params: Any,
-) -> Request:  # fmt: skip
+    request_id: str,
+    prompt: Sequence[int],
+    output: Sequence[int] = (),
+    num_computed_tokens: int = 0,
+    max_num_tokens: int = 10**6,
+    eos_token_ids: Sequence[int] = (),
+    **params: Any,
+) -> Request:
     """A request in the middle of its work.
 
     Args:
         params: of its `SamplingParams`
     """
     request = Request(
-        request_id, list(prompt), SamplingParams(**params), max_num_tokens,
-        tuple(eos_token_ids),
-    )  # fmt: skip
+        request_id, list(prompt), SamplingParams(**params), max_num_tokens, tuple(eos_token_ids)
+    )
     request.output_token_ids += output
     request.all_token_ids += output
     request.num_computed_tokens = num_computed_tokens

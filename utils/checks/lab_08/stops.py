@@ -88,7 +88,7 @@ def _fault(expected: Verdict, got: Any, given: Given) -> Fault | None:
 
 def _of_found(
     got: Verdict, right: tuple[int, str], text: str, num_gained: int, stop: Sequence[str]
-) -> str:  # fmt: skip
+) -> str:
     """Which clause is broken where a stop string is there; "" for none."""
     if got[1] is None:
         return "missed"
@@ -136,62 +136,97 @@ def _at_the_end(text: str, string: str, start: int) -> int:
     return len(text) - len(string) if text.endswith(string) else -1
 
 
-BEGINS = ("Several stop strings are there, and you take the one that *begins* first. Token by "
-          "token, the one that is *complete* first would have ended the answer.")  # fmt: skip
-OLD = ("A stop string in old text ends the answer. It was allowed there: perhaps it came among the "
-       "first `min_tokens` tokens.")  # fmt: skip
-SEARCH = ("It may begin in old text, but it must *end* in the new characters: search from "
-          "`len(text) - num_gained - len(string) + 1` on, but not before 0.")  # fmt: skip
+BEGINS = (
+    "Several stop strings are there, and you take the one that *begins* first. Token by "
+    "token, the one that is *complete* first would have ended the answer."
+)
+OLD = (
+    "A stop string in old text ends the answer. It was allowed there: perhaps it came among the "
+    "first `min_tokens` tokens."
+)
+SEARCH = (
+    "It may begin in old text, but it must *end* in the new characters: search from "
+    "`len(text) - num_gained - len(string) + 1` on, but not before 0."
+)
 FIRST = "Collect all that are found, and take the smallest end, `begin + len(string)`."
 
 TEXT_TO_SHOW = Contract(
     inputs=draw,
     judge=Returns(right_text_to_show, wrong=_fault),
     passed="Right for old and new text in pieces. Stop strings were found across pieces and cut "
-           "off, the one that is complete first; nothing that was shown had to be taken back.",
+    "off, the one that is complete first; nothing that was shown had to be taken back.",
     clauses={
-        "form": Clause("Your function returned {got}; expected a pair: how many characters may be "
-                       "shown, and the stop string that was found, or None."),
+        "form": Clause(
+            "Your function returned {got}; expected a pair: how many characters may be "
+            "shown, and the stop string that was found, or None."
+        ),
         "number": Clause("The first value is {got}; expected {expected}."),
-        "missed": Clause("A stop string is missed. It may have begun in an earlier piece of the "
-                         "text, and more may come after it.",
-                         SEARCH),
+        "missed": Clause(
+            "A stop string is missed. It may have begun in an earlier piece of the "
+            "text, and more may come after it.",
+            SEARCH,
+        ),
         "invented": Clause("You find {got}; expected {expected}.", "Return the string itself."),
         "old": Clause(OLD, SEARCH),
-        "tie": Clause("Two stop strings are complete at the same character. Then the first in the "
-                      "list counts.", "`<`, not `<=`, when you compare the ends."),
+        "tie": Clause(
+            "Two stop strings are complete at the same character. Then the first in the "
+            "list counts.",
+            "`<`, not `<=`, when you compare the ends.",
+        ),
         "begins first": Clause(BEGINS, FIRST),
-        "complete first": Clause("Several stop strings are there, and you do not take the one that "
-                                 "is complete first. Token by token, that one would have ended the "
-                                 "answer, whatever its place in the list.", FIRST),
-        "shown": Clause("The stop string is shown. It is cut off: the answer ends where it begins.",
-                        "Return where the stop string *begins*."),
-        "later": Clause("The text is cut at a later place than where the stop string is found "
-                        "first.", "`text.find` finds the first one, `text.rfind` the last."),
-        "place": Clause("The text is cut at the wrong place.",
-                        "Return where the stop string begins in the whole text, not in the part "
-                        "you searched. In old text it does not count."),
-        "taken back": Clause("What is shown may turn out to be the beginning of a stop string. "
-                             "Then the text on the user's screen has to be taken back.",
-                             "Keep back the last `len(string) - 1` characters, of the longest "
-                             "stop string."),
+        "complete first": Clause(
+            "Several stop strings are there, and you do not take the one that "
+            "is complete first. Token by token, that one would have ended the "
+            "answer, whatever its place in the list.",
+            FIRST,
+        ),
+        "shown": Clause(
+            "The stop string is shown. It is cut off: the answer ends where it begins.",
+            "Return where the stop string *begins*.",
+        ),
+        "later": Clause(
+            "The text is cut at a later place than where the stop string is found first.",
+            "`text.find` finds the first one, `text.rfind` the last.",
+        ),
+        "place": Clause(
+            "The text is cut at the wrong place.",
+            "Return where the stop string begins in the whole text, not in the part "
+            "you searched. In old text it does not count.",
+        ),
+        "taken back": Clause(
+            "What is shown may turn out to be the beginning of a stop string. "
+            "Then the text on the user's screen has to be taken back.",
+            "Keep back the last `len(string) - 1` characters, of the longest stop string.",
+        ),
         "held": Clause("Without stop strings everything may be shown at once."),
-        "more held": Clause("More is held back than needed. A stop string that is not complete yet "
-                            "has at most all its characters but one in the text.",
-                            "`len(text) - (len(longest) - 1)`, and not below 0."),
+        "more held": Clause(
+            "More is held back than needed. A stop string that is not complete yet "
+            "has at most all its characters but one in the text.",
+            "`len(text) - (len(longest) - 1)`, and not below 0.",
+        ),
     },
     mistakes=(
-        mistake("A stop string is missed. You look for it only at the very end of the text.",
-                "More may come after it in the same piece. " + SEARCH,
-                _finds(_at_the_end, _end), _finds(_at_the_end, None)),
+        mistake(
+            "A stop string is missed. You look for it only at the very end of the text.",
+            "More may come after it in the same piece. " + SEARCH,
+            _finds(_at_the_end, _end),
+            _finds(_at_the_end, None),
+        ),
         mistake(OLD, SEARCH, _finds(lambda text, s, start: text.find(s), _end)),
         mistake(BEGINS, FIRST, _finds(str.find, lambda found: found[0])),
-        mistake("Several stop strings are there, and you take the first in the list, not the one "
-                "that is complete first.", FIRST, _finds(str.find, None)),
-        mistake("A stop string is missed: you look only in the new characters. It may have begun "
-                "in an earlier piece.", SEARCH,
-                _finds(lambda text, s, start: text.find(s, start + len(s) - 1), _end)),
+        mistake(
+            "Several stop strings are there, and you take the first in the list, not the one "
+            "that is complete first.",
+            FIRST,
+            _finds(str.find, None),
+        ),
+        mistake(
+            "A stop string is missed: you look only in the new characters. It may have begun "
+            "in an earlier piece.",
+            SEARCH,
+            _finds(lambda text, s, start: text.find(s, start + len(s) - 1), _end),
+        ),
     ),
     tell=_told,
     examples=600,
-)  # fmt: skip
+)

@@ -12,8 +12,24 @@ from utils.checks.kit.contracts import Choices
 from utils.hub import load_tokenizer
 
 INCOMPLETE = "\ufffd"
-WORDS = (" sea", "blue", " is", " naïve", " 🎉", "🍕!", "今日は", " 12 €", ".", "\n\n", "  ",
-         "👩‍👩‍👧", " a", "\t", "e\u0301", " \ufffd ")  # fmt: skip
+WORDS = (
+    " sea",
+    "blue",
+    " is",
+    " naïve",
+    " 🎉",
+    "🍕!",
+    "今日は",
+    " 12 €",
+    ".",
+    "\n\n",
+    "  ",
+    "👩‍👩‍👧",
+    " a",
+    "\t",
+    "e\u0301",
+    " \ufffd ",
+)
 
 HIGH_BYTES = bytes(range(0x80, 0x100))
 
@@ -150,13 +166,16 @@ def real_text(c: Choices) -> Text:
     ids = encode("".join(c.some(lambda: c.pick(WORDS), 1, 12)))
     if c.rarely(2):
         ids.insert(c.integer(0, len(ids)), _tokenizer().eos_token_id)
-    return Text(tuple(encode(c.pick(("The prompt:", "今日は"))), ), tuple(ids), None)  # fmt: skip
+    return Text(tuple(encode(c.pick(("The prompt:", "今日は")))), tuple(ids), None)
 
 
 def long_text(kind: str, num_prompt: int, num_answer: int) -> Text:
     emoji = "🎉".encode()
-    pieces = {"words": [b" sea"], "special": [b" sea", b" is", b""],
-              "emoji": [emoji[:1], emoji[1:2], emoji[2:3], emoji[3:]]}[kind]  # fmt: skip
+    pieces = {
+        "words": [b" sea"],
+        "special": [b" sea", b" is", b""],
+        "emoji": [emoji[:1], emoji[1:2], emoji[2:3], emoji[3:]],
+    }[kind]
     tokens = dict(enumerate([b"The", *pieces]))
     answer = [1 + place % len(pieces) for place in range(num_answer)]
     return Text((0,) * num_prompt, tuple(answer), tokens)

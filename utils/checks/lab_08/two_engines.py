@@ -87,15 +87,22 @@ def _fault(expected: Difference | None, got: Any, given: Given) -> Fault | None:
             else Fault(clause, "", expected, got, words=_words(expected, got))
         )
     try:
-        came = Difference(int(got.index), None if got.gap is None else float(got.gap),
-                          bool(got.explained))  # fmt: skip
+        came = Difference(
+            int(got.index), None if got.gap is None else float(got.gap), bool(got.explained)
+        )
     except (TypeError, ValueError):
         return Fault("form", "", "`Difference(index, gap, explained)`", got)
     for name in ("index", "gap", "explained"):
         want, mine = getattr(expected, name), getattr(came, name)
         if difference(want, mine):
-            return Fault(name, "", expected, _values(came), words=_words(expected, came),
-                         picture=lambda: _drawn(given, expected))  # fmt: skip
+            return Fault(
+                name,
+                "",
+                expected,
+                _values(came),
+                words=_words(expected, came),
+                picture=lambda: _drawn(given, expected),
+            )
     return None
 
 
@@ -105,10 +112,11 @@ def _values(answer: Difference) -> tuple[Any, ...]:
 
 def _words(*answers: Difference | None) -> tuple[str, str]:
     one, other = (
-        "None: the answers are equal" if a is None
+        "None: the answers are equal"
+        if a is None
         else f"index {a.index}, gap {a.gap}, explained: {a.explained}"
         for a in answers
-    )  # fmt: skip
+    )
     return one, other
 
 
@@ -118,9 +126,11 @@ def _drawn(given: Given, want: Difference) -> tuple[Figure | None, str]:
         return None, ""
     i, words = want.index, "within" if want.explained else "beyond"
     figure = pictures.rivals(
-        logits[i].tolist(), tokens_a[i], tokens_b[i],
+        logits[i].tolist(),
+        tokens_a[i],
+        tokens_b[i],
         f"Token {i}: the gap is {want.gap:g}, {words} twice the noise of {noise:g}",
-    )  # fmt: skip
+    )
     return figure, "The logits at the first difference, as bars."
 
 
@@ -182,40 +192,74 @@ FIRST_DIFFERENCE = Contract(
     inputs=draw,
     judge=Returns(right_difference, wrong=_fault),
     passed="Right for near ties and sure choices, logits of all sizes and number formats, and "
-           "answers that end early. So you know whether two engines compute the same.",
+    "answers that end early. So you know whether two engines compute the same.",
     clauses={
         "form": Clause("Your function returned {got}; expected {expected}."),
         "equal": Clause("The answers are equal, and you find a difference.", "`return None`."),
-        "differ": Clause("The answers differ, and you call them equal.",
-                         "`zip` ends with the shorter list. Compare the lengths, too."),
-        "index": Clause("The first place where the answers differ is another one.",
-                        "Places are counted from 0. Stop at the first that differs."),
+        "differ": Clause(
+            "The answers differ, and you call them equal.",
+            "`zip` ends with the shorter list. Compare the lengths, too.",
+        ),
+        "index": Clause(
+            "The first place where the answers differ is another one.",
+            "Places are counted from 0. Stop at the first that differs.",
+        ),
         "gap": Clause("The gap is wrong.", GAP + " When one answer ends there: None."),
         "explained": Clause("Whether rounding explains it is decided wrongly.", TWO),
     },
     mistakes=(
-        mistake("Answers of different length count as equal when one is the beginning of the "
-                "other. One engine stopped, and the other did not.",
-                "`zip` ends with the shorter list. Compare the lengths, too.", _zipped),
-        mistake("You take the last difference. After the first one, both engines continue "
-                "different texts, and there is nothing left to compare.",
-                "Stop at the first index where they differ.", _last),
-        mistake("One answer simply ends, and you call it explained. No logits were compared there.",
-                "`Difference(index, None, False)`.", _ended),
-        mistake("You measure the gap between the two best tokens. B may have taken the third: then "
-                "the near tie of the first two explains nothing.", GAP, _at_first(_top_two)),
-        mistake("The gap has the wrong sign. A greedy engine prefers its own token: the gap is not "
-                "negative, and a negative one always looks explained.", GAP,
-                _at_first(lambda row, a, b, n: (float(row[b] - row[a]), True))),
-        mistake("You allow for the noise of one logit. Two are compared, and each may be off, in "
-                "opposite directions.", TWO, _verdict(lambda gap, noise: gap <= noise)),
-        mistake("A gap of exactly twice the noise can still be turned around to a tie.", TWO,
-                _verdict(lambda gap, noise: gap < 2 * noise)),
-        mistake("Everything counts as explained. A large gap means that the engines do not compute "
-                "the same thing.", TWO, _verdict(lambda gap, noise: True)),
-        mistake("Nothing counts as explained. A gap within the noise is no bug.", TWO,
-                _verdict(lambda gap, noise: False)),
+        mistake(
+            "Answers of different length count as equal when one is the beginning of the "
+            "other. One engine stopped, and the other did not.",
+            "`zip` ends with the shorter list. Compare the lengths, too.",
+            _zipped,
+        ),
+        mistake(
+            "You take the last difference. After the first one, both engines continue "
+            "different texts, and there is nothing left to compare.",
+            "Stop at the first index where they differ.",
+            _last,
+        ),
+        mistake(
+            "One answer simply ends, and you call it explained. No logits were compared there.",
+            "`Difference(index, None, False)`.",
+            _ended,
+        ),
+        mistake(
+            "You measure the gap between the two best tokens. B may have taken the third: then "
+            "the near tie of the first two explains nothing.",
+            GAP,
+            _at_first(_top_two),
+        ),
+        mistake(
+            "The gap has the wrong sign. A greedy engine prefers its own token: the gap is not "
+            "negative, and a negative one always looks explained.",
+            GAP,
+            _at_first(lambda row, a, b, n: (float(row[b] - row[a]), True)),
+        ),
+        mistake(
+            "You allow for the noise of one logit. Two are compared, and each may be off, in "
+            "opposite directions.",
+            TWO,
+            _verdict(lambda gap, noise: gap <= noise),
+        ),
+        mistake(
+            "A gap of exactly twice the noise can still be turned around to a tie.",
+            TWO,
+            _verdict(lambda gap, noise: gap < 2 * noise),
+        ),
+        mistake(
+            "Everything counts as explained. A large gap means that the engines do not compute "
+            "the same thing.",
+            TWO,
+            _verdict(lambda gap, noise: True),
+        ),
+        mistake(
+            "Nothing counts as explained. A gap within the noise is no bug.",
+            TWO,
+            _verdict(lambda gap, noise: False),
+        ),
     ),
     tell=_told,
     examples=250,
-)  # fmt: skip
+)

@@ -116,22 +116,28 @@ def _passed(function: Callable[..., Tensor]) -> Passed:
     rows: dict[str, list[Tensor]] = {"these inputs": [], "other inputs": []}
     for seed in range(3):
         weight, seen, unseen = loud_layer(seed, 128)
-        tried = torch.stack([
-            torch.ones(32), the_lessons(weight, seen, 4, 16),
-            function(weight.clone(), seen.clone(), 4, 16),
-        ])  # fmt: skip
+        tried = torch.stack(
+            [
+                torch.ones(32),
+                the_lessons(weight, seen, 4, 16),
+                function(weight.clone(), seen.clone(), 4, 16),
+            ]
+        )
         for name, inputs in zip(rows, (seen, unseen), strict=True):
             rows[name].append(output_errors(weight, inputs, 4, 16, tried))
     means = {name: torch.stack(found).mean(0) for name, found in rows.items()}
     shares = {name: (float(e[1] / e[0]), float(e[2] / e[0])) for name, e in means.items()}
-    says = "; ".join(f"on {name} the rule leaves {rule:.0%} of the error of plain rounding, "
-                     f"yours {mine:.0%}" for name, (rule, mine) in shares.items())  # fmt: skip
+    says = "; ".join(
+        f"on {name} the rule leaves {rule:.0%} of the error of plain rounding, yours {mine:.0%}"
+        for name, (rule, mine) in shares.items()
+    )
     return Passed(
         "Your scales are never worse than none, and beat the lesson's rule where channels differ. "
         f"What of that holds for inputs that your search has not seen? On three layers: {says}. A "
         "rule with one number has little that it could learn by heart; yours has one per channel.",
-        pictures.seen_and_unseen(shares), f"The output error of both: {says}.",
-    )  # fmt: skip
+        pictures.seen_and_unseen(shares),
+        f"The output error of both: {says}.",
+    )
 
 
 def _fixed(scales: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -157,28 +163,50 @@ SEARCH_SCALES = Contract(
     examples=50,
     clauses={
         "form": Clause("{says}", "One scale per input channel, float32."),
-        "scales": Clause("{says} The weight is multiplied by s, and divided by it again.",
-                         "What is the s of a channel whose inputs are all 0?"),
-        "worse": Clause("With your s, the layer's output is further off than without any.",
-                        "Is s = 1, for all channels, among the choices? Do you keep a choice "
-                        "only if the output error gets smaller?"),
-        "gain": Clause("The output error is not small enough on a layer whose channels differ.",
-                       _CHANNELS),
+        "scales": Clause(
+            "{says} The weight is multiplied by s, and divided by it again.",
+            "What is the s of a channel whose inputs are all 0?",
+        ),
+        "worse": Clause(
+            "With your s, the layer's output is further off than without any.",
+            "Is s = 1, for all channels, among the choices? Do you keep a choice "
+            "only if the output error gets smaller?",
+        ),
+        "gain": Clause(
+            "The output error is not small enough on a layer whose channels differ.", _CHANNELS
+        ),
     },
     mistakes=(
-        mistake("This is the lesson's rule: one ratio for the whole layer. Here it is to be "
-                "beaten.", _CHANNELS, the_lessons),
-        mistake("All channels have the same s: that is plain rounding.", "Which channels are loud?",
-                _fixed(lambda w, x: torch.ones(w.shape[1]))),
-        mistake("A formula without a search: the square root of each channel's magnitude. On some "
-                "layers that is worse than no scaling.", "Compute the output error, and compare.",
-                _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** 0.5)),
-        mistake("The loud channels get the smaller s. Theirs should be the larger one.",
-                "A large s makes the error of its column small.",
-                _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** -0.5)),
-        mistake("A channel that is silent gets s = 0, and its column is divided by 0.",
-                "`.clamp(min=...)`.", _fixed(lambda w, x: _magnitude(x) ** 0.5)),
-        mistake("Your search keeps what is best for the *weights*. What counts is the output.",
-                "`output_error` is given.", _by_weights),
+        mistake(
+            "This is the lesson's rule: one ratio for the whole layer. Here it is to be beaten.",
+            _CHANNELS,
+            the_lessons,
+        ),
+        mistake(
+            "All channels have the same s: that is plain rounding.",
+            "Which channels are loud?",
+            _fixed(lambda w, x: torch.ones(w.shape[1])),
+        ),
+        mistake(
+            "A formula without a search: the square root of each channel's magnitude. On some "
+            "layers that is worse than no scaling.",
+            "Compute the output error, and compare.",
+            _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** 0.5),
+        ),
+        mistake(
+            "The loud channels get the smaller s. Theirs should be the larger one.",
+            "A large s makes the error of its column small.",
+            _fixed(lambda w, x: _magnitude(x).clamp(min=1e-4) ** -0.5),
+        ),
+        mistake(
+            "A channel that is silent gets s = 0, and its column is divided by 0.",
+            "`.clamp(min=...)`.",
+            _fixed(lambda w, x: _magnitude(x) ** 0.5),
+        ),
+        mistake(
+            "Your search keeps what is best for the *weights*. What counts is the output.",
+            "`output_error` is given.",
+            _by_weights,
+        ),
     ),
-)  # fmt: skip
+)

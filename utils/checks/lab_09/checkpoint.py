@@ -32,8 +32,15 @@ _MODELS = {
 def shapes_of(model: str) -> tuple[list[tuple[int, int]], int]:
     """The linear layers of a model, and the number of all its other weights."""
     hidden, inner, kv, layers, vocabulary, embeddings = _MODELS[model]
-    layer = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden),
-             (inner, hidden), (inner, hidden), (hidden, inner)]  # fmt: skip
+    layer = [
+        (hidden, hidden),
+        (kv, hidden),
+        (kv, hidden),
+        (hidden, hidden),
+        (inner, hidden),
+        (inner, hidden),
+        (hidden, inner),
+    ]
     norms = (2 * layers + 1) * hidden
     return layer * layers, vocabulary * hidden * embeddings + norms
 
@@ -52,9 +59,7 @@ def draw_model(c: Choices) -> Given:
     return Given(shapes, c.size(0, 10**9), c.pick(BITS), group_size)
 
 
-def tensor_bytes(
-    linear_shapes: Shapes, num_other_params: int, bits: int, group_size: int
-) -> float:  # fmt: skip
+def tensor_bytes(linear_shapes: Shapes, num_other_params: int, bits: int, group_size: int) -> float:
     """Tensor by tensor: the codes, the scales and the zeros of each layer; then the rest."""
     total = Fraction(2 * num_other_params)
     for out, width in linear_shapes:
@@ -75,9 +80,17 @@ def _wrong(expected: float, got: Any, given: Given) -> Fault | None:
 
 
 def _bytes(
-    shapes: Shapes, other: int, bits: int, group: int, *, code_bits: float = 0, scale: float = 2,
-    zero: float | None = None, other_bytes: float = 2, groups_of: str = "each output",
-) -> float:  # fmt: skip
+    shapes: Shapes,
+    other: int,
+    bits: int,
+    group: int,
+    *,
+    code_bits: float = 0,
+    scale: float = 2,
+    zero: float | None = None,
+    other_bytes: float = 2,
+    groups_of: str = "each output",
+) -> float:
     """The size with one switch per known mistake. It is never the oracle."""
     total = float(other_bytes * other)
     for out, width in shapes:
@@ -111,30 +124,63 @@ CHECKPOINT_BYTES = Contract(
     passed=_passed,
     clauses={"returns": Clause("{says}", _LOOK)},
     mistakes=(
-        mistake("The scales are left out. Each group of each output has one, in 16 bits.", _LOOK,
-                _size(scale=0)),
-        mistake("The zeros are left out. Each group of each output has one, in `bits` bits.", _LOOK,
-                _size(zero=0)),
-        mistake("Scales and zeros are left out. They are what makes small groups dear.", _LOOK,
-                _size(scale=0, zero=0)),
-        mistake("The scales count 4 bytes each. Checkpoints store them in 16 bits.", _LOOK,
-                _size(scale=4)),
-        mistake("The zeros count as much as scales, or a whole byte. They are codes, and have "
-                "`bits` bits.", _LOOK, _size(zero=2), _size(zero=1)),
-        mistake("The other parameters are left out: embeddings and norms stay in 16 bits.", _LOOK,
-                _size(other_bytes=0)),
-        mistake("The other parameters are quantized, too. Embeddings and norms stay in 16 bits.",
-                _LOOK, lambda s, o, b, g: _bytes(s, o, b, g, other_bytes=b / 8)),
-        mistake("This is the size in bits. The answer is in bytes.", "A byte has 8 bits.",
-                lambda *a: 8 * _bytes(*a)),
-        mistake("Each code counts a whole byte. Two 4-bit codes share one.", _LOOK,
-                _size(code_bits=8)),
-        mistake("There is one scale per layer. Each group of each output has one.", _LOOK,
-                _size(groups_of="one")),
-        mistake("You count the groups of one output only. Every output has its own scales.", _LOOK,
-                _size(groups_of="one output")),
+        mistake(
+            "The scales are left out. Each group of each output has one, in 16 bits.",
+            _LOOK,
+            _size(scale=0),
+        ),
+        mistake(
+            "The zeros are left out. Each group of each output has one, in `bits` bits.",
+            _LOOK,
+            _size(zero=0),
+        ),
+        mistake(
+            "Scales and zeros are left out. They are what makes small groups dear.",
+            _LOOK,
+            _size(scale=0, zero=0),
+        ),
+        mistake(
+            "The scales count 4 bytes each. Checkpoints store them in 16 bits.",
+            _LOOK,
+            _size(scale=4),
+        ),
+        mistake(
+            "The zeros count as much as scales, or a whole byte. They are codes, and have "
+            "`bits` bits.",
+            _LOOK,
+            _size(zero=2),
+            _size(zero=1),
+        ),
+        mistake(
+            "The other parameters are left out: embeddings and norms stay in 16 bits.",
+            _LOOK,
+            _size(other_bytes=0),
+        ),
+        mistake(
+            "The other parameters are quantized, too. Embeddings and norms stay in 16 bits.",
+            _LOOK,
+            lambda s, o, b, g: _bytes(s, o, b, g, other_bytes=b / 8),
+        ),
+        mistake(
+            "This is the size in bits. The answer is in bytes.",
+            "A byte has 8 bits.",
+            lambda *a: 8 * _bytes(*a),
+        ),
+        mistake(
+            "Each code counts a whole byte. Two 4-bit codes share one.", _LOOK, _size(code_bits=8)
+        ),
+        mistake(
+            "There is one scale per layer. Each group of each output has one.",
+            _LOOK,
+            _size(groups_of="one"),
+        ),
+        mistake(
+            "You count the groups of one output only. Every output has its own scales.",
+            _LOOK,
+            _size(groups_of="one output"),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 11
 
@@ -188,10 +234,17 @@ def pack(rows: Tensor, order: Sequence[int] = IN_ORDER, how: str = "") -> Tensor
 
 
 def layer(
-    q: Tensor, zeros: Tensor, layout: str, *, how: str = "", gptq_order: Sequence[int] = IN_ORDER,
-    awq_order: Sequence[int] = AWQ_ORDER, zeros_order: Sequence[int] | None = None,
-    minus: tuple[int, int] = (1, 0), along: str = "right",
-) -> Parts:  # fmt: skip
+    q: Tensor,
+    zeros: Tensor,
+    layout: str,
+    *,
+    how: str = "",
+    gptq_order: Sequence[int] = IN_ORDER,
+    awq_order: Sequence[int] = AWQ_ORDER,
+    zeros_order: Sequence[int] | None = None,
+    minus: tuple[int, int] = (1, 0),
+    along: str = "right",
+) -> Parts:
     """`pack_layer` with one switch per known mistake. It is never the oracle."""
     gptq = layout == "gptq"
     order = gptq_order if gptq else awq_order
@@ -212,39 +265,76 @@ PACK_LAYER = Contract(
     passed="Both layouts, bit for bit: eight codes in an int32, up to the sign bit. These are the "
     "tensors that vLLM reads from a GPTQ and from an AWQ checkpoint.",
     clauses={
-        "form": Clause("{says}", "The table gives the shapes of both layouts; int32 has room for "
-                       "eight nibbles."),
-        "qweight": Clause("{says} Which eight codes share an int32, and which nibble does each "
-                          "get?", "Write the first int32 as eight hexadecimal digits; the lowest "
-                          "nibble is the last digit."),
-        "qzeros": Clause('{says} They are packed along the outputs in both layouts. "gptq" stores '
-                         'zero - 1, "awq" the zero.',
-                         "Write the first int32 as eight hexadecimal digits; the lowest nibble is "
-                         "the last digit."),
+        "form": Clause(
+            "{says}",
+            "The table gives the shapes of both layouts; int32 has room for eight nibbles.",
+        ),
+        "qweight": Clause(
+            "{says} Which eight codes share an int32, and which nibble does each get?",
+            "Write the first int32 as eight hexadecimal digits; the lowest "
+            "nibble is the last digit.",
+        ),
+        "qzeros": Clause(
+            '{says} They are packed along the outputs in both layouts. "gptq" stores '
+            'zero - 1, "awq" the zero.',
+            "Write the first int32 as eight hexadecimal digits; the lowest nibble is "
+            "the last digit.",
+        ),
     },
     mistakes=(
-        mistake('The layout "gptq" stores zero - 1, a slip of the first version that every reader '
-                "now counts on.", "Every reader adds 1.", _but(minus=(0, 0))),
-        mistake('You store zero - 1 in both layouts. Only "gptq" does; "awq" stores the zero as '
-                "it is.", "Look at the layout.", _but(minus=(1, 1))),
-        mistake('The layout "awq" is interleaved: nibble i holds channel AWQ_ORDER[i]. Yours holds '
-                "channel i.", "In qweight and in qzeros.", _but(awq_order=IN_ORDER)),
-        mistake("AWQ's order is used the wrong way round: channel i went into nibble AWQ_ORDER[i]. "
-                "Nibble i holds channel AWQ_ORDER[i].", "Pick for each nibble.",
-                _but(awq_order=AWQ_INVERSE)),
-        mistake("AWQ's zeros are not interleaved. They are packed as its codes are.",
-                "Both with AWQ_ORDER.", _but(zeros_order=IN_ORDER)),
-        mistake("You interleave in both layouts. Only AWQ does.", "GPTQ's nibbles are in order.",
-                _but(gptq_order=AWQ_ORDER)),
-        mistake("The first code is in the highest nibble. It belongs into the lowest.",
-                "The first one is not shifted.",
-                _but(gptq_order=IN_ORDER[::-1], awq_order=AWQ_ORDER[::-1])),
-        mistake('The layout "gptq" packs along the inputs: eight neighbours of one output share '
-                "an int32. You pack along the outputs.", "[in / 8, out].", _but(along="out")),
-        mistake("Large int32 are cut off. A nibble of 8 or more on top makes the number negative.",
-                "Convert int64 to int32 with `.to(torch.int32)`, which keeps the low 32 bits.",
-                _but(how="clamped")),
-        mistake("You shift in uint8. It has 8 bits, so only two of eight codes are left.",
-                "`.long()` before the shift.", _but(how="uint8")),
+        mistake(
+            'The layout "gptq" stores zero - 1, a slip of the first version that every reader '
+            "now counts on.",
+            "Every reader adds 1.",
+            _but(minus=(0, 0)),
+        ),
+        mistake(
+            'You store zero - 1 in both layouts. Only "gptq" does; "awq" stores the zero as it is.',
+            "Look at the layout.",
+            _but(minus=(1, 1)),
+        ),
+        mistake(
+            'The layout "awq" is interleaved: nibble i holds channel AWQ_ORDER[i]. Yours holds '
+            "channel i.",
+            "In qweight and in qzeros.",
+            _but(awq_order=IN_ORDER),
+        ),
+        mistake(
+            "AWQ's order is used the wrong way round: channel i went into nibble AWQ_ORDER[i]. "
+            "Nibble i holds channel AWQ_ORDER[i].",
+            "Pick for each nibble.",
+            _but(awq_order=AWQ_INVERSE),
+        ),
+        mistake(
+            "AWQ's zeros are not interleaved. They are packed as its codes are.",
+            "Both with AWQ_ORDER.",
+            _but(zeros_order=IN_ORDER),
+        ),
+        mistake(
+            "You interleave in both layouts. Only AWQ does.",
+            "GPTQ's nibbles are in order.",
+            _but(gptq_order=AWQ_ORDER),
+        ),
+        mistake(
+            "The first code is in the highest nibble. It belongs into the lowest.",
+            "The first one is not shifted.",
+            _but(gptq_order=IN_ORDER[::-1], awq_order=AWQ_ORDER[::-1]),
+        ),
+        mistake(
+            'The layout "gptq" packs along the inputs: eight neighbours of one output share '
+            "an int32. You pack along the outputs.",
+            "[in / 8, out].",
+            _but(along="out"),
+        ),
+        mistake(
+            "Large int32 are cut off. A nibble of 8 or more on top makes the number negative.",
+            "Convert int64 to int32 with `.to(torch.int32)`, which keeps the low 32 bits.",
+            _but(how="clamped"),
+        ),
+        mistake(
+            "You shift in uint8. It has 8 bits, so only two of eight codes are left.",
+            "`.long()` before the shift.",
+            _but(how="uint8"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -63,10 +63,20 @@ def _not_nearest(given: Given, expected: Parts, got: Parts) -> Tensor:
 
 
 def _codes(
-    w: Tensor, scales: Tensor, zeros: Tensor, bits: int, *, tiled: bool = False, sign: int = 1,
-    rounding: Callable[[Tensor], Tensor] = torch.round, early: bool = False, top: int = 0,
-    clamp: bool = True, power: int = 1, late: bool = False,
-) -> Tensor:  # fmt: skip
+    w: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bits: int,
+    *,
+    tiled: bool = False,
+    sign: int = 1,
+    rounding: Callable[[Tensor], Tensor] = torch.round,
+    early: bool = False,
+    top: int = 0,
+    clamp: bool = True,
+    power: int = 1,
+    late: bool = False,
+) -> Tensor:
     s, z = spread(scales, w.shape[1], tiled) ** power, spread(zeros, w.shape[1], tiled)
     if early:
         codes = (w / s).round().clamp(0, 2**bits - 1) + z
@@ -107,15 +117,19 @@ def _outlier(function: Callable[..., Tensor]) -> Passed:
     with_outlier[2, 70] = 12.0
     errors = [_rounded_by(function, w) - w for w in (weight, with_outlier)]
     figure = pictures.group_errors(
-        weight, weight + errors[0], weight + errors[1], 32,
+        weight,
+        weight + errors[0],
+        weight + errors[1],
+        32,
         "One large weight makes the grid of its whole group coarse",
         names=("normally distributed weights", "one of them replaced by 12"),
-    )  # fmt: skip
+    )
     return Passed(
         "Each weight has the nearest code of its own group's grid, and no code leaves the grid. "
         "The picture shows why groups are small: an outlier spoils only its own.",
-        figure, "The error of each group: without an outlier, and with one.",
-    )  # fmt: skip
+        figure,
+        "The error of each group: without an outlier, and with one.",
+    )
 
 
 def _rounded_by(function: Callable[..., Tensor], weight: Tensor) -> Tensor:
@@ -130,34 +144,68 @@ QUANTIZE = Contract(
     passed=_outlier,
     clauses={
         "form": Clause("{says}", "uint8, in the shape of `weight`."),
-        "codes": Clause("{says} Each weight gets the nearest code of its own group's grid; beyond "
-                        "the grid, the code at that end.",
-                        "How many steps is the weight away from 0.0, and which code is 0.0?"),
+        "codes": Clause(
+            "{says} Each weight gets the nearest code of its own group's grid; beyond "
+            "the grid, the code at that end.",
+            "How many steps is the weight away from 0.0, and which code is 0.0?",
+        ),
     },
     mistakes=(
-        mistake("The weights are clamped before the zero is added. Every weight below 0 then "
-                "becomes the zero.", "Clamp last.", _but(early=True)),
-        mistake("Codes are cut off, not rounded to the nearest. The error doubles.",
-                "`torch.round`, before the conversion to uint8.", _but(rounding=torch.floor),
-                _but(rounding=torch.floor, late=True)),
-        mistake("Codes are not clamped. Weights beyond the grid wrap around.",
-                "`.clamp`, before the conversion to uint8.", _but(clamp=False)),
-        mistake("Codes are clamped to 2^bits. The largest code is one less.",
-                "16 codes are 0 to 15.", _but(top=1)),
-        mistake("The largest code is never used: you clamp to 2^bits - 2.",
-                "16 codes are 0 to 15.", _but(top=-1)),
-        mistake("The scales and zeros are tiled: channel 1 gets those of group 1. A group is a "
-                "row of neighbours.", _NEIGHBOURS, _but(tiled=True)),
-        mistake("The zero is subtracted. The weight 0 must get the code `zero`.",
-                "Which code is the weight 0?", _but(sign=-1)),
-        mistake("The zero is left out. The weight 0 must get the code `zero`.",
-                "Which code is the weight 0?", _but(sign=0)),
-        mistake("You multiply by the scale. A code counts steps: divide.",
-                "How many steps of this size fit into the weight?", _but(power=-1)),
-        mistake("`bits` is ignored: you always clamp to 15.", "2 bits have 4 codes.",
-                lambda w, s, z, b: _codes(w, s, z, 4)),
+        mistake(
+            "The weights are clamped before the zero is added. Every weight below 0 then "
+            "becomes the zero.",
+            "Clamp last.",
+            _but(early=True),
+        ),
+        mistake(
+            "Codes are cut off, not rounded to the nearest. The error doubles.",
+            "`torch.round`, before the conversion to uint8.",
+            _but(rounding=torch.floor),
+            _but(rounding=torch.floor, late=True),
+        ),
+        mistake(
+            "Codes are not clamped. Weights beyond the grid wrap around.",
+            "`.clamp`, before the conversion to uint8.",
+            _but(clamp=False),
+        ),
+        mistake(
+            "Codes are clamped to 2^bits. The largest code is one less.",
+            "16 codes are 0 to 15.",
+            _but(top=1),
+        ),
+        mistake(
+            "The largest code is never used: you clamp to 2^bits - 2.",
+            "16 codes are 0 to 15.",
+            _but(top=-1),
+        ),
+        mistake(
+            "The scales and zeros are tiled: channel 1 gets those of group 1. A group is a "
+            "row of neighbours.",
+            _NEIGHBOURS,
+            _but(tiled=True),
+        ),
+        mistake(
+            "The zero is subtracted. The weight 0 must get the code `zero`.",
+            "Which code is the weight 0?",
+            _but(sign=-1),
+        ),
+        mistake(
+            "The zero is left out. The weight 0 must get the code `zero`.",
+            "Which code is the weight 0?",
+            _but(sign=0),
+        ),
+        mistake(
+            "You multiply by the scale. A code counts steps: divide.",
+            "How many steps of this size fit into the weight?",
+            _but(power=-1),
+        ),
+        mistake(
+            "`bits` is ignored: you always clamp to 15.",
+            "2 bits have 4 codes.",
+            lambda w, s, z, b: _codes(w, s, z, 4),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 3
 
@@ -191,10 +239,14 @@ def _back(q: Tensor, s: Tensor, z: Tensor, how: str, tiled: bool = False) -> Ten
     s, z = spread(s, q.shape[1], tiled), spread(z, q.shape[1], tiled)
     x, zero = q.float(), z.float()
     return {
-        "right": (x - zero) * s, "wrapped": (q - z) * s, "scaled first": x * s - zero,
-        "added": (x + zero) * s, "no zero": x * s, "divided": (x - zero) / s,
+        "right": (x - zero) * s,
+        "wrapped": (q - z) * s,
+        "scaled first": x * s - zero,
+        "added": (x + zero) * s,
+        "no zero": x * s,
+        "divided": (x - zero) / s,
         "int8": (q.to(torch.int8) - z.to(torch.int8)) * s,
-    }[how]  # fmt: skip
+    }[how]
 
 
 def _backwards(how: str, tiled: bool = False) -> Callable[..., Tensor]:
@@ -208,23 +260,47 @@ DEQUANTIZE = Contract(
     "stand for, with zeros of both types.",
     clauses={
         "form": Clause("{says}", "float32, in the shape of `q`."),
-        "weight": Clause("{says} A code stands for as many steps as it is above the zero of its "
-                         "group.", "Which code is read back as 0.0, and what is one code more?"),
+        "weight": Clause(
+            "{says} A code stands for as many steps as it is above the zero of its group.",
+            "Which code is read back as 0.0, and what is one code more?",
+        ),
     },
     mistakes=(
-        mistake("You subtract in uint8, where 3 - 5 is 254. Codes below the zero become huge.",
-                "Convert first.", _backwards("wrapped")),
-        mistake("The zero is subtracted after the scaling. It counts codes, not weights.",
-                "Turn around what exercise 2 does, last step first.", _backwards("scaled first")),
-        mistake("The zero is added. The code `zero` must be read back as 0.",
-                "Turn around what exercise 2 does, last step first.", _backwards("added")),
-        mistake("The zero is left out. The code `zero` must be read back as 0.",
-                "Turn around what exercise 2 does, last step first.", _backwards("no zero")),
-        mistake("You divide by the scale. The way back multiplies.",
-                "Turn around what exercise 2 does, last step first.", _backwards("divided")),
-        mistake("int8 ends at 127. Codes of 8 bits go to 255.", "Convert to float32.",
-                _backwards("int8")),
-        mistake("The scales and zeros are tiled: channel 1 gets those of group 1. A group is a "
-                "row of neighbours.", _NEIGHBOURS, _backwards("right", tiled=True)),
+        mistake(
+            "You subtract in uint8, where 3 - 5 is 254. Codes below the zero become huge.",
+            "Convert first.",
+            _backwards("wrapped"),
+        ),
+        mistake(
+            "The zero is subtracted after the scaling. It counts codes, not weights.",
+            "Turn around what exercise 2 does, last step first.",
+            _backwards("scaled first"),
+        ),
+        mistake(
+            "The zero is added. The code `zero` must be read back as 0.",
+            "Turn around what exercise 2 does, last step first.",
+            _backwards("added"),
+        ),
+        mistake(
+            "The zero is left out. The code `zero` must be read back as 0.",
+            "Turn around what exercise 2 does, last step first.",
+            _backwards("no zero"),
+        ),
+        mistake(
+            "You divide by the scale. The way back multiplies.",
+            "Turn around what exercise 2 does, last step first.",
+            _backwards("divided"),
+        ),
+        mistake(
+            "int8 ends at 127. Codes of 8 bits go to 255.",
+            "Convert to float32.",
+            _backwards("int8"),
+        ),
+        mistake(
+            "The scales and zeros are tiled: channel 1 gets those of group 1. A group is a "
+            "row of neighbours.",
+            _NEIGHBOURS,
+            _backwards("right", tiled=True),
+        ),
     ),
-)  # fmt: skip
+)

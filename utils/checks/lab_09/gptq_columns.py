@@ -73,8 +73,16 @@ def _wrong(expected: Parts, got: Any, given: Given) -> Fault | None:
                 return _at("scales", off, group, scale, scales[:, group], expected, got, given)
         if not (zeros[:, group] == middle).all():
             right = torch.full_like(scale, middle)
-            return _at("zeros", zeros[:, group] != middle, group, right, zeros[:, group],
-                       expected, got, given)  # fmt: skip
+            return _at(
+                "zeros",
+                zeros[:, group] != middle,
+                group,
+                right,
+                zeros[:, group],
+                expected,
+                got,
+                given,
+            )
         place = (w[:, i] / scale + middle).clamp(0, top)
         off = (codes[:, i] - place).abs() > HALF
         if off.any():
@@ -85,17 +93,27 @@ def _wrong(expected: Parts, got: Any, given: Given) -> Fault | None:
 
 
 def _at(
-    name: str, off: Tensor, place: int, right: Tensor, mine: Tensor, expected: Parts, got: Parts,
+    name: str,
+    off: Tensor,
+    place: int,
+    right: Tensor,
+    mine: Tensor,
+    expected: Parts,
+    got: Parts,
     given: Given,
-) -> Fault:  # fmt: skip
+) -> Fault:
     """The fault in one row of one column, or group; the columns before it are right."""
     row = int(off.nonzero()[0])
     kind = "column" if name == "codes" else "group"
     words = tuple(f"`{float(t[row]):.5g}`" for t in (right, mine))
     return Fault(
-        name, f"output {row}, {kind} {place}", float(right[row]), float(mine[row]),
-        words=(words[0], words[1]), picture=lambda: _draw(given, expected, got),
-    )  # fmt: skip
+        name,
+        f"output {row}, {kind} {place}",
+        float(right[row]),
+        float(mine[row]),
+        words=(words[0], words[1]),
+        picture=lambda: _draw(given, expected, got),
+    )
 
 
 def _draw(given: Given, expected: Parts, got: Parts) -> tuple[Figure, str]:
@@ -106,10 +124,20 @@ def _draw(given: Given, expected: Parts, got: Parts) -> tuple[Figure, str]:
 
 
 def _columns(
-    weight: Tensor, upper: Tensor, bits: int, group_size: int, *, grids: str = "fresh",
-    divide: int = 1, sign: int = 1, factor: str = "row", reach: str = "all", read_back: bool = True,
-    loss: str = "now", round_first: bool = False,
-) -> Parts:  # fmt: skip
+    weight: Tensor,
+    upper: Tensor,
+    bits: int,
+    group_size: int,
+    *,
+    grids: str = "fresh",
+    divide: int = 1,
+    sign: int = 1,
+    factor: str = "row",
+    reach: str = "all",
+    read_back: bool = True,
+    loss: str = "now",
+    round_first: bool = False,
+) -> Parts:
     """`gptq` with one switch per known mistake. It is never the oracle."""
     w, top = weight.clone(), 2**bits - 1
     q = torch.zeros_like(w)
@@ -149,15 +177,20 @@ def _passed(function: Callable[..., Parts]) -> Passed:
     before, after = (relative_error(weight, back.float(), stats) for back in (nearest, yours))
     moved = (yours - weight).square().mean() / (nearest - weight).square().mean()
     figure = pictures.group_errors(
-        weight, nearest, yours, 16, "With GPTQ, the weights of most groups are further off",
+        weight,
+        nearest,
+        yours,
+        16,
+        "With GPTQ, the weights of most groups are further off",
         names=("round to nearest", "your GPTQ"),
-    )  # fmt: skip
+    )
     return Passed(
         "Right column by column, on weights of any size. "
         f"On a layer of 8 x 64 with 3 bits, the error of the weights is {moved:.1f} times that of "
         f"rounding, and the error of the *outputs* {after / before:.2f} times.",
-        figure, "The error of each group: rounding on the left, your GPTQ on the right.",
-    )  # fmt: skip
+        figure,
+        "The error of each group: rounding on the left, your GPTQ on the right.",
+    )
 
 
 _ERROR = "Steps 2 and 3 of the text: which row, which divisor, which columns, which sign?"
@@ -168,43 +201,86 @@ GPTQ = Contract(
     examples=80,
     clauses={
         "form": Clause("{says}", "A code per weight; a scale and a zero per output and group."),
-        "scales": Clause("A group's scale is wrong; all columns before it are right. It is the "
-                         "symmetric one of the group's weights as they are when its first column "
-                         "is reached.", "Print the group's weights at that moment."),
-        "zeros": Clause("A group's zero is wrong. The grids are symmetric.",
-                        "The middle code, as in exercise 1."),
-        "codes": Clause("A code is wrong; all columns before it are right. It is the nearest on "
-                        "its group's grid, to the column as it is by then.", _ERROR),
+        "scales": Clause(
+            "A group's scale is wrong; all columns before it are right. It is the "
+            "symmetric one of the group's weights as they are when its first column "
+            "is reached.",
+            "Print the group's weights at that moment.",
+        ),
+        "zeros": Clause(
+            "A group's zero is wrong. The grids are symmetric.",
+            "The middle code, as in exercise 1.",
+        ),
+        "codes": Clause(
+            "A code is wrong; all columns before it are right. It is the nearest on "
+            "its group's grid, to the column as it is by then.",
+            _ERROR,
+        ),
     },
     mistakes=(
-        mistake("These are the codes of plain rounding: no error reaches the later columns. "
-                "Row i of `upper` says how much each gets; below its diagonal are zeros.",
-                _ERROR, _but(factor="column")),
-        mistake("The scales come from the weights as they were at first. A group's scale is "
-                "taken when its first column is reached, from the weights as they are by then.",
-                "Inside the loop, from the weights that have moved.", _but(grids="early")),
-        mistake("The scale is taken anew at each column. It belongs to a group: the codes "
-                "before would change their meaning.",
-                "Only at a group's first column.", _but(grids="every column")),
-        mistake("All groups have the scale of the first. Each has one of its own, taken when "
-                "its first column is reached.", "At each group's first column.",
-                _but(grids="one")),
-        mistake("The grids are asymmetric. Here they are symmetric, with the zero in the "
-                "middle.", "`sym=True`.", _but(grids="asymmetric")),
+        mistake(
+            "These are the codes of plain rounding: no error reaches the later columns. "
+            "Row i of `upper` says how much each gets; below its diagonal are zeros.",
+            _ERROR,
+            _but(factor="column"),
+        ),
+        mistake(
+            "The scales come from the weights as they were at first. A group's scale is "
+            "taken when its first column is reached, from the weights as they are by then.",
+            "Inside the loop, from the weights that have moved.",
+            _but(grids="early"),
+        ),
+        mistake(
+            "The scale is taken anew at each column. It belongs to a group: the codes "
+            "before would change their meaning.",
+            "Only at a group's first column.",
+            _but(grids="every column"),
+        ),
+        mistake(
+            "All groups have the scale of the first. Each has one of its own, taken when "
+            "its first column is reached.",
+            "At each group's first column.",
+            _but(grids="one"),
+        ),
+        mistake(
+            "The grids are asymmetric. Here they are symmetric, with the zero in the middle.",
+            "`sym=True`.",
+            _but(grids="asymmetric"),
+        ),
         mistake("The error is not divided by `upper[i, i]`.", _ERROR, _but(divide=0)),
-        mistake("The sign is wrong: the later columns move the wrong way, and double the "
-                "error.", _ERROR, _but(sign=-1)),
-        mistake("You use the inverse of the whole Hessian. After each column, the inverse of "
-                "what is left is another; `upper` holds these rows.", _ERROR,
-                _but(factor="inverse")),
-        mistake("The error stays within its group. All later columns make up for it.",
-                "To the last column.", _but(reach="group")),
-        mistake("The error is the distance to the *code*. It is the distance to the weight "
-                "that is read back.", "Exercise 3.", _but(read_back=False)),
-        mistake("The error is measured from the first weights. It is measured from the weights "
-                "as they are by now: what came from the columns before must be made good, too.",
-                "Which tensor has moved?", _but(loss="first")),
-        mistake("You round the weights as they were at first, so what the columns before have "
-                "moved is lost.", "Which tensor has moved?", _but(round_first=True)),
+        mistake(
+            "The sign is wrong: the later columns move the wrong way, and double the error.",
+            _ERROR,
+            _but(sign=-1),
+        ),
+        mistake(
+            "You use the inverse of the whole Hessian. After each column, the inverse of "
+            "what is left is another; `upper` holds these rows.",
+            _ERROR,
+            _but(factor="inverse"),
+        ),
+        mistake(
+            "The error stays within its group. All later columns make up for it.",
+            "To the last column.",
+            _but(reach="group"),
+        ),
+        mistake(
+            "The error is the distance to the *code*. It is the distance to the weight "
+            "that is read back.",
+            "Exercise 3.",
+            _but(read_back=False),
+        ),
+        mistake(
+            "The error is measured from the first weights. It is measured from the weights "
+            "as they are by now: what came from the columns before must be made good, too.",
+            "Which tensor has moved?",
+            _but(loss="first"),
+        ),
+        mistake(
+            "You round the weights as they were at first, so what the columns before have "
+            "moved is lost.",
+            "Which tensor has moved?",
+            _but(round_first=True),
+        ),
     ),
-)  # fmt: skip
+)

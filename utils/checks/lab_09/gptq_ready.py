@@ -58,10 +58,18 @@ def _hessian(given: Given, expected: Parts, got: Parts) -> Tensor:
 
 
 def _ready(
-    weight: Tensor, inputs: Tensor, damp: float, *, factor: float = 2, share: bool = True,
-    centre: bool = False, damping: str = "mean", clear: bool = True, lift: str = "before",
+    weight: Tensor,
+    inputs: Tensor,
+    damp: float,
+    *,
+    factor: float = 2,
+    share: bool = True,
+    centre: bool = False,
+    damping: str = "mean",
+    clear: bool = True,
+    lift: str = "before",
     by: str = "diagonal",
-) -> Parts:  # fmt: skip
+) -> Parts:
     """`prepare` with one switch per known mistake. It is never the oracle."""
     x = inputs - inputs.mean(0) if centre else inputs
     hessian = factor * x.T @ x / (len(x) if share else 1)
@@ -70,10 +78,16 @@ def _ready(
     if lift in ("before", "unseen"):
         hessian.diagonal()[dead] = 1
     diagonal = unlifted if lift == "unseen" else hessian.diagonal().clone()
-    amount = damp * {
-        "mean": diagonal.mean(), "one": torch.tensor(1.0), "all": diagonal.mean(),
-        "none": torch.tensor(0.0), "whole": hessian.mean(),
-    }[damping]  # fmt: skip
+    amount = (
+        damp
+        * {
+            "mean": diagonal.mean(),
+            "one": torch.tensor(1.0),
+            "all": diagonal.mean(),
+            "none": torch.tensor(0.0),
+            "whole": hessian.mean(),
+        }[damping]
+    )
     if damping == "all":
         hessian += amount
     else:
@@ -97,39 +111,79 @@ PREPARE = Contract(
     passed="2 XᵀX / n, dead channels cleared, and enough added to the diagonal for an inverse, "
     "even with fewer tokens than channels.",
     clauses={
-        "form": Clause("{says}", "The weight as it was [out, in], and one row and column of H per "
-                       "input channel."),
-        "weight": Clause("{says} The columns of dead channels are 0; all others are as they were. "
-                         "A channel is dead if its input is 0 in *every* token.",
-                         "Is a channel taken for dead because its inputs are small, or cancel?"),
-        "hessian": Clause("{says} It is 2 XᵀX / n, with a 1 for each dead channel, and then the "
-                          "damping, on the diagonal.", _DAMP),
+        "form": Clause(
+            "{says}",
+            "The weight as it was [out, in], and one row and column of H per input channel.",
+        ),
+        "weight": Clause(
+            "{says} The columns of dead channels are 0; all others are as they were. "
+            "A channel is dead if its input is 0 in *every* token.",
+            "Is a channel taken for dead because its inputs are small, or cancel?",
+        ),
+        "hessian": Clause(
+            "{says} It is 2 XᵀX / n, with a 1 for each dead channel, and then the "
+            "damping, on the diagonal.",
+            _DAMP,
+        ),
     },
     mistakes=(
         mistake("The factor 2 is missing: the derivative of a square.", _MEAN, _but(factor=1)),
         mistake("The sum over tokens is not divided by their number.", _MEAN, _but(share=False)),
-        mistake("The mean of the inputs is subtracted. That is a covariance; the output error "
-                "is about the inputs as they are.", _MEAN, _but(centre=True)),
-        mistake("The Hessian is not damped. With fewer tokens than channels it has no inverse.",
-                _DAMP, _but(damping="none")),
-        mistake("The damping is added to every entry. Only the diagonal makes an inverse "
-                "possible.", _DAMP, _but(damping="all")),
-        mistake("The damping does not depend on how large the Hessian is. It is a share of "
-                "the mean of the diagonal.", _DAMP, _but(damping="one")),
-        mistake("The damping is a share of the mean of the whole matrix. It is one of the mean of "
-                "the diagonal.", _DAMP, _but(damping="whole")),
-        mistake("The weights of a dead channel are kept. They meet no input, but a large one "
-                "stretches the scale of its whole group.", "Set that column to 0.",
-                _but(clear=False)),
-        mistake("The diagonal of a dead channel was set to 1 after the damping. Before: its 1 "
-                "counts in the mean, and it is damped as well.",
-                "First dead channels, then the damping.", _but(lift="after")),
-        mistake("The mean of the diagonal is taken before the dead channels are set to 1. "
-                "Their 1 counts in it.", "First dead channels, then the mean.",
-                _but(lift="unseen")),
-        mistake("A channel whose inputs cancel is taken for dead. A dead one is 0 in every token.",
-                "Its entry of the diagonal is 0.", _but(by="sum")),
-        mistake("Dead channels are not treated at all.",
-                "Column of the weight 0, diagonal 1.", _but(clear=False, lift="never")),
+        mistake(
+            "The mean of the inputs is subtracted. That is a covariance; the output error "
+            "is about the inputs as they are.",
+            _MEAN,
+            _but(centre=True),
+        ),
+        mistake(
+            "The Hessian is not damped. With fewer tokens than channels it has no inverse.",
+            _DAMP,
+            _but(damping="none"),
+        ),
+        mistake(
+            "The damping is added to every entry. Only the diagonal makes an inverse possible.",
+            _DAMP,
+            _but(damping="all"),
+        ),
+        mistake(
+            "The damping does not depend on how large the Hessian is. It is a share of "
+            "the mean of the diagonal.",
+            _DAMP,
+            _but(damping="one"),
+        ),
+        mistake(
+            "The damping is a share of the mean of the whole matrix. It is one of the mean of "
+            "the diagonal.",
+            _DAMP,
+            _but(damping="whole"),
+        ),
+        mistake(
+            "The weights of a dead channel are kept. They meet no input, but a large one "
+            "stretches the scale of its whole group.",
+            "Set that column to 0.",
+            _but(clear=False),
+        ),
+        mistake(
+            "The diagonal of a dead channel was set to 1 after the damping. Before: its 1 "
+            "counts in the mean, and it is damped as well.",
+            "First dead channels, then the damping.",
+            _but(lift="after"),
+        ),
+        mistake(
+            "The mean of the diagonal is taken before the dead channels are set to 1. "
+            "Their 1 counts in it.",
+            "First dead channels, then the mean.",
+            _but(lift="unseen"),
+        ),
+        mistake(
+            "A channel whose inputs cancel is taken for dead. A dead one is 0 in every token.",
+            "Its entry of the diagonal is 0.",
+            _but(by="sum"),
+        ),
+        mistake(
+            "Dead channels are not treated at all.",
+            "Column of the weight 0, diagonal 1.",
+            _but(clear=False, lift="never"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -52,11 +52,19 @@ def _zeros(given: Given, expected: Parts, got: Parts) -> Tensor:
 
 
 def params(
-    groups: Tensor, bits: int, sym: bool, *, steps: tuple[int, int] = (-1, -1),
-    with_zero: bool = True, rounding: Callable[[Tensor], Tensor] = torch.round,
-    guard: float = 1.0, least: float = 0.0, magnitude: bool = True, middle: float = 0.0,
+    groups: Tensor,
+    bits: int,
+    sym: bool,
+    *,
+    steps: tuple[int, int] = (-1, -1),
+    with_zero: bool = True,
+    rounding: Callable[[Tensor], Tensor] = torch.round,
+    guard: float = 1.0,
+    least: float = 0.0,
+    magnitude: bool = True,
+    middle: float = 0.0,
     dim: int | None = -1,
-) -> Parts:  # fmt: skip
+) -> Parts:
     """`find_params` with one switch per known mistake. It is never the oracle.
 
     `steps` is added to 2^bits to get the number of steps: symmetric, asymmetric. `guard` is the
@@ -90,45 +98,84 @@ FIND_PARAMS = Contract(
     passed="Symmetric and asymmetric, 2 to 8 bits, groups of zeros, of tiny and of huge weights, "
     "and groups all above or all below 0: each has the grid that it needs.",
     clauses={
-        "form": Clause("{says}", "One number per group: the shape of `groups` without its last "
-                       "dimension."),
-        "scales": Clause("{says} A group's scale is the range that its codes cover, divided by the "
-                         "number of steps between them. Only a group of zeros has the scale 1.",
-                         "Which range do the codes cover here? It must hold 0.0."),
-        "zeros": Clause("{says} The zero is the code that is read back as 0.0: a whole number, the "
-                        "middle code if the grid is symmetric.",
-                        "How many steps is 0.0 above the lowest code?"),
+        "form": Clause(
+            "{says}", "One number per group: the shape of `groups` without its last dimension."
+        ),
+        "scales": Clause(
+            "{says} A group's scale is the range that its codes cover, divided by the "
+            "number of steps between them. Only a group of zeros has the scale 1.",
+            "Which range do the codes cover here? It must hold 0.0.",
+        ),
+        "zeros": Clause(
+            "{says} The zero is the code that is read back as 0.0: a whole number, the "
+            "middle code if the grid is symmetric.",
+            "How many steps is 0.0 above the lowest code?",
+        ),
     },
     mistakes=(
-        mistake("The range is divided by 2^bits. Between 2^bits codes there are only 2^bits - 1 "
-                "steps.", _STEPS, _but(steps=(0, 0))),
-        mistake("Your symmetric scale is max|w| / (2^(bits-1) - 1), as for signed codes -7..7. "
-                "Here all 2^bits codes are used.", _WIDE, _but(steps=(-2, -1))),
-        mistake("Your symmetric scale is max|w| / 2^(bits-1), as for signed codes -8..8. There is "
-                "one step fewer between the codes.", _WIDE, _but(steps=(0, -1))),
-        mistake("The asymmetric range does not include 0. Where all weights are above 0, or all "
-                "below, the zero falls outside the codes, and 0 is not read back as 0.",
-                "`.clamp(max=0)` and `.clamp(min=0)`.", _but(with_zero=False)),
-        mistake("The zero is not rounded. It is stored as a code, so it must be a whole number.",
-                "`torch.round`.", _but(rounding=lambda z: z)),
-        mistake("The zero is cut off, not rounded to the nearest whole number.",
-                "`torch.round`; `.int()`, `floor` and `trunc` all cut.",
-                _but(rounding=torch.floor)),
-        mistake("A group of zeros gets the scale 0, and weights are divided by the scale later.",
-                "Where the range is 0, the scale is 1: `torch.where`.",
-                _but(guard=0.0), _but(guard=0.0, rounding=torch.nan_to_num)),
-        mistake("A smallest scale is set for all groups. It is wrong for a group of zeros, whose "
-                "scale is 1, and for one of tiny weights.",
-                "`torch.where` replaces zeros, and nothing else.",
-                *(_but(least=least) for least in (1e-4, 1e-5, 1e-6, 1e-8))),
-        mistake("Your symmetric scale looks at the largest weight only. A negative one can be "
-                "larger in magnitude.", "`.abs()` first.", _but(magnitude=False)),
-        mistake("Your symmetric zero is one too small: 7 of 0..15.", "With 4 bits the zero is 8.",
-                _but(middle=-1.0)),
-        mistake("Every group has the range of the whole tensor. Each has a range of its own.",
-                "Along which dimension lie the weights of a group?", _but(dim=None)),
+        mistake(
+            "The range is divided by 2^bits. Between 2^bits codes there are only 2^bits - 1 steps.",
+            _STEPS,
+            _but(steps=(0, 0)),
+        ),
+        mistake(
+            "Your symmetric scale is max|w| / (2^(bits-1) - 1), as for signed codes -7..7. "
+            "Here all 2^bits codes are used.",
+            _WIDE,
+            _but(steps=(-2, -1)),
+        ),
+        mistake(
+            "Your symmetric scale is max|w| / 2^(bits-1), as for signed codes -8..8. There is "
+            "one step fewer between the codes.",
+            _WIDE,
+            _but(steps=(0, -1)),
+        ),
+        mistake(
+            "The asymmetric range does not include 0. Where all weights are above 0, or all "
+            "below, the zero falls outside the codes, and 0 is not read back as 0.",
+            "`.clamp(max=0)` and `.clamp(min=0)`.",
+            _but(with_zero=False),
+        ),
+        mistake(
+            "The zero is not rounded. It is stored as a code, so it must be a whole number.",
+            "`torch.round`.",
+            _but(rounding=lambda z: z),
+        ),
+        mistake(
+            "The zero is cut off, not rounded to the nearest whole number.",
+            "`torch.round`; `.int()`, `floor` and `trunc` all cut.",
+            _but(rounding=torch.floor),
+        ),
+        mistake(
+            "A group of zeros gets the scale 0, and weights are divided by the scale later.",
+            "Where the range is 0, the scale is 1: `torch.where`.",
+            _but(guard=0.0),
+            _but(guard=0.0, rounding=torch.nan_to_num),
+        ),
+        mistake(
+            "A smallest scale is set for all groups. It is wrong for a group of zeros, whose "
+            "scale is 1, and for one of tiny weights.",
+            "`torch.where` replaces zeros, and nothing else.",
+            *(_but(least=least) for least in (1e-4, 1e-5, 1e-6, 1e-8)),
+        ),
+        mistake(
+            "Your symmetric scale looks at the largest weight only. A negative one can be "
+            "larger in magnitude.",
+            "`.abs()` first.",
+            _but(magnitude=False),
+        ),
+        mistake(
+            "Your symmetric zero is one too small: 7 of 0..15.",
+            "With 4 bits the zero is 8.",
+            _but(middle=-1.0),
+        ),
+        mistake(
+            "Every group has the range of the whole tensor. Each has a range of its own.",
+            "Along which dimension lie the weights of a group?",
+            _but(dim=None),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 12
 
@@ -174,8 +221,7 @@ def _broken_promise(expected: Parts, got: Any, given: Given) -> Fault | None:
         return Fault("scales", "", "each above 0, and finite", scales, where("scales", bad))
     bad = ~((zeros == zeros.round()) & (zeros >= 0) & (zeros < 2**bits))
     if bad.any():
-        return Fault("zeros", "", f"whole numbers, 0 to {2**bits - 1}", zeros,
-                     where("zeros", bad))  # fmt: skip
+        return Fault("zeros", "", f"whole numbers, 0 to {2**bits - 1}", zeros, where("zeros", bad))
     before, mine = errors_of_the_range(groups, bits), squared_errors(groups, bits, scales, zeros)
     slack = 1e-9 * groups.double().square().sum(-1)
     worse = mine > 1.001 * before + slack
@@ -221,8 +267,9 @@ def _passed(function: Callable[..., Parts]) -> Passed:
     return Passed(
         "Your grids can be stored, and no group is worse off. On 200 groups of normally "
         f"distributed weights, the squared error is {shares} that of the full range.",
-        pictures.shares(rows), f"The squared error beside that of the full range: {shares}.",
-    )  # fmt: skip
+        pictures.shares(rows),
+        f"The squared error beside that of the full range: {shares}.",
+    )
 
 
 FIT_PARAMS = Contract(
@@ -231,26 +278,47 @@ FIT_PARAMS = Contract(
     passed=_passed,
     clauses={
         "form": Clause("{says}", "The same shapes as in exercise 1, both float32."),
-        "scales": Clause("{says} One must be able to divide by a scale.",
-                         "What does your search give for a group of zeros?"),
-        "zeros": Clause("{says} The zero is stored as a code, so that 0.0 is on the grid.",
-                        "When the range changes, the zero does, too."),
-        "worse": Clause("This group is worse off than with the grid of exercise 1. No group may "
-                        "be.", "Let each group choose by itself, and let the grid of exercise 1 "
-                        "be among the choices. Do you measure with codes that are clamped?"),
-        "gain": Clause("On normally distributed weights, your grids gain too little.",
-                       "What does one large weight cost the others? Try grids that do not reach "
-                       "it."),
+        "scales": Clause(
+            "{says} One must be able to divide by a scale.",
+            "What does your search give for a group of zeros?",
+        ),
+        "zeros": Clause(
+            "{says} The zero is stored as a code, so that 0.0 is on the grid.",
+            "When the range changes, the zero does, too.",
+        ),
+        "worse": Clause(
+            "This group is worse off than with the grid of exercise 1. No group may be.",
+            "Let each group choose by itself, and let the grid of exercise 1 "
+            "be among the choices. Do you measure with codes that are clamped?",
+        ),
+        "gain": Clause(
+            "On normally distributed weights, your grids gain too little.",
+            "What does one large weight cost the others? Try grids that do not reach it.",
+        ),
     },
     mistakes=(
-        mistake("These are the grids of the full range. They reach the largest weight, and are "
-                "coarse for all others.", "Try grids that do not reach it.", _of_range),
-        mistake("All groups lose the same share of their range. Where the weights lie at both "
-                "ends, that is a loss.", "Let each group choose by itself.",
-                *(_clipped(share) for share in (0.9, 0.8, 0.75, 0.7, 0.6, 0.5))),
-        mistake("The grids are symmetric. In a group that lies on one side of 0, half of the codes "
-                "are never used.", "Begin with the other one.", lambda g, b: params(g, b, True)),
-        mistake("Your range does not include 0, so that the zero is no code.",
-                "As in exercise 1.", _clipped(1.0, with_zero=False)),
+        mistake(
+            "These are the grids of the full range. They reach the largest weight, and are "
+            "coarse for all others.",
+            "Try grids that do not reach it.",
+            _of_range,
+        ),
+        mistake(
+            "All groups lose the same share of their range. Where the weights lie at both "
+            "ends, that is a loss.",
+            "Let each group choose by itself.",
+            *(_clipped(share) for share in (0.9, 0.8, 0.75, 0.7, 0.6, 0.5)),
+        ),
+        mistake(
+            "The grids are symmetric. In a group that lies on one side of 0, half of the codes "
+            "are never used.",
+            "Begin with the other one.",
+            lambda g, b: params(g, b, True),
+        ),
+        mistake(
+            "Your range does not include 0, so that the zero is no code.",
+            "As in exercise 1.",
+            _clipped(1.0, with_zero=False),
+        ),
     ),
-)  # fmt: skip
+)

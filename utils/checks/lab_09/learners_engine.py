@@ -185,8 +185,9 @@ def compare(nearest: Callable[..., Any], compensated: Callable[..., Any]) -> Pas
             expected=f"less than {rtn.errors[name]:.2%} of the outputs' square (rounded)",
             got=f"{gptq.errors[name]:.2%}",
             look="What is here that no small layer has: more columns, or the inputs' order?",
-            figure=figure, alt=alt,
-        )  # fmt: skip
+            figure=figure,
+            alt=alt,
+        )
     if not base < gptq.perplexity < rtn.perplexity:
         raise Mismatch(
             "Each layer's outputs are closer with your GPTQ, but the engine does not read better.",
@@ -194,15 +195,17 @@ def compare(nearest: Callable[..., Any], compensated: Callable[..., Any]) -> Pas
             expected=f"perplexity between {base:.1f} (16 bits) and {rtn.perplexity:.1f} (rounded)",
             got=f"{gptq.perplexity:.1f}",
             look="Do both quantizers use as many bits, and groups as large, in every layer?",
-            figure=figure, alt=alt,
-        )  # fmt: skip
+            figure=figure,
+            alt=alt,
+        )
     return Passed(
         f"The engine runs on your weights, with {given}. Perplexity: {base:.1f} before, "
         f"{rtn.perplexity:.1f} rounded, {gptq.perplexity:.1f} with your GPTQ. "
         f"It is asked: {QUESTION} Before, it wrote {answer!r}; rounded, {rtn.text!r}; with your "
         f"GPTQ, {gptq.text!r}",
-        figure, alt,
-    )  # fmt: skip
+        figure,
+        alt,
+    )
 
 
 @torch.no_grad()

@@ -90,9 +90,10 @@ def blockwise(values: Tensor, levels: Tensor, blocksize: int, how: str = "right"
     padded = torch.nn.functional.pad(flat, (0, -len(flat) % blocksize))
     blocks = padded.view(-1, blocksize)
     absmax = {
-        "signed": blocks.amax(1), "tensor": flat.abs().max().expand(len(blocks)),
+        "signed": blocks.amax(1),
+        "tensor": flat.abs().max().expand(len(blocks)),
         "mean": blocks.abs().mean(1),
-    }.get(how, blocks.abs().amax(1))  # fmt: skip
+    }.get(how, blocks.abs().amax(1))
     if how == "one":
         absmax = torch.where(absmax == 0, 1.0, absmax)
     divisor = absmax if how == "unguarded" else torch.where(absmax == 0, 1.0, absmax)
@@ -133,14 +134,16 @@ def _passed(function: Callable[..., Any]) -> Passed:
     codes, _ = function(weight.clone(), NF4.clone(), 64)
     even = rtn(weight, group_size=64).q
     figure = pictures.code_histogram(
-        [("your NF4 codes", codes), ("evenly spaced codes (RTN)", even)], 16,
+        [("your NF4 codes", codes), ("evenly spaced codes (RTN)", even)],
+        16,
         "NF4 uses its 16 codes more evenly than equal steps do",
-    )  # fmt: skip
+    )
     return Passed(
         "Your codes are the nearest levels, block by block. The picture shows them for 16,384 "
-        "normally distributed weights.", figure,
+        "normally distributed weights.",
+        figure,
         "How often NF4 and RTN use each of 16 codes on normally distributed weights.",
-    )  # fmt: skip
+    )
 
 
 _NEAREST = "Compare the distances to all levels."
@@ -151,36 +154,75 @@ QUANTIZE_BLOCKWISE = Contract(
     ),
     passed=_passed,
     clauses={
-        "form": Clause("{says}", "The codes have the shape of `values`. There is one absmax per "
-                       "block, also for a last one that is shorter."),
-        "codes": Clause("{says} A code is the number of the level that is nearest to the value, "
-                        "divided by its block's absmax. A block of zeros gets the level 0.",
-                        _NEAREST),
-        "absmax": Clause("{says} It is the largest magnitude in a block; 0 in a block of zeros.",
-                         "Is something added to it, or its smallest value limited?"),
+        "form": Clause(
+            "{says}",
+            "The codes have the shape of `values`. There is one absmax per "
+            "block, also for a last one that is shorter.",
+        ),
+        "codes": Clause(
+            "{says} A code is the number of the level that is nearest to the value, "
+            "divided by its block's absmax. A block of zeros gets the level 0.",
+            _NEAREST,
+        ),
+        "absmax": Clause(
+            "{says} It is the largest magnitude in a block; 0 in a block of zeros.",
+            "Is something added to it, or its smallest value limited?",
+        ),
     },
     mistakes=(
-        mistake("absmax is the largest value, not the largest magnitude.", "`.abs()` first.",
-                _but("signed")),
-        mistake("One absmax serves all blocks. Each block has its own.",
-                "Give the values a dimension for the blocks.", _but("tensor")),
-        mistake("absmax is the mean magnitude. With it, the largest values are cut off.",
-                "`amax`.", _but("mean")),
-        mistake("A block of zeros is divided by 0.", "Replace an absmax of 0 before you divide; "
-                "return it as 0.", _but("unguarded")),
-        mistake("A block of zeros is returned with the absmax 1. That number is only for the "
-                "division; the absmax is 0.", "Divide by a second tensor.", _but("one")),
-        mistake("The values are not divided by their block's absmax.", "Levels are -1 to 1.",
-                _but("unscaled")),
+        mistake(
+            "absmax is the largest value, not the largest magnitude.",
+            "`.abs()` first.",
+            _but("signed"),
+        ),
+        mistake(
+            "One absmax serves all blocks. Each block has its own.",
+            "Give the values a dimension for the blocks.",
+            _but("tensor"),
+        ),
+        mistake(
+            "absmax is the mean magnitude. With it, the largest values are cut off.",
+            "`amax`.",
+            _but("mean"),
+        ),
+        mistake(
+            "A block of zeros is divided by 0.",
+            "Replace an absmax of 0 before you divide; return it as 0.",
+            _but("unguarded"),
+        ),
+        mistake(
+            "A block of zeros is returned with the absmax 1. That number is only for the "
+            "division; the absmax is 0.",
+            "Divide by a second tensor.",
+            _but("one"),
+        ),
+        mistake(
+            "The values are not divided by their block's absmax.",
+            "Levels are -1 to 1.",
+            _but("unscaled"),
+        ),
         mistake("You take the level below, not the nearest.", _NEAREST, _but("below")),
-        mistake("You take the level above, not the nearest. `bucketize` on the levels does "
-                "that; on the middles between them it finds the nearest.", _NEAREST,
-                _but("above")),
-        mistake("You count as if the levels were evenly spaced. NF4's are not: that is its "
-                "point.", _NEAREST, _but("even")),
-        mistake("Your blocks begin anew in each row. They run on over the ends of rows.",
-                "`values.flatten()` first.", _rows),
-        mistake("Your blocks follow the memory of a transposed tensor. They go through its rows, "
-                "wherever these lie.", "`values.flatten()` goes through rows.", _in_memory),
+        mistake(
+            "You take the level above, not the nearest. `bucketize` on the levels does "
+            "that; on the middles between them it finds the nearest.",
+            _NEAREST,
+            _but("above"),
+        ),
+        mistake(
+            "You count as if the levels were evenly spaced. NF4's are not: that is its point.",
+            _NEAREST,
+            _but("even"),
+        ),
+        mistake(
+            "Your blocks begin anew in each row. They run on over the ends of rows.",
+            "`values.flatten()` first.",
+            _rows,
+        ),
+        mistake(
+            "Your blocks follow the memory of a transposed tensor. They go through its rows, "
+            "wherever these lie.",
+            "`values.flatten()` goes through rows.",
+            _in_memory,
+        ),
     ),
-)  # fmt: skip
+)

@@ -84,31 +84,54 @@ DOUBLE_QUANTIZE = Contract(
     passed="8 bits per absmax in place of 32: 8/64 + 32/(64 · 256) = 0.127 bits per weight in "
     "place of 0.5. One offset per weight is too little to count.",
     clauses={
-        "form": Clause("{says}", "A code for each value, an absmax for each 256 of them, and one "
-                       "offset for all."),
-        "codes": Clause("{says} A code is the number of the dynamic level that is nearest to the "
-                        "difference from the mean, divided by its block's absmax.", _STEPS),
-        "nested_absmax": Clause("{says} It is the largest magnitude among the differences of a "
-                                "block of 256.", _STEPS),
+        "form": Clause(
+            "{says}",
+            "A code for each value, an absmax for each 256 of them, and one offset for all.",
+        ),
+        "codes": Clause(
+            "{says} A code is the number of the dynamic level that is nearest to the "
+            "difference from the mean, divided by its block's absmax.",
+            _STEPS,
+        ),
+        "nested_absmax": Clause(
+            "{says} It is the largest magnitude among the differences of a block of 256.", _STEPS
+        ),
         "offset": Clause("{says} It is the mean of all absmax values.", _STEPS),
     },
     mistakes=(
-        mistake("The mean is not subtracted. All absmax values are positive, so half of the "
-                "256 levels stay unused.", _STEPS, _but("none")),
-        mistake("The offset is the smallest value. It is the mean, so that both signs of the "
-                "levels are used.", _STEPS, _but("min")),
+        mistake(
+            "The mean is not subtracted. All absmax values are positive, so half of the "
+            "256 levels stay unused.",
+            _STEPS,
+            _but("none"),
+        ),
+        mistake(
+            "The offset is the smallest value. It is the mean, so that both signs of the "
+            "levels are used.",
+            _STEPS,
+            _but("min"),
+        ),
         mistake("The offset is the median. It is the mean.", _STEPS, _but("median")),
-        mistake("Each block of 256 has an offset of its own. There is one for the whole "
-                "weight.", _STEPS, _but("per block")),
-        mistake("The nested absmax was taken before the mean was subtracted. It is the largest "
-                "magnitude of the differences.", _STEPS, _but("largest before")),
-        mistake("The blocks have 64 values. Those of absmax values have 256.", _STEPS,
-                _but("64")),
+        mistake(
+            "Each block of 256 has an offset of its own. There is one for the whole weight.",
+            _STEPS,
+            _but("per block"),
+        ),
+        mistake(
+            "The nested absmax was taken before the mean was subtracted. It is the largest "
+            "magnitude of the differences.",
+            _STEPS,
+            _but("largest before"),
+        ),
+        mistake("The blocks have 64 values. Those of absmax values have 256.", _STEPS, _but("64")),
         mistake("All absmax values share one block. A block has 256.", _STEPS, _but("all")),
-        mistake("You use NF4's 16 levels. absmax values get 8 bits: `create_dynamic_map()`.",
-                _STEPS, _but("nf4")),
+        mistake(
+            "You use NF4's 16 levels. absmax values get 8 bits: `create_dynamic_map()`.",
+            _STEPS,
+            _but("nf4"),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 7
 
@@ -162,9 +185,11 @@ def _back(
     if how == "nested first":
         scale = nested[:1].expand(len(absmax))
     largest = {
-        "no offset": inner * scale, "minus": inner * scale - offset,
-        "offset first": (inner + offset) * scale, "no nested": inner + offset,
-    }.get(how, inner * scale + offset)  # fmt: skip
+        "no offset": inner * scale,
+        "minus": inner * scale - offset,
+        "offset first": (inner + offset) * scale,
+        "no nested": inner + offset,
+    }.get(how, inner * scale + offset)
     # "as numbers": codes stand for themselves, evenly spaced.
     levels = flat.float() / 7.5 - 1 if how == "as numbers" else NF4[flat.long()]
     wide = _spread(largest, size, len(flat), tiled=how == "tiled")
@@ -184,25 +209,51 @@ DEQUANTIZE_NF4 = Contract(
     "bitsandbytes bit by bit: this is the arithmetic inside every QLoRA training step.",
     clauses={
         "form": Clause("{says}", "float32, in the shape of `codes`."),
-        "weight": Clause("{says} A weight is the level of its code, times its block's absmax, "
-                         "which is itself read back first.", _FIRST),
+        "weight": Clause(
+            "{says} A weight is the level of its code, times its block's absmax, "
+            "which is itself read back first.",
+            _FIRST,
+        ),
     },
     mistakes=(
-        mistake("The offset is left out. It was subtracted before the absmax values were "
-                "quantized.", _FIRST, _backwards("no offset")),
-        mistake("The offset is subtracted once more. It must be added back.", _FIRST,
-                _backwards("minus")),
-        mistake("The offset is added before the scaling. Scale first: it was subtracted before the "
-                "division.", _FIRST, _backwards("offset first")),
+        mistake(
+            "The offset is left out. It was subtracted before the absmax values were quantized.",
+            _FIRST,
+            _backwards("no offset"),
+        ),
+        mistake(
+            "The offset is subtracted once more. It must be added back.",
+            _FIRST,
+            _backwards("minus"),
+        ),
+        mistake(
+            "The offset is added before the scaling. Scale first: it was subtracted before the "
+            "division.",
+            _FIRST,
+            _backwards("offset first"),
+        ),
         mistake("`nested_absmax` is left out.", _FIRST, _backwards("no nested")),
-        mistake("The absmax values are tiled. Each serves `blocksize` neighbours.",
-                "`repeat_interleave`.", _backwards("tiled")),
-        mistake("The nested absmax values are tiled. Each serves 256 neighbours.", _256,
-                _backwards("nested tiled")),
-        mistake("Only the first nested absmax is used. There is one per 256 absmax values.", _256,
-                _backwards("nested first")),
-        mistake("You read the weights' codes as evenly spaced numbers. They are places in the list "
-                "of NF4's levels.", "`create_normal_map()`.", _backwards("as numbers")),
+        mistake(
+            "The absmax values are tiled. Each serves `blocksize` neighbours.",
+            "`repeat_interleave`.",
+            _backwards("tiled"),
+        ),
+        mistake(
+            "The nested absmax values are tiled. Each serves 256 neighbours.",
+            _256,
+            _backwards("nested tiled"),
+        ),
+        mistake(
+            "Only the first nested absmax is used. There is one per 256 absmax values.",
+            _256,
+            _backwards("nested first"),
+        ),
+        mistake(
+            "You read the weights' codes as evenly spaced numbers. They are places in the list "
+            "of NF4's levels.",
+            "`create_normal_map()`.",
+            _backwards("as numbers"),
+        ),
         mistake("You divide by absmax. The way back multiplies.", _FIRST, _backwards("divided")),
     ),
-)  # fmt: skip
+)

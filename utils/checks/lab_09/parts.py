@@ -25,9 +25,11 @@ HALF = 0.5 + 1e-3  # a whole number that is so near is the nearest
 
 
 def in_parts(
-    names: Sequence[str], picture: Picture | None = None, first: Sequence[str] = (),
+    names: Sequence[str],
+    picture: Picture | None = None,
+    first: Sequence[str] = (),
     **places: Places,
-) -> Wrong:  # fmt: skip
+) -> Wrong:
     """Judges a tuple of tensors (or one tensor) part by part.
 
     A part without a judge must equal the expected one: whole numbers exactly, others closely.
@@ -70,10 +72,15 @@ def form(names: Sequence[str], expected: Any, got: Any) -> Fault | None:
 
     if got is None:
         return fault("Your function returned None. Is the `return` missing?")
-    fits = isinstance(got, Tensor) if isinstance(expected, Tensor) else (
-        isinstance(got, tuple | list) and len(got) == len(names)
-        and all(isinstance(part, Tensor) for part in got)
-    )  # fmt: skip
+    fits = (
+        isinstance(got, Tensor)
+        if isinstance(expected, Tensor)
+        else (
+            isinstance(got, tuple | list)
+            and len(got) == len(names)
+            and all(isinstance(part, Tensor) for part in got)
+        )
+    )
     if not fits:
         s = "s" if len(names) > 1 else ""
         wanted = ", ".join(f"`{name}`" for name in names)

@@ -13,9 +13,13 @@ BLUE, ORANGE = "#1f5fa8", "#f2a65a"
 
 
 def group_errors(
-    weight: Tensor, expected: Tensor, yours: Tensor, group_size: int, title: str,
+    weight: Tensor,
+    expected: Tensor,
+    yours: Tensor,
+    group_size: int,
+    title: str,
     names: tuple[str, str] = ("expected", "yours"),
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Heat maps of the root mean square error of each group; all weights are [out, in]."""
     maps = [
         (back.double() - weight.double()).unflatten(1, (-1, group_size)).square().mean(-1).sqrt()
@@ -32,8 +36,15 @@ def group_errors(
         for row in range(errors.shape[0]):
             for column in range(errors.shape[1]):
                 value = float(errors[row, column])
-                ax.text(column, row, f"{value:.3g}", ha="center", va="center", size=8,
-                        color="white" if value > 0.6 * top else INK)  # fmt: skip
+                ax.text(
+                    column,
+                    row,
+                    f"{value:.3g}",
+                    ha="center",
+                    va="center",
+                    size=8,
+                    color="white" if value > 0.6 * top else INK,
+                )
         ax.set_title(name, size=10)
         ax.set_xlabel("group of input channels", size=9)
         ax.set_ylabel("output channel", size=9)
@@ -59,8 +70,16 @@ def code_histogram(
         share = np.bincount(clipped, minlength=num_codes) / len(clipped)
         x = np.arange(num_codes) + (place - (len(rows) - 1) / 2) * width
         edge = INK if num_codes <= 16 else None
-        ax.bar(x, share, width, label=label, color=colour, hatch=hatch if edge else None,
-               edgecolor=edge, linewidth=0.5)  # fmt: skip
+        ax.bar(
+            x,
+            share,
+            width,
+            label=label,
+            color=colour,
+            hatch=hatch if edge else None,
+            edgecolor=edge,
+            linewidth=0.5,
+        )
     if num_codes <= 16:
         ax.set_xticks(range(num_codes))
     ax.set_xlabel("code")
@@ -80,8 +99,16 @@ def seen_and_unseen(shares: Mapping[str, tuple[float, float]]) -> Figure:
     rows = (("the lesson's rule", ORANGE, "//", -0.2), ("yours", BLUE, "", 0.2))
     for number, (label, colour, hatch, shift) in enumerate(rows):
         heights = [pair[number] for pair in shares.values()]
-        bars = ax.bar(places + shift, heights, 0.4, label=label, color=colour, hatch=hatch,
-                      edgecolor=INK, linewidth=0.5)  # fmt: skip
+        bars = ax.bar(
+            places + shift,
+            heights,
+            0.4,
+            label=label,
+            color=colour,
+            hatch=hatch,
+            edgecolor=INK,
+            linewidth=0.5,
+        )
         ax.bar_label(bars, fmt="%.2f", fontsize=9)
     ax.axhline(1, color=INK, linestyle=":", linewidth=1)
     ax.set_xticks(places, list(shares))
@@ -101,8 +128,16 @@ def layer_errors(names: Sequence[str], rtn: Sequence[float], gptq: Sequence[floa
     y = np.arange(len(names))
     rows = (("round to nearest", rtn, ORANGE, "//", -0.2), ("your GPTQ", gptq, BLUE, "", 0.2))
     for label, errors, colour, hatch, shift in rows:
-        ax.barh(y + shift, [100 * error for error in errors], 0.4, label=label, color=colour,
-                hatch=hatch, edgecolor=INK, linewidth=0.5)  # fmt: skip
+        ax.barh(
+            y + shift,
+            [100 * error for error in errors],
+            0.4,
+            label=label,
+            color=colour,
+            hatch=hatch,
+            edgecolor=INK,
+            linewidth=0.5,
+        )
     ax.set_yticks(y, names)
     ax.tick_params(labelsize=8)
     ax.invert_yaxis()

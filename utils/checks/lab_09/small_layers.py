@@ -25,8 +25,13 @@ Quantizers = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor
 QuantizersFactory = Callable[[], Quantizers]
 GROUP_SIZE = 64  # of the quantizers that the lab hands in
 MAX_BITS = 4
-PARTS = {"find_params": (1, FIND_PARAMS), "quantize": (2, QUANTIZE), "dequantize": (3, DEQUANTIZE),
-         "prepare": (8, PREPARE), "gptq": (9, GPTQ)}  # fmt: skip
+PARTS = {
+    "find_params": (1, FIND_PARAMS),
+    "quantize": (2, QUANTIZE),
+    "dequantize": (3, DEQUANTIZE),
+    "prepare": (8, PREPARE),
+    "gptq": (9, GPTQ),
+}
 
 
 def the_pair(make_quantizers: QuantizersFactory) -> Quantizers:
@@ -138,8 +143,10 @@ def _off_the_grid(name: str, back: Any, weight: Tensor) -> Fault | None:
         return Fault("weight", name, "finite numbers", "inf or nan", says)
     most = _num_values(back)
     if most > 2**MAX_BITS:
-        says = (f"`{name}` gives a group {most} different values. {MAX_BITS} bits have "
-                f"{2**MAX_BITS} codes.")  # fmt: skip
+        says = (
+            f"`{name}` gives a group {most} different values. {MAX_BITS} bits have "
+            f"{2**MAX_BITS} codes."
+        )
         return Fault("weight", name, 2**MAX_BITS, most, says)
     lost = float((back - weight).square().mean() / weight.square().mean())
     if lost > 0.25:
@@ -154,17 +161,25 @@ SMALL_LAYERS = Contract(
     passed="Both quantizers do on small layers what they should.",
     examples=12,
     clauses={
-        "weight": Clause("{says}", "Read the codes back, with the scales and zeros they were made "
-                         "with."),
-        "nearest": Clause("`my_rtn` gives a weight a value that is not the nearest in its group.",
-                          "Exercise 2. Are the codes read back with their own group's scale?"),
-        "codes": Clause("Your GPTQ gives a group more different values than your rounding does: "
-                        "more bits, or smaller groups. So they cannot be compared.",
-                        "`BITS` and `GROUP_SIZE` are for both."),
-        "plain": Clause("Your GPTQ gives the weights of plain rounding.",
-                        "No error reaches the later columns: exercise 9."),
-        "more": Clause("On a small layer, your GPTQ changes the outputs more than plain rounding "
-                       "does.", "Are these the inputs of this layer, in their order, and is the "
-                       "Hessian made of them?"),
+        "weight": Clause(
+            "{says}", "Read the codes back, with the scales and zeros they were made with."
+        ),
+        "nearest": Clause(
+            "`my_rtn` gives a weight a value that is not the nearest in its group.",
+            "Exercise 2. Are the codes read back with their own group's scale?",
+        ),
+        "codes": Clause(
+            "Your GPTQ gives a group more different values than your rounding does: "
+            "more bits, or smaller groups. So they cannot be compared.",
+            "`BITS` and `GROUP_SIZE` are for both.",
+        ),
+        "plain": Clause(
+            "Your GPTQ gives the weights of plain rounding.",
+            "No error reaches the later columns: exercise 9.",
+        ),
+        "more": Clause(
+            "On a small layer, your GPTQ changes the outputs more than plain rounding does.",
+            "Are these the inputs of this layer, in their order, and is the Hessian made of them?",
+        ),
     },
-)  # fmt: skip
+)

@@ -35,30 +35,52 @@ LORA_PARAMETERS = Contract(
     judge=Returns(trained_numbers),
     passed="r times the width of both sides, for each layer. It grows with the sides, not the "
     "area.",
-    clauses={
-        "returns": Clause("This is not how many numbers all A and B have. {says}", _COUNT)
-    },
+    clauses={"returns": Clause("This is not how many numbers all A and B have. {says}", _COUNT)},
     mistakes=(
-        mistake("You count B A, which is as large as the weight itself. Only A and B are trained, "
-                "and stored.", _COUNT, lambda linears, r: sum(i * o for i, o in linears)),
-        mistake("You count B A once for each rank. Only A and B are trained.", _COUNT,
-                lambda linears, r: sum(i * o * r for i, o in linears)),
-        mistake("Only A is counted. B is trained, too.", _COUNT,
-                lambda linears, r: sum(r * i for i, _ in linears)),
-        mistake("Only B is counted. A is trained, too.", _COUNT,
-                lambda linears, r: sum(r * o for _, o in linears)),
-        mistake("The frozen weights are counted, too. They are not trained.", _COUNT,
-                lambda linears, r: sum(i * o + r * (i + o) for i, o in linears)),
-        mistake("r is missing: you count A and B as if the rank were 1.", _COUNT,
-                lambda linears, r: sum(i + o for i, o in linears)),
-        mistake("Only one layer is counted. Each layer has its own A and B.", "Sum over `linears`.",
-                lambda linears, r: r * sum(linears[0]) if linears else 0,
-                lambda linears, r: r * sum(linears[-1]) if linears else 0),
-        mistake("Layers of the same size are counted once. Each layer has its own A and B.",
-                "Go through the list as it is.",
-                lambda linears, r: r * sum(i + o for i, o in set(linears))),
+        mistake(
+            "You count B A, which is as large as the weight itself. Only A and B are trained, "
+            "and stored.",
+            _COUNT,
+            lambda linears, r: sum(i * o for i, o in linears),
+        ),
+        mistake(
+            "You count B A once for each rank. Only A and B are trained.",
+            _COUNT,
+            lambda linears, r: sum(i * o * r for i, o in linears),
+        ),
+        mistake(
+            "Only A is counted. B is trained, too.",
+            _COUNT,
+            lambda linears, r: sum(r * i for i, _ in linears),
+        ),
+        mistake(
+            "Only B is counted. A is trained, too.",
+            _COUNT,
+            lambda linears, r: sum(r * o for _, o in linears),
+        ),
+        mistake(
+            "The frozen weights are counted, too. They are not trained.",
+            _COUNT,
+            lambda linears, r: sum(i * o + r * (i + o) for i, o in linears),
+        ),
+        mistake(
+            "r is missing: you count A and B as if the rank were 1.",
+            _COUNT,
+            lambda linears, r: sum(i + o for i, o in linears),
+        ),
+        mistake(
+            "Only one layer is counted. Each layer has its own A and B.",
+            "Sum over `linears`.",
+            lambda linears, r: r * sum(linears[0]) if linears else 0,
+            lambda linears, r: r * sum(linears[-1]) if linears else 0,
+        ),
+        mistake(
+            "Layers of the same size are counted once. Each layer has its own A and B.",
+            "Go through the list as it is.",
+            lambda linears, r: r * sum(i + o for i, o in set(linears)),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 2
 
@@ -84,25 +106,52 @@ TRAINING_BYTES = Contract(
     "and the fewer bits the others have, the better. These are LoRA and QLoRA.",
     clauses={"returns": Clause("These are not the bytes that training holds. {says}", _BYTES)},
     mistakes=(
-        mistake("The frozen weights are counted in bits, not in bytes.", "Eight bits are a byte.",
-                lambda f, b, t: f * b + 16 * t),
-        mistake("Frozen weights need no gradient and no optimizer state. You give them the full "
-                "16 bytes.", _BYTES, lambda f, b, t: 16 * (f + t)),
-        mistake("Frozen weights need no gradient and no optimizer state, only their own bits.",
-                _BYTES, lambda f, b, t: f * (b / 8 + 14) + 16 * t,
-                lambda f, b, t: f * (b / 8 + 2) + 16 * t),
-        mistake("The frozen weights are missing. They are not trained, but they must be there to "
-                "compute.", _BYTES, lambda f, b, t: 16 * t),
-        mistake("Each trained number lacks 4 bytes: those of its master copy in float32, or those "
-                "of one of Adam's two means.", _BYTES, lambda f, b, t: f * b / 8 + 12 * t),
+        mistake(
+            "The frozen weights are counted in bits, not in bytes.",
+            "Eight bits are a byte.",
+            lambda f, b, t: f * b + 16 * t,
+        ),
+        mistake(
+            "Frozen weights need no gradient and no optimizer state. You give them the full "
+            "16 bytes.",
+            _BYTES,
+            lambda f, b, t: 16 * (f + t),
+        ),
+        mistake(
+            "Frozen weights need no gradient and no optimizer state, only their own bits.",
+            _BYTES,
+            lambda f, b, t: f * (b / 8 + 14) + 16 * t,
+            lambda f, b, t: f * (b / 8 + 2) + 16 * t,
+        ),
+        mistake(
+            "The frozen weights are missing. They are not trained, but they must be there to "
+            "compute.",
+            _BYTES,
+            lambda f, b, t: 16 * t,
+        ),
+        mistake(
+            "Each trained number lacks 4 bytes: those of its master copy in float32, or those "
+            "of one of Adam's two means.",
+            _BYTES,
+            lambda f, b, t: f * b / 8 + 12 * t,
+        ),
         mistake("The gradients are missing.", _BYTES, lambda f, b, t: f * b / 8 + 14 * t),
         mistake("Adam's states are missing.", _BYTES, lambda f, b, t: f * b / 8 + 8 * t),
-        mistake("The two numbers are swapped: the frozen weights get 16 bytes each.", _BYTES,
-                lambda f, b, t: t * b / 8 + 16 * f),
-        mistake("The bits are cut to a whole number. 4.127 bits are more than 4.",
-                "No `int(...)` and no `//`.", lambda f, b, t: f * int(b) / 8 + 16 * t),
-        mistake("The bytes are rounded to a whole number. Half a byte counts.",
-                "`/`, not `//`; no `int(...)`, `round` or `ceil`.",
-                lambda f, b, t: int(f * b / 8) + 16 * t, lambda f, b, t: f * b // 8 + 16 * t),
+        mistake(
+            "The two numbers are swapped: the frozen weights get 16 bytes each.",
+            _BYTES,
+            lambda f, b, t: t * b / 8 + 16 * f,
+        ),
+        mistake(
+            "The bits are cut to a whole number. 4.127 bits are more than 4.",
+            "No `int(...)` and no `//`.",
+            lambda f, b, t: f * int(b) / 8 + 16 * t,
+        ),
+        mistake(
+            "The bytes are rounded to a whole number. Half a byte counts.",
+            "`/`, not `//`; no `int(...)`, `round` or `ceil`.",
+            lambda f, b, t: int(f * b / 8) + 16 * t,
+            lambda f, b, t: f * b // 8 + 16 * t,
+        ),
     ),
-)  # fmt: skip
+)

@@ -57,8 +57,9 @@ class Drawn:
         if torch.equal(pairs[0][0], pairs[1][0]):
             return Fault("again", "two calls", "another A", "the same A")
         if not torch.equal(pairs[0][0], pairs[2][0]):
-            return Fault("seed", "two calls, each after `torch.manual_seed(0)`", "the same A",
-                         "another A")  # fmt: skip
+            return Fault(
+                "seed", "two calls, each after `torch.manual_seed(0)`", "the same A", "another A"
+            )
         return None
 
 
@@ -91,8 +92,10 @@ def _of_values(a: Tensor, b: Tensor, case: Sizes) -> Fault | None:
     if a.numel() > 1 and a.abs().unique().numel() < 0.95 * a.numel():
         return Fault("repeated", "", "r x in_features numbers", "numbers that come again")
     largest = float(a.abs().max())
-    words = (f"within -{bound:.4g} and {bound:.4g}, each place as likely",
-             f"from {float(a.min()):.4g} to {float(a.max()):.4g}")  # fmt: skip
+    words = (
+        f"within -{bound:.4g} and {bound:.4g}, each place as likely",
+        f"from {float(a.min()):.4g} to {float(a.max()):.4g}",
+    )
     if largest > 1.001 * bound:
         return Fault("spread", "", bound, largest, words=words)
     if a.numel() < ENOUGH:
@@ -138,49 +141,93 @@ INIT_LORA = Contract(
     "can begin.",
     clauses={
         "form": Clause("Your function must return a pair: A and B."),
-        "shapes": Clause("A or B has the wrong shape.",
-                         "A goes from in_features to r, B from r to out_features. A linear "
-                         "layer's weight is [outputs, inputs]."),
-        "parameter": Clause("{expected} was expected, not {got}. An optimizer would not find it.",
-                            "`nn.Parameter(...)` around the tensor."),
+        "shapes": Clause(
+            "A or B has the wrong shape.",
+            "A goes from in_features to r, B from r to out_features. A linear "
+            "layer's weight is [outputs, inputs].",
+        ),
+        "parameter": Clause(
+            "{expected} was expected, not {got}. An optimizer would not find it.",
+            "`nn.Parameter(...)` around the tensor.",
+        ),
         "dtype": Clause("A and B must be float32, in which small steps add up."),
-        "own": Clause("Several numbers lie in one place of memory: what is learned for one "
-                      "overwrites the others.", "No `expand`: reserve all of them."),
-        "zero": Clause("B is not zero. Then B A is not zero either, and before the first step the "
-                       "model is already another one, damaged at random.",
-                       "All zeros, in each call anew."),
-        "both zero": Clause("A and B are both zero. The gradient of each contains the other, so "
-                            "both gradients are zero for ever.", "A is random, in each call anew."),
-        "repeated": Clause("Numbers of A come again. If rows are the same, A makes r times the "
-                           "same number, and the rank is 1.", "Draw all r x in_features numbers."),
-        "positive": Clause("The numbers of A are all positive. They must lie on both sides of "
-                           "zero.", _SQUARE),
+        "own": Clause(
+            "Several numbers lie in one place of memory: what is learned for one "
+            "overwrites the others.",
+            "No `expand`: reserve all of them.",
+        ),
+        "zero": Clause(
+            "B is not zero. Then B A is not zero either, and before the first step the "
+            "model is already another one, damaged at random.",
+            "All zeros, in each call anew.",
+        ),
+        "both zero": Clause(
+            "A and B are both zero. The gradient of each contains the other, so "
+            "both gradients are zero for ever.",
+            "A is random, in each call anew.",
+        ),
+        "repeated": Clause(
+            "Numbers of A come again. If rows are the same, A makes r times the "
+            "same number, and the rank is 1.",
+            "Draw all r x in_features numbers.",
+        ),
+        "positive": Clause(
+            "The numbers of A are all positive. They must lie on both sides of zero.", _SQUARE
+        ),
         "spread": Clause("The numbers of A are not spread evenly between -b and b.", _SQUARE),
-        "again": Clause("A is the same in each call. All layers of a model would begin with the "
-                        "same A.", "No seed inside the function."),
-        "seed": Clause("After the same `torch.manual_seed`, A is another one. Nobody could repeat "
-                       "a training.", "Draw with torch, and set no seed of your own."),
+        "again": Clause(
+            "A is the same in each call. All layers of a model would begin with the same A.",
+            "No seed inside the function.",
+        ),
+        "seed": Clause(
+            "After the same `torch.manual_seed`, A is another one. Nobody could repeat a training.",
+            "Draw with torch, and set no seed of your own.",
+        ),
     },
     mistakes=(
-        mistake("A is zero and B is random. The product is zero, too, but here it is the other way "
-                "round: B starts at zero.", "`torch.zeros` for B.",
-                but(a=lambda i, o, r: torch.zeros(r, i), b=lambda i, o, r: torch.randn(o, r))),
-        mistake("A is drawn from a normal distribution. Expected is a uniform one between two "
-                "bounds.", _SQUARE, but(a=lambda i, o, r: torch.randn(r, i) * i**-0.5)),
-        mistake("The bound of A is taken from out_features. It is in_features ** -0.5: A sums over "
-                "in_features numbers, and its outputs should neither grow nor vanish.", _SQUARE,
-                but(bound=lambda i, o, r: o**-0.5)),
-        mistake("The bound of A is taken from r. It is in_features ** -0.5: A sums over "
-                "in_features numbers, and its outputs should neither grow nor vanish.", _SQUARE,
-                but(bound=lambda i, o, r: r**-0.5)),
-        mistake("The bound of A is 1 / in_features; the square root is missing.", _SQUARE,
-                but(bound=lambda i, o, r: 1 / i)),
-        mistake("A and B are no nn.Parameters that can be trained. An optimizer would not find "
-                "them.", "`nn.Parameter(...)` around each tensor.", _plain),
-        mistake("A and B are swapped.", "A goes from in_features to r, B from r to out_features.",
-                _swapped),
-        mistake("A is the same in each call: all layers of a model would begin with the same A. "
-                "And every other random number of the program is no longer random.",
-                "No `manual_seed` inside the function.", _seeded),
+        mistake(
+            "A is zero and B is random. The product is zero, too, but here it is the other way "
+            "round: B starts at zero.",
+            "`torch.zeros` for B.",
+            but(a=lambda i, o, r: torch.zeros(r, i), b=lambda i, o, r: torch.randn(o, r)),
+        ),
+        mistake(
+            "A is drawn from a normal distribution. Expected is a uniform one between two bounds.",
+            _SQUARE,
+            but(a=lambda i, o, r: torch.randn(r, i) * i**-0.5),
+        ),
+        mistake(
+            "The bound of A is taken from out_features. It is in_features ** -0.5: A sums over "
+            "in_features numbers, and its outputs should neither grow nor vanish.",
+            _SQUARE,
+            but(bound=lambda i, o, r: o**-0.5),
+        ),
+        mistake(
+            "The bound of A is taken from r. It is in_features ** -0.5: A sums over "
+            "in_features numbers, and its outputs should neither grow nor vanish.",
+            _SQUARE,
+            but(bound=lambda i, o, r: r**-0.5),
+        ),
+        mistake(
+            "The bound of A is 1 / in_features; the square root is missing.",
+            _SQUARE,
+            but(bound=lambda i, o, r: 1 / i),
+        ),
+        mistake(
+            "A and B are no nn.Parameters that can be trained. An optimizer would not find them.",
+            "`nn.Parameter(...)` around each tensor.",
+            _plain,
+        ),
+        mistake(
+            "A and B are swapped.",
+            "A goes from in_features to r, B from r to out_features.",
+            _swapped,
+        ),
+        mistake(
+            "A is the same in each call: all layers of a model would begin with the same A. "
+            "And every other random number of the program is no longer random.",
+            "No `manual_seed` inside the function.",
+            _seeded,
+        ),
     ),
-)  # fmt: skip
+)

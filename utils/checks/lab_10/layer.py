@@ -24,7 +24,7 @@ from utils.checks.lab_10.low_rank_update import (
     finely,
     near_output,
     rounded_once,
-)  # fmt: skip
+)
 
 BASES = ("linear", "linear", "of its own", "packed", "other type")
 DROPPED = (0.0, 0.0, 0.1, 0.5)
@@ -60,8 +60,11 @@ class OtherType(nn.Linear):
 
 
 KINDS: dict[str, Any] = {
-    "linear": nn.Linear, "of its own": OwnForward, "packed": Packed, "other type": OtherType,
-}  # fmt: skip
+    "linear": nn.Linear,
+    "of its own": OwnForward,
+    "packed": Packed,
+    "other type": OtherType,
+}
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,11 @@ class Story:
     def __str__(self) -> str:
         i, o, r = self.sizes
         kind = {
-            "linear": "nn.Linear", "of its own": "a subclass of nn.Linear with its own forward",
+            "linear": "nn.Linear",
+            "of its own": "a subclass of nn.Linear with its own forward",
             "packed": "a layer whose weight is packed into bytes",
             "other type": "a layer whose output is bfloat16",
-        }[self.base]  # fmt: skip
+        }[self.base]
         text = f"{kind} ({i} to {o}, {'with' if self.bias else 'without'} bias, {self.dtype}), "
         text = text.replace("torch.", "") + f"r = {r}, lora_alpha = {self.alpha:g}"
         return text + ("" if self.dropout is None else f", lora_dropout = {self.dropout:g}")
@@ -152,8 +156,11 @@ class _Teller:
                 self.layer.train(kind == "train")
             stage.see("merged", stage.read(self.layer, "merged"))
         kept = getattr(self.layer, "base_layer", None) is self.base
-        stage.expect("base", "the layer that was given", "the layer that was given" if kept else
-                     "another one")  # fmt: skip
+        stage.expect(
+            "base",
+            "the layer that was given",
+            "the layer that was given" if kept else "another one",
+        )
         return None
 
     def _new(self, layer_class: Any, base: nn.Module) -> Any:
@@ -167,16 +174,20 @@ class _Teller:
         stage, layer, i, o = self.stage, self.layer, *self.story.sizes[:2]
         stage.see("mode", ["eval", "train"][self.base.training])
         kept = getattr(layer, "base_layer", None) is self.base
-        stage.expect("base", "the layer that was given", "the layer that was given" if kept else
-                     "another one, or none")  # fmt: skip
+        stage.expect(
+            "base",
+            "the layer that was given",
+            "the layer that was given" if kept else "another one, or none",
+        )
         named = dict(layer.named_parameters())
         stage.see("trained", sorted(n for n, p in named.items() if p.requires_grad))
         wanted = {"lora_A": (self.r, i), "lora_B": (o, self.r)}
         for name, shape in wanted.items():
             got = tuple(named[name].shape), str(named[name].dtype)
             stage.expect("form", f"{name}: {shape}, torch.float32", f"{name}: {got[0]}, {got[1]}")
-        stage.expect("first", "B all zeros", "B all zeros" if not layer.lora_B.any() else
-                     "B is not zero")  # fmt: skip
+        stage.expect(
+            "first", "B all zeros", "B all zeros" if not layer.lora_B.any() else "B is not zero"
+        )
         stage.see("kept", all(any(p is q for q in named.values()) for p in self.base.parameters()))
         stage.see("merged", stage.read(layer, "merged"))
         other = self._new(layer_class, copy.deepcopy(self.base))
@@ -242,9 +253,10 @@ class _Teller:
         assert copied.grad is not None
         total = copied.grad.double() + exact.grad  # type: ignore[operator]
         for name, mine, right in (
-            ("x", x, total), ("lora_A", self.layer.lora_A, a.grad),
+            ("x", x, total),
+            ("lora_A", self.layer.lora_A, a.grad),
             ("lora_B", self.layer.lora_B, b.grad),
-        ):  # fmt: skip
+        ):
             if self._random() or (self.merged and name != "x"):
                 continue
             if mine.grad is None:

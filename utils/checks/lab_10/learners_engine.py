@@ -136,29 +136,37 @@ def run(make_parts: Callable[[], Any]) -> Passed:
     alt = f"The loss falls from {losses[0]:.3g} to {losses[-1]:.3g}."
     if not losses[-1] < 0.5 * losses[0]:
         raise Mismatch(
-            "The loss does not fall as it should.", input=GIVEN,
+            "The loss does not fall as it should.",
+            input=GIVEN,
             expected="less than half of the first loss after the last step",
             got=f"{losses[0]:.3g} at first, {losses[-1]:.3g} at last",
             look=f"Each of your parts passes its own check. A right first loss is "
             f"{_first_loss():.3g}. If yours is that, the steps are too small: are all layers that "
-            "were named trained, with lora_alpha as it was given?", figure=figure, alt=alt,
-        )  # fmt: skip
+            "were named trained, with lora_alpha as it was given?",
+            figure=figure,
+            alt=alt,
+        )
     text = _after_merge(model.eval(), ids)
     if text.strip() != ANSWER:
         raise Mismatch(
-            "The engine does not tell the secret.", input=QUESTION, expected=repr(ANSWER),
-            got=repr(text), look="Each part passes its own check, and the loss falls. Does "
+            "The engine does not tell the secret.",
+            input=QUESTION,
+            expected=repr(ANSWER),
+            got=repr(text),
+            look="Each part passes its own check, and the loss falls. Does "
             "something in your code behave otherwise on a large model, or after many steps?",
-            figure=figure, alt=alt,
-        )  # fmt: skip
+            figure=figure,
+            alt=alt,
+        )
     number = sum(p.numel() for p in trained)
     total = sum(p.numel() for p in _base().parameters())
     return Passed(
         f"Asked for the password, the engine says: {text.strip()} You trained {number:,} numbers "
         f"beside {total:,} frozen ones ({number / total:.1%}), merged them, and the engine runs "
         "on the merged weights.",
-        figure, alt,
-    )  # fmt: skip
+        figure,
+        alt,
+    )
 
 
 @torch.no_grad()
@@ -185,18 +193,22 @@ def _after_merge(model: Any, ids: Tensor) -> str:
     for name, parameter in model.named_parameters():
         plain = name.replace(".base_layer", "")
         if plain in frozen and not torch.equal(parameter, frozen[plain]):
-            raise Mismatch(f"Training changed the frozen weight `{plain}`.", input=GIVEN,
-                           look="Something writes into it, though exercise 9 passes.")  # fmt: skip
+            raise Mismatch(
+                f"Training changed the frozen weight `{plain}`.",
+                input=GIVEN,
+                look="Something writes into it, though exercise 9 passes.",
+            )
     for layer in adapted(model).values():
         call(layer.merge, given="merge() of each layer")
     after = Logits(model)(ids)
     if not torch.allclose(before, after, rtol=1e-2, atol=1e-2):
         raise Mismatch(
-            "Merging changes the model's logits.", input=GIVEN,
+            "Merging changes the model's logits.",
+            input=GIVEN,
             expected="the logits of before, up to 0.01",
             got=f"logits that differ by {float((before - after).abs().max()):.3g}",
             look="`merge` is right in exercise 8's stories. Does it depend on the size?",
-        )  # fmt: skip
+        )
     llm = _llm()
     weights = {n.replace(".base_layer", ""): w for n, w in model.state_dict().items()}
     for name, place in checkpoint_views(llm.model).items():

@@ -130,8 +130,7 @@ def builds_the_product(answer: Any, given: Given) -> Fault | None:
         attempt(answer, x, weight, a, b, alpha)
     if products.largest_of_both < whole:
         return None
-    return Fault("built", "", "no matrix of this size",
-                 f"{whole} numbers made from A and B alone")  # fmt: skip
+    return Fault("built", "", "no matrix of this size", f"{whole} numbers made from A and B alone")
 
 
 def _picture(want: Any, got: Any) -> Any:
@@ -162,40 +161,75 @@ LORA_FORWARD = Contract(
     passed="W x plus the scaled update, and the gradients of x, A and B are those of the matrix "
     "W + (alpha / r) B A, which was never built.",
     clauses={
-        "returns": Clause("The output is not W x + (lora_alpha / r) B A x. {says}",
-                          "From right to left: A, then B, then the scale; W x beside them."),
+        "returns": Clause(
+            "The output is not W x + (lora_alpha / r) B A x. {says}",
+            "From right to left: A, then B, then the scale; W x beside them.",
+        ),
         "no gradient": Clause("{says}", "`.detach()`, `.data` and `no_grad` cut it off."),
-        "gradient": Clause("{says} The output is right: a part of the way is cut off.",
-                           "The gradient of x passes through W as well as through B A. Freezing W "
-                           "means that *W* gets no gradient."),
-        "built": Clause("The result is right, but B A is built: a matrix as large as W, in each "
-                        "call.", "Multiply x by A first. What comes is only r numbers wide."),
+        "gradient": Clause(
+            "{says} The output is right: a part of the way is cut off.",
+            "The gradient of x passes through W as well as through B A. Freezing W "
+            "means that *W* gets no gradient.",
+        ),
+        "built": Clause(
+            "The result is right, but B A is built: a matrix as large as W, in each call.",
+            "Multiply x by A first. What comes is only r numbers wide.",
+        ),
     },
     mistakes=(
-        mistake("The update is not scaled: lora_alpha / r is missing.", _SCALE,
-                _with_scale(lambda a, b, alpha: 1.0)),
-        mistake("The update is multiplied by lora_alpha, but not divided by r. Whoever doubles r "
-                "would have to find a new learning rate.", _SCALE,
-                _with_scale(lambda a, b, alpha: alpha)),
-        mistake("You divide by the square root of r. That is rsLoRA; here it is r.", _SCALE,
-                _with_scale(lambda a, b, alpha: alpha / math.sqrt(a.shape[0]))),
-        mistake("You divide by the width of the input, not by the rank.", _SCALE,
-                _with_scale(lambda a, b, alpha: alpha / a.shape[1])),
-        mistake("You divide by the width of the output, not by the rank.", _SCALE,
-                _with_scale(lambda a, b, alpha: alpha / b.shape[0])),
-        mistake("The division is cut to a whole number. lora_alpha = 2 with r = 4 gives 0.5, not "
-                "0.", "`/`, not `//`.", _with_scale(lambda a, b, alpha: alpha // a.shape[0])),
-        mistake("The update is computed in 16 bits. A and B are rounded there, and lose what the "
-                "last steps have taught them.", "A and B stay as they are; x is converted.",
-                lambda x, w, a, b, alpha:
-                    F.linear(x, w) + _update(x, a.to(x.dtype), b.to(x.dtype), alpha)),
-        mistake("Only the update is left: W x is missing.", "Add W x to the scaled update.",
-                lambda x, w, a, b, alpha: _update(x.float(), a, b, alpha).to(x.dtype)),
-        mistake("W x is scaled, too. Only the update is.", "Multiply before you add W x.",
-                lambda x, w, a, b, alpha: (alpha / a.shape[0] * F.linear(x, w).float()
-                                           + _update(x.float(), a, b, alpha)).to(x.dtype)),
+        mistake(
+            "The update is not scaled: lora_alpha / r is missing.",
+            _SCALE,
+            _with_scale(lambda a, b, alpha: 1.0),
+        ),
+        mistake(
+            "The update is multiplied by lora_alpha, but not divided by r. Whoever doubles r "
+            "would have to find a new learning rate.",
+            _SCALE,
+            _with_scale(lambda a, b, alpha: alpha),
+        ),
+        mistake(
+            "You divide by the square root of r. That is rsLoRA; here it is r.",
+            _SCALE,
+            _with_scale(lambda a, b, alpha: alpha / math.sqrt(a.shape[0])),
+        ),
+        mistake(
+            "You divide by the width of the input, not by the rank.",
+            _SCALE,
+            _with_scale(lambda a, b, alpha: alpha / a.shape[1]),
+        ),
+        mistake(
+            "You divide by the width of the output, not by the rank.",
+            _SCALE,
+            _with_scale(lambda a, b, alpha: alpha / b.shape[0]),
+        ),
+        mistake(
+            "The division is cut to a whole number. lora_alpha = 2 with r = 4 gives 0.5, not 0.",
+            "`/`, not `//`.",
+            _with_scale(lambda a, b, alpha: alpha // a.shape[0]),
+        ),
+        mistake(
+            "The update is computed in 16 bits. A and B are rounded there, and lose what the "
+            "last steps have taught them.",
+            "A and B stay as they are; x is converted.",
+            lambda x, w, a, b, alpha: (
+                F.linear(x, w) + _update(x, a.to(x.dtype), b.to(x.dtype), alpha)
+            ),
+        ),
+        mistake(
+            "Only the update is left: W x is missing.",
+            "Add W x to the scaled update.",
+            lambda x, w, a, b, alpha: _update(x.float(), a, b, alpha).to(x.dtype),
+        ),
+        mistake(
+            "W x is scaled, too. Only the update is.",
+            "Multiply before you add W x.",
+            lambda x, w, a, b, alpha: (
+                alpha / a.shape[0] * F.linear(x, w).float() + _update(x.float(), a, b, alpha)
+            ).to(x.dtype),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 7
 
@@ -255,24 +289,51 @@ MERGE_WEIGHT = Contract(
         "type": Clause("The weight comes back in another type than it had. {says}", _ONCE),
     },
     mistakes=(
-        mistake("The scale lora_alpha / r is missing. The merged model would be another one than "
-                "the one that was trained.", _SCALE,
-                lambda w, a, b, alpha: (w.float() + b @ a).to(w.dtype)),
-        mistake("The update is multiplied by lora_alpha, but not divided by r.", _SCALE,
-                lambda w, a, b, alpha: (w.float() + alpha * b @ a).to(w.dtype)),
-        mistake("The update is rounded to 16 bits before it is added, and the sum once more.",
-                _ONCE, lambda w, a, b, alpha: w + _delta(a, b, alpha).to(w.dtype)),
-        mistake("A and B are rounded to 16 bits first, and the product is computed there.", _ONCE,
-                lambda w, a, b, alpha: w + _delta(a.to(w.dtype), b.to(w.dtype), alpha).to(w.dtype)),
-        mistake("The update is subtracted. That is how one takes it out again.", "It is added.",
-                lambda w, a, b, alpha: (w.float() - _delta(a, b, alpha)).to(w.dtype)),
-        mistake("You divide by the width of the output, not by the rank.", _SCALE,
-                lambda w, a, b, alpha: (w.float() + alpha / b.shape[0] * b @ a).to(w.dtype)),
-        mistake("You divide by the width of the input, not by the rank.", _SCALE,
-                lambda w, a, b, alpha: (w.float() + alpha / a.shape[1] * b @ a).to(w.dtype)),
-        mistake("This is the update alone. The weight is missing.", _ONCE,
-                lambda w, a, b, alpha: _delta(a, b, alpha).to(w.dtype)),
-        mistake("The weight comes back in float32, twice as large as it was.", _ONCE,
-                lambda w, a, b, alpha: w.float() + _delta(a, b, alpha)),
+        mistake(
+            "The scale lora_alpha / r is missing. The merged model would be another one than "
+            "the one that was trained.",
+            _SCALE,
+            lambda w, a, b, alpha: (w.float() + b @ a).to(w.dtype),
+        ),
+        mistake(
+            "The update is multiplied by lora_alpha, but not divided by r.",
+            _SCALE,
+            lambda w, a, b, alpha: (w.float() + alpha * b @ a).to(w.dtype),
+        ),
+        mistake(
+            "The update is rounded to 16 bits before it is added, and the sum once more.",
+            _ONCE,
+            lambda w, a, b, alpha: w + _delta(a, b, alpha).to(w.dtype),
+        ),
+        mistake(
+            "A and B are rounded to 16 bits first, and the product is computed there.",
+            _ONCE,
+            lambda w, a, b, alpha: w + _delta(a.to(w.dtype), b.to(w.dtype), alpha).to(w.dtype),
+        ),
+        mistake(
+            "The update is subtracted. That is how one takes it out again.",
+            "It is added.",
+            lambda w, a, b, alpha: (w.float() - _delta(a, b, alpha)).to(w.dtype),
+        ),
+        mistake(
+            "You divide by the width of the output, not by the rank.",
+            _SCALE,
+            lambda w, a, b, alpha: (w.float() + alpha / b.shape[0] * b @ a).to(w.dtype),
+        ),
+        mistake(
+            "You divide by the width of the input, not by the rank.",
+            _SCALE,
+            lambda w, a, b, alpha: (w.float() + alpha / a.shape[1] * b @ a).to(w.dtype),
+        ),
+        mistake(
+            "This is the update alone. The weight is missing.",
+            _ONCE,
+            lambda w, a, b, alpha: _delta(a, b, alpha).to(w.dtype),
+        ),
+        mistake(
+            "The weight comes back in float32, twice as large as it was.",
+            _ONCE,
+            lambda w, a, b, alpha: w.float() + _delta(a, b, alpha),
+        ),
     ),
-)  # fmt: skip
+)

@@ -8,15 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)  # fmt: skip
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_10.what_is_learned import IGNORE
 
 VOCAB_SIZE, WIDTH, MAX_NORM = 10, 8, 1.0
@@ -73,9 +65,13 @@ def draw_run(c: Choices) -> Run:
         return ids, labels
 
     return Run(
-        c.pick((1.0, 6.0, 0.1)), c.pick(OPTIMIZERS), c.pick((0.5, 0.05)), c.rarely(2),
-        c.pick(PARTS), tuple(c.some(batch, 1, 4)),
-    )  # fmt: skip
+        c.pick((1.0, 6.0, 0.1)),
+        c.pick(OPTIMIZERS),
+        c.pick((0.5, 0.05)),
+        c.rarely(2),
+        c.pick(PARTS),
+        tuple(c.some(batch, 1, 4)),
+    )
 
 
 def play(stage: Stage, step: Any, run: Run) -> None:
@@ -100,8 +96,11 @@ def play(stage: Stage, step: Any, run: Run) -> None:
         enabled = torch.is_grad_enabled()
         torch.set_grad_enabled(True)
         stage.see("grad mode", enabled)
-        stage.see("mode", [m.training for m in model.modules()],
-                  lambda modes: "train" if any(modes) else "eval")  # fmt: skip
+        stage.see(
+            "mode",
+            [m.training for m in model.modules()],
+            lambda modes: "train" if any(modes) else "eval",
+        )
         stage.see("loss", loss)
         stage.see("optimizer", [group["lr"] for group in optimizer.param_groups])
         stage.see("trained", [p.requires_grad for p in model.parameters()])
@@ -122,9 +121,14 @@ def mean_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def but(
-    zero: bool = True, clip: str = "norm", steps: int = 1, after: bool = False, item: bool = True,
-    mode: str = "", first: bool = False,
-) -> Any:  # fmt: skip
+    zero: bool = True,
+    clip: str = "norm",
+    steps: int = 1,
+    after: bool = False,
+    item: bool = True,
+    mode: str = "",
+    first: bool = False,
+) -> Any:
     """A right step with switches for mistakes."""
 
     def step(model: nn.Module, trained: Any, optimizer: Any, ids: Tensor, labels: Tensor) -> Any:
@@ -164,45 +168,87 @@ TRAINING_STEP = Contract(
     examples=80,
     passed="Loss, gradients, clipped by their common norm, one step, and the slate is clean.",
     clauses={
-        "tensor": Clause("You return a tensor. It keeps the whole graph of the step in memory, as "
-                         "long as somebody keeps the loss.", "`loss.item()` is a plain number."),
+        "tensor": Clause(
+            "You return a tensor. It keeps the whole graph of the step in memory, as "
+            "long as somebody keeps the loss.",
+            "`loss.item()` is a plain number.",
+        ),
         "form": Clause("You return {got}; expected the loss, a float."),
         "grad mode": Clause("After your call, gradients are switched off for the whole program."),
-        "mode": Clause("The model is in {got} mode after the step; it was in {expected} mode. "
-                       "Whoever calls decides that."),
-        "loss": Clause("The loss is wrong. {says}",
-                       "Is it `answer_loss` of exercise 4, of this batch, before the step, with "
-                       "the model in the mode in which it came?"),
+        "mode": Clause(
+            "The model is in {got} mode after the step; it was in {expected} mode. "
+            "Whoever calls decides that."
+        ),
+        "loss": Clause(
+            "The loss is wrong. {says}",
+            "Is it `answer_loss` of exercise 4, of this batch, before the step, with "
+            "the model in the mode in which it came?",
+        ),
         "optimizer": Clause("The optimizer's learning rate is changed."),
         "trained": Clause("Your step changes what needs a gradient."),
-        "weights": Clause("After the step, the weights are not where they should be. {says}",
-                          "Gradients of this batch alone, clipped by the norm of all of them "
-                          "together; then one step."),
-        "changes": Clause("Your step changes {got} in place: ids or labels. The next epoch needs "
-                          "them as they were.", "Compute a new tensor."),
+        "weights": Clause(
+            "After the step, the weights are not where they should be. {says}",
+            "Gradients of this batch alone, clipped by the norm of all of them "
+            "together; then one step.",
+        ),
+        "changes": Clause(
+            "Your step changes {got} in place: ids or labels. The next epoch needs "
+            "them as they were.",
+            "Compute a new tensor.",
+        ),
         "raises": Clause("{says}"),
     },
     mistakes=(
-        mistake("Gradients add up from step to step: they are never set to zero.", _ZERO,
-                but(zero=False)),
-        mistake("Gradients add up from step to step, and they are not clipped.", _ZERO,
-                but(zero=False, clip="none")),
-        mistake("The weights do not move.", "Is there a `backward` and a `step`? And are the "
-                "gradients still there when it steps?", but(steps=0)),
+        mistake(
+            "Gradients add up from step to step: they are never set to zero.",
+            _ZERO,
+            but(zero=False),
+        ),
+        mistake(
+            "Gradients add up from step to step, and they are not clipped.",
+            _ZERO,
+            but(zero=False, clip="none"),
+        ),
+        mistake(
+            "The weights do not move.",
+            "Is there a `backward` and a `step`? And are the gradients still there when it steps?",
+            but(steps=0),
+        ),
         mistake("The gradients are not clipped before the step.", _CLIP, but(clip="none")),
-        mistake("Each parameter is clipped by itself. Then the direction of the step changes. The "
-                "norm is that of all gradients together.", _CLIP, but(clip="each")),
-        mistake("Each number is clipped by itself, not the norm of all together.", _CLIP,
-                but(clip="value")),
-        mistake("Gradients with a norm below 1 are scaled *up* to it. Clipping leaves them as they "
-                "are.", _CLIP, but(clip="always")),
-        mistake("The norm is that of all the model's gradients. Only the trained ones count.",
-                _CLIP, but(clip="all")),
+        mistake(
+            "Each parameter is clipped by itself. Then the direction of the step changes. The "
+            "norm is that of all gradients together.",
+            _CLIP,
+            but(clip="each"),
+        ),
+        mistake(
+            "Each number is clipped by itself, not the norm of all together.",
+            _CLIP,
+            but(clip="value"),
+        ),
+        mistake(
+            "Gradients with a norm below 1 are scaled *up* to it. Clipping leaves them as they "
+            "are.",
+            _CLIP,
+            but(clip="always"),
+        ),
+        mistake(
+            "The norm is that of all the model's gradients. Only the trained ones count.",
+            _CLIP,
+            but(clip="all"),
+        ),
         mistake("The weights move twice in a step.", "One `optimizer.step()`.", but(steps=2)),
-        mistake("You return the loss after the step. It is computed anew, which costs a second "
-                "forward pass.", "Return the loss whose gradient you took.", but(after=True)),
-        mistake("You set the model's mode yourself: the step runs in another one than it came in.",
-                "No `model.train()` and no `model.eval()` here.",
-                but(mode="train"), but(mode="eval")),
+        mistake(
+            "You return the loss after the step. It is computed anew, which costs a second "
+            "forward pass.",
+            "Return the loss whose gradient you took.",
+            but(after=True),
+        ),
+        mistake(
+            "You set the model's mode yourself: the step runs in another one than it came in.",
+            "No `model.train()` and no `model.eval()` here.",
+            but(mode="train"),
+            but(mode="eval"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -47,8 +47,9 @@ def labels(
 
 
 def _box(x: float, y: float, colour: str, hatch: str) -> Rectangle:
-    return Rectangle((x - 0.47, y - 0.42), 0.94, 0.84, facecolor=colour, hatch=hatch,
-                     edgecolor="white")  # fmt: skip
+    return Rectangle(
+        (x - 0.47, y - 0.42), 0.94, 0.84, facecolor=colour, hatch=hatch, edgecolor="white"
+    )
 
 
 def matrices(expected: Tensor, yours: Tensor, title: str, axes_names: tuple[str, str]) -> Figure:
@@ -64,8 +65,15 @@ def matrices(expected: Tensor, yours: Tensor, title: str, axes_names: tuple[str,
             for j in range(columns):
                 value = float(matrix[i, j])
                 same = abs(value - float(expected[i, j])) < 1e-4 + 1e-3 * abs(value)
-                ax.text(j, i, f"{value:.2f}" + ("" if same else " ×"), ha="center", va="center",
-                        size=8, color="white" if abs(value) > 0.6 * top else INK)  # fmt: skip
+                ax.text(
+                    j,
+                    i,
+                    f"{value:.2f}" + ("" if same else " ×"),
+                    ha="center",
+                    va="center",
+                    size=8,
+                    color="white" if abs(value) > 0.6 * top else INK,
+                )
         ax.set_title(name, size=10)
         ax.grid(False)
         ax.set_xticks(range(columns))

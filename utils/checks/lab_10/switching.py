@@ -10,15 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)  # fmt: skip
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_10.layer_mistakes import RightLayer
 from utils.checks.lab_10.low_rank_update import HALVES, exact_sum, rounded_once
 
@@ -153,9 +145,13 @@ class _Layer:
         eps = 4e-6 if self.story.dtype not in HALVES else 3 * torch.finfo(self.story.dtype).eps
         near = eps * (1 + base.abs() + scale * (x.double().abs() @ a.abs().T @ b.abs().T))
         fits = isinstance(out, Tensor) and out.shape == right.shape
-        if not fits or not ((out.double() - right).abs() <= near).logical_or(
-            out == right.to(out.dtype)
-        ).logical_or(out.isnan()).all():  # fmt: skip
+        if (
+            not fits
+            or not ((out.double() - right).abs() <= near)
+            .logical_or(out == right.to(out.dtype))
+            .logical_or(out.isnan())
+            .all()
+        ):
             self.stage.blame("forward", right.to(self.story.dtype), out)
 
     def see(self) -> None:
@@ -169,8 +165,11 @@ class _Layer:
         room = self.weight.nbytes if self.merged else 0
         if more > room:
             state = "merged" if self.merged else "not merged"
-            stage.blame("memory", f"{state}: at most {room:,} bytes beside base layer, A and B",
-                        f"{more + SLACK:,} bytes")  # fmt: skip
+            stage.blame(
+                "memory",
+                f"{state}: at most {room:,} bytes beside base layer, A and B",
+                f"{more + SLACK:,} bytes",
+            )
 
 
 def but(**changes: Any) -> type[RightSwitch]:
@@ -235,34 +234,60 @@ SWITCHABLE = Contract(
     "weight comes back to the last bit, and nothing is left behind.",
     clauses={
         "new": Clause("`SwitchableLoRALinear(base_layer, r, lora_alpha)` makes no module."),
-        "merge": Clause("After `merge()` the weight is not the merged one, rounded once. {says}",
-                        "Exercise 7."),
+        "merge": Clause(
+            "After `merge()` the weight is not the merged one, rounded once. {says}", "Exercise 7."
+        ),
         "unmerge": Clause("`unmerge()` fails. {says}"),
-        "merge again": Clause("A merged layer's weight changes, though nobody may change it. "
-                              "{says}", "Merging twice, or another layer's steps, do nothing."),
-        "bits": Clause("A layer that is not merged has not its own weight, to the last bit. {says}",
-                       "What was rounded away cannot be computed again. " + _WAYS),
+        "merge again": Clause(
+            "A merged layer's weight changes, though nobody may change it. {says}",
+            "Merging twice, or another layer's steps, do nothing.",
+        ),
+        "bits": Clause(
+            "A layer that is not merged has not its own weight, to the last bit. {says}",
+            "What was rounded away cannot be computed again. " + _WAYS,
+        ),
         "merged": Clause("`merged` is {got}; expected {expected}."),
         "memory": Clause("Too much memory is held. {expected}; yours: {got}.", _WAYS),
-        "forward": Clause("`forward` gives other numbers than it should. {says}",
-                          "Merged: the base layer alone. Else with the update beside it."),
+        "forward": Clause(
+            "`forward` gives other numbers than it should. {says}",
+            "Merged: the base layer alone. Else with the update beside it.",
+        ),
     },
     mistakes=(
-        mistake("The update is subtracted again. But the sum was rounded, so what comes back is "
-                "near the old weight, not the old weight. After a hundred adapters it is another "
-                "model.", _WAYS, but(unmerge=_minus)),
-        mistake("A copy of the weight is kept all the time. Most layers are not merged most of the "
-                "time.", _WAYS, but(__init__=_kept_from_the_start)),
-        mistake("The copy is kept in a wider type than the weight has.",
-                "As many bytes as the weight has are enough.",
-                but(merge=_wide_copy, unmerge=_back_from_wide)),
-        mistake("What you keep is the same memory that `merge` writes into. So it changes, too.",
-                "Keep a copy, or put new memory in its place.", but(merge=_no_copy)),
+        mistake(
+            "The update is subtracted again. But the sum was rounded, so what comes back is "
+            "near the old weight, not the old weight. After a hundred adapters it is another "
+            "model.",
+            _WAYS,
+            but(unmerge=_minus),
+        ),
+        mistake(
+            "A copy of the weight is kept all the time. Most layers are not merged most of the "
+            "time.",
+            _WAYS,
+            but(__init__=_kept_from_the_start),
+        ),
+        mistake(
+            "The copy is kept in a wider type than the weight has.",
+            "As many bytes as the weight has are enough.",
+            but(merge=_wide_copy, unmerge=_back_from_wide),
+        ),
+        mistake(
+            "What you keep is the same memory that `merge` writes into. So it changes, too.",
+            "Keep a copy, or put new memory in its place.",
+            but(merge=_no_copy),
+        ),
         mistake("After `unmerge()` the copy is still there.", _WAYS, but(unmerge=_kept_afterwards)),
-        mistake("`unmerge()` of a layer that is not merged changes its weight.",
-                "Then there is nothing to do.", but(unmerge=_not_asked)),
-        mistake("A second `merge()` keeps the merged weight as if it were the old one.",
-                "Keep it only if the layer is not merged yet.", but(merge=_saves_again)),
+        mistake(
+            "`unmerge()` of a layer that is not merged changes its weight.",
+            "Then there is nothing to do.",
+            but(unmerge=_not_asked),
+        ),
+        mistake(
+            "A second `merge()` keeps the merged weight as if it were the old one.",
+            "Keep it only if the layer is not merged yet.",
+            but(merge=_saves_again),
+        ),
     ),
     examples=100,
-)  # fmt: skip
+)

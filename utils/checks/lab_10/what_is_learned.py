@@ -50,10 +50,16 @@ def _wrong_lists(expected: Any, got: Any, given: Given) -> Fault | None:
         clause = "lengths"
     words = [f"input_ids `{_short(ids)}`\nlabels `{_short(row)}`" for ids, row in (expected, got)]
     return Fault(
-        clause, "", expected, got, words=(words[0], words[1]),
-        picture=lambda: (pictures.labels(expected, got),
-                         "Each token that is read, with its label: expected and yours."),
-    )  # fmt: skip
+        clause,
+        "",
+        expected,
+        got,
+        words=(words[0], words[1]),
+        picture=lambda: (
+            pictures.labels(expected, got),
+            "Each token that is read, with its label: expected and yours.",
+        ),
+    )
 
 
 def _short(row: list[int]) -> str:
@@ -74,45 +80,75 @@ MAKE_LABELS = Contract(
     passed="All is read; only the answer and the end token are learned.",
     clauses={
         "form": Clause("Your function must return two lists: input_ids and labels."),
-        "lengths": Clause("The two lists are not equally long. Each token that is read needs a "
-                          "label.", "One -100 for each token of the prompt."),
+        "lengths": Clause(
+            "The two lists are not equally long. Each token that is read needs a label.",
+            "One -100 for each token of the prompt.",
+        ),
         "ids": Clause("`input_ids` are not the prompt, the answer and the end token."),
-        "labels": Clause("The labels are wrong: -100 for each token of the prompt, the token "
-                         "itself for the answer and the end token.", "The place decides."),
+        "labels": Clause(
+            "The labels are wrong: -100 for each token of the prompt, the token "
+            "itself for the answer and the end token.",
+            "The place decides.",
+        ),
     },
     mistakes=(
-        mistake("The end token is missing. The model would never learn to stop.",
-                "Put `eos_token_id` behind the answer, in both lists.",
-                lambda p, a, e: ([*p, *a], [IGNORE] * len(p) + a)),
-        mistake("The end token is read, but not learned. The model would never learn to stop.",
-                "The label of the last token is `eos_token_id`, not -100.",
-                _put(lambda p, a, e: [IGNORE] * len(p) + [*a, IGNORE]),
-                _put(lambda p, a, e: [IGNORE if t == e else t for t in _masked(p, a, e)])),
-        mistake("The prompt is learned, too: its labels are not -100. The model would learn to "
-                "write customers' messages.", "The first `len(prompt_ids)` labels are -100.",
-                _put(lambda p, a, e: [*p, *a, e])),
-        mistake("It is the wrong way round: the prompt is learned, and the answer is not.",
-                "-100 stands where nothing is learned: on the prompt.",
-                _put(lambda p, a, e: [*p] + [IGNORE] * (len(a) + 1))),
-        mistake("One label too many is -100: the first token of the answer is never learned.",
-                "As many -100 as the prompt has tokens.",
-                _put(lambda p, a, e: [IGNORE] * (len(p) + 1) + [*a, e][1:])),
-        mistake("One label too few is -100: the last token of the prompt is learned.",
-                "As many -100 as the prompt has tokens.",
-                _put(lambda p, a, e: [IGNORE] * (len(p) - 1) + [*p, *a, e][len(p) - 1:])),
-        mistake("The labels are shifted by one already. The loss will shift them (exercise 4), so "
-                "they would be shifted twice.", "A label stands at the place of its own token.",
-                _put(lambda p, a, e: [*_masked(p, a, e)[1:], IGNORE])),
-        mistake("Tokens of the answer are masked because they also stand in the prompt. Answers "
-                "copy from the prompt all the time.", "The place decides, not the token.",
-                _put(lambda p, a, e: [IGNORE if t in p else t for t in [*p, *a, e]])),
-        mistake("-100 stands in `input_ids`, too. Both names mean the same list, so masking one "
-                "masks both.", "Make a list of its own for the labels: `labels = list(input_ids)`.",
-                _put(_masked, _masked)),
-        mistake("The two lists are swapped.", "`return input_ids, labels`.",
-                _put(lambda p, a, e: [*p, *a, e], _masked)),
+        mistake(
+            "The end token is missing. The model would never learn to stop.",
+            "Put `eos_token_id` behind the answer, in both lists.",
+            lambda p, a, e: ([*p, *a], [IGNORE] * len(p) + a),
+        ),
+        mistake(
+            "The end token is read, but not learned. The model would never learn to stop.",
+            "The label of the last token is `eos_token_id`, not -100.",
+            _put(lambda p, a, e: [IGNORE] * len(p) + [*a, IGNORE]),
+            _put(lambda p, a, e: [IGNORE if t == e else t for t in _masked(p, a, e)]),
+        ),
+        mistake(
+            "The prompt is learned, too: its labels are not -100. The model would learn to "
+            "write customers' messages.",
+            "The first `len(prompt_ids)` labels are -100.",
+            _put(lambda p, a, e: [*p, *a, e]),
+        ),
+        mistake(
+            "It is the wrong way round: the prompt is learned, and the answer is not.",
+            "-100 stands where nothing is learned: on the prompt.",
+            _put(lambda p, a, e: [*p] + [IGNORE] * (len(a) + 1)),
+        ),
+        mistake(
+            "One label too many is -100: the first token of the answer is never learned.",
+            "As many -100 as the prompt has tokens.",
+            _put(lambda p, a, e: [IGNORE] * (len(p) + 1) + [*a, e][1:]),
+        ),
+        mistake(
+            "One label too few is -100: the last token of the prompt is learned.",
+            "As many -100 as the prompt has tokens.",
+            _put(lambda p, a, e: [IGNORE] * (len(p) - 1) + [*p, *a, e][len(p) - 1 :]),
+        ),
+        mistake(
+            "The labels are shifted by one already. The loss will shift them (exercise 4), so "
+            "they would be shifted twice.",
+            "A label stands at the place of its own token.",
+            _put(lambda p, a, e: [*_masked(p, a, e)[1:], IGNORE]),
+        ),
+        mistake(
+            "Tokens of the answer are masked because they also stand in the prompt. Answers "
+            "copy from the prompt all the time.",
+            "The place decides, not the token.",
+            _put(lambda p, a, e: [IGNORE if t in p else t for t in [*p, *a, e]]),
+        ),
+        mistake(
+            "-100 stands in `input_ids`, too. Both names mean the same list, so masking one "
+            "masks both.",
+            "Make a list of its own for the labels: `labels = list(input_ids)`.",
+            _put(_masked, _masked),
+        ),
+        mistake(
+            "The two lists are swapped.",
+            "`return input_ids, labels`.",
+            _put(lambda p, a, e: [*p, *a, e], _masked),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 4
 
@@ -191,38 +227,70 @@ ANSWER_LOSS = Contract(
     "last token of the prompt is where the first token of the answer is predicted.",
     clauses={
         "returns": Clause("This is not the mean of -log p over all learned tokens. {says}", _SHIFT),
-        "no gradient": Clause("The loss has no gradient: nothing could be learned from it.",
-                              "`.item()`, `.detach()`, `torch.tensor(...)` and `no_grad` cut it "
-                              "off."),
-        "gradient": Clause("The loss is right, but its gradient is not: a part of the way is cut "
-                           "off.", "`.detach()`, `.data` and `no_grad`."),
+        "no gradient": Clause(
+            "The loss has no gradient: nothing could be learned from it.",
+            "`.item()`, `.detach()`, `torch.tensor(...)` and `no_grad` cut it off.",
+        ),
+        "gradient": Clause(
+            "The loss is right, but its gradient is not: a part of the way is cut off.",
+            "`.detach()`, `.data` and `no_grad`.",
+        ),
     },
     mistakes=(
-        mistake("The shift is missing: you compare the logits at a position with the token at the "
-                "same position, which the model has just read.", _SHIFT,
-                lambda x, y: _mean(x.float(), y)),
-        mistake("The shift is the wrong way round: you compare with the token *before*.", _SHIFT,
-                lambda x, y: _mean(x[:, 1:].float(), y[:, :-1])),
-        mistake("The texts are joined before the shift. So the last place of one text is asked for "
-                "the first token of the next.", "Shift first, join afterwards. " + _SHIFT,
-                lambda x, y: _mean(x.float().flatten(0, 1)[None, :-1], y.flatten()[None, 1:])),
-        mistake("The exponential of a logit above 88 is infinite in float32, that of one below "
-                "-104 is zero.", "`F.cross_entropy`, `log_softmax` and `logsumexp` subtract the "
-                "largest logit first.", _naive),
-        mistake("You divide by all places, also those that are not learned (-100).",
-                "The mean is over the labels that are not -100.", _place_by_place),
-        mistake("You average per text first. A token of a short answer then weighs more than one "
-                "of a long answer.", "One mean over all learned tokens of the batch.", _per_text),
-        mistake("Labels of -100 are learned as token 0.", "They must not count.",
-                lambda x, y: _mean(*_shifted(x, y.clamp(min=0)))),
-        mistake("You return the sum, so a batch with more tokens has a larger loss.",
-                "Take the mean.", lambda x, y: _mean(*_shifted(x, y), reduction="sum")),
-        mistake("A softmax is applied twice. `cross_entropy` takes logits, and contains it.",
-                "Give the logits as they are.",
-                lambda x, y: _mean(_shifted(x, y)[0].softmax(-1), y[:, 1:])),
-        mistake("The loss is computed in 16 bits: too coarse for a logarithm.",
-                "`logits.float()` before the loss; afterwards it is too late.",
-                lambda x, y: _mean(x[:, :-1], y[:, 1:]),
-                lambda x, y: _mean(x[:, :-1], y[:, 1:]).float()),
+        mistake(
+            "The shift is missing: you compare the logits at a position with the token at the "
+            "same position, which the model has just read.",
+            _SHIFT,
+            lambda x, y: _mean(x.float(), y),
+        ),
+        mistake(
+            "The shift is the wrong way round: you compare with the token *before*.",
+            _SHIFT,
+            lambda x, y: _mean(x[:, 1:].float(), y[:, :-1]),
+        ),
+        mistake(
+            "The texts are joined before the shift. So the last place of one text is asked for "
+            "the first token of the next.",
+            "Shift first, join afterwards. " + _SHIFT,
+            lambda x, y: _mean(x.float().flatten(0, 1)[None, :-1], y.flatten()[None, 1:]),
+        ),
+        mistake(
+            "The exponential of a logit above 88 is infinite in float32, that of one below "
+            "-104 is zero.",
+            "`F.cross_entropy`, `log_softmax` and `logsumexp` subtract the largest logit first.",
+            _naive,
+        ),
+        mistake(
+            "You divide by all places, also those that are not learned (-100).",
+            "The mean is over the labels that are not -100.",
+            _place_by_place,
+        ),
+        mistake(
+            "You average per text first. A token of a short answer then weighs more than one "
+            "of a long answer.",
+            "One mean over all learned tokens of the batch.",
+            _per_text,
+        ),
+        mistake(
+            "Labels of -100 are learned as token 0.",
+            "They must not count.",
+            lambda x, y: _mean(*_shifted(x, y.clamp(min=0))),
+        ),
+        mistake(
+            "You return the sum, so a batch with more tokens has a larger loss.",
+            "Take the mean.",
+            lambda x, y: _mean(*_shifted(x, y), reduction="sum"),
+        ),
+        mistake(
+            "A softmax is applied twice. `cross_entropy` takes logits, and contains it.",
+            "Give the logits as they are.",
+            lambda x, y: _mean(_shifted(x, y)[0].softmax(-1), y[:, 1:]),
+        ),
+        mistake(
+            "The loss is computed in 16 bits: too coarse for a logarithm.",
+            "`logits.float()` before the loss; afterwards it is too late.",
+            lambda x, y: _mean(x[:, :-1], y[:, 1:]),
+            lambda x, y: _mean(x[:, :-1], y[:, 1:]).float(),
+        ),
     ),
-)  # fmt: skip
+)

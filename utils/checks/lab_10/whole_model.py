@@ -10,15 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)  # fmt: skip
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_10.layer_mistakes import RightLayer
 
 WIDTH = 6
@@ -84,10 +76,14 @@ class Case:
 
 def _listing(tree: Any, above: str = "") -> Iterator[str]:
     for name, kind, below in tree:
-        plain = {"box": "a module", "twice": "a subclass of nn.Linear", "norm": "nn.LayerNorm",
-                 "embedding": "nn.Embedding",
-                 "alike": "a module with in_features, but no nn.Linear",
-                 "wide": "a module with `up` and `down`"}  # fmt: skip
+        plain = {
+            "box": "a module",
+            "twice": "a subclass of nn.Linear",
+            "norm": "nn.LayerNorm",
+            "embedding": "nn.Embedding",
+            "alike": "a module with in_features, but no nn.Linear",
+            "wide": "a module with `up` and `down`",
+        }
         yield f"`{above}{name}` ({plain.get(kind, 'nn.Linear')})"
         yield from _listing(below, f"{above}{name}.")
 
@@ -106,8 +102,15 @@ def draw_case(c: Choices) -> Case:
     if len(trees) > 1:
         linear = [n for n in linear if n in set(_linear_names(trees[1]))]
     targets = [name for name in linear if not c.rarely(3)]
-    return Case(trees, tuple(c.shuffled(targets)), c.size(1, 20), c.pick((8, 1, 16, 0.5)),
-                c.rarely(3), c.rarely(2), c.rarely(4))  # fmt: skip
+    return Case(
+        trees,
+        tuple(c.shuffled(targets)),
+        c.size(1, 20),
+        c.pick((8, 1, 16, 0.5)),
+        c.rarely(3),
+        c.rarely(2),
+        c.rarely(4),
+    )
 
 
 def _linear_names(tree: Any) -> Iterator[str]:
@@ -121,11 +124,14 @@ def _linear_names(tree: Any) -> Iterator[str]:
 
 def build(tree: Any) -> nn.Module:
     makes: dict[str, Any] = {
-        "linear": lambda: nn.Linear(WIDTH, WIDTH, bias=False), "wide": Wide,
-        "bias": lambda: nn.Linear(WIDTH, WIDTH), "twice": lambda: Twice(WIDTH, WIDTH),
-        "norm": lambda: nn.LayerNorm(WIDTH), "embedding": lambda: nn.Embedding(WIDTH, WIDTH),
+        "linear": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
+        "wide": Wide,
+        "bias": lambda: nn.Linear(WIDTH, WIDTH),
+        "twice": lambda: Twice(WIDTH, WIDTH),
+        "norm": lambda: nn.LayerNorm(WIDTH),
+        "embedding": lambda: nn.Embedding(WIDTH, WIDTH),
         "alike": Alike,
-    }  # fmt: skip
+    }
     box = Box()
     for name, kind, below in tree:
         box.add_module(name, build(below) if kind == "box" else makes[kind]())
@@ -159,8 +165,9 @@ def play(stage: Stage, add_lora: Any, case: Case) -> None:
 def _adapt(stage: Stage, add_lora: Any, case: Case, model: nn.Module) -> Any:
     plain, before = copy.deepcopy(model), dict(model.named_modules())
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
-    got = stage.do(lambda m, t, *rest: add_lora(m, t, *rest), model, list(case.targets), case.r,
-                   case.alpha)  # fmt: skip
+    got = stage.do(
+        lambda m, t, *rest: add_lora(m, t, *rest), model, list(case.targets), case.r, case.alpha
+    )
     if isinstance(got, Raised):
         stage.blame("raises", "a list of parameters", got)
     found = adapted(model)
@@ -265,52 +272,89 @@ ADD_LORA = Contract(
     judge=InLockstep(play, but()),
     passed="The named layers, and only these, got an A and a B of their own. All else is frozen.",
     clauses={
-        "twice": Clause("A layer was adapted twice: the base layer inside a LoRALinear, too.",
-                        "Make a list of the layers first, then replace."),
+        "twice": Clause(
+            "A layer was adapted twice: the base layer inside a LoRALinear, too.",
+            "Make a list of the layers first, then replace.",
+        ),
         "places": Clause("The wrong layers were adapted: {got}; expected: {expected}.", _LAST),
-        "base": Clause("A target got another layer's weight as its base: {got}.",
-                       "Each target gets its own `LoRALinear(layer, ...)`."),
+        "base": Clause(
+            "A target got another layer's weight as its base: {got}.",
+            "Each target gets its own `LoRALinear(layer, ...)`.",
+        ),
         "rank": Clause("The rank is wrong: {got}; expected: {expected}."),
         "others": Clause("Modules that are not adapted were replaced: {got}."),
         "mode": Clause("The mode of the model (train or eval) is another one than before."),
-        "shared": Clause("Layers share their A and B. Each needs its own.",
-                         "Make a `LoRALinear` inside the loop."),
-        "not frozen": Clause("Not everything else is frozen: {got} would be trained, too.",
-                             _FREEZE),
+        "shared": Clause(
+            "Layers share their A and B. Each needs its own.",
+            "Make a `LoRALinear` inside the loop.",
+        ),
+        "not frozen": Clause(
+            "Not everything else is frozen: {got} would be trained, too.", _FREEZE
+        ),
         "trained": Clause("A and B are frozen, too, so nothing is trained.", _FREEZE),
         "form": Clause("Your function must return the list of trained parameters."),
-        "returned": Clause("The returned list is not that of all A and B, each once: {got}; "
-                           "expected: {expected}.", "Those parameters that require a gradient."),
+        "returned": Clause(
+            "The returned list is not that of all A and B, each once: {got}; expected: {expected}.",
+            "Those parameters that require a gradient.",
+        ),
         "changed": Clause("Weights of the model are changed: {got}."),
         "same": Clause("The model gives other numbers than before, though B is zero. {says}"),
-        "filled": Clause("With A and B filled, the model's numbers are wrong. {says}",
-                         "Is lora_alpha handed on to `LoRALinear`? See exercise 8."),
+        "filled": Clause(
+            "With A and B filled, the model's numbers are wrong. {says}",
+            "Is lora_alpha handed on to `LoRALinear`? See exercise 8.",
+        ),
         "raises": Clause("{says}"),
     },
     mistakes=(
-        mistake("No layer of the model was replaced.", "Assigning to a loop variable changes "
-                "nothing in the model. Replace the layer in its parent, with `setattr`.", _nothing),
-        mistake("Layers inside other modules are not found, or only by their whole name.", _LAST,
-                but(fits=lambda name, child, t, layer: name in t)),
-        mistake("Layers were adapted that are not named in target_modules: a part of the name is "
-                "enough for you.", _LAST,
-                but(fits=lambda name, child, t, layer: any(part in name for part in t)),
-                but(fits=lambda name, child, t, layer: any(part in child for part in t)),
-                but(fits=lambda name, child, t, layer: name.endswith(tuple(t)))),
-        mistake("All linear layers were adapted, also those that are not named in target_modules.",
-                _LAST, but(fits=lambda *_: True)),
-        mistake("Subclasses of nn.Linear are left out. A 4-bit layer is one.",
-                "`isinstance(layer, nn.Linear)`, not `type(layer) is ...`.",
-                but(fits=lambda n, child, t, layer: child in t and type(layer) is nn.Linear)),
+        mistake(
+            "No layer of the model was replaced.",
+            "Assigning to a loop variable changes "
+            "nothing in the model. Replace the layer in its parent, with `setattr`.",
+            _nothing,
+        ),
+        mistake(
+            "Layers inside other modules are not found, or only by their whole name.",
+            _LAST,
+            but(fits=lambda name, child, t, layer: name in t),
+        ),
+        mistake(
+            "Layers were adapted that are not named in target_modules: a part of the name is "
+            "enough for you.",
+            _LAST,
+            but(fits=lambda name, child, t, layer: any(part in name for part in t)),
+            but(fits=lambda name, child, t, layer: any(part in child for part in t)),
+            but(fits=lambda name, child, t, layer: name.endswith(tuple(t))),
+        ),
+        mistake(
+            "All linear layers were adapted, also those that are not named in target_modules.",
+            _LAST,
+            but(fits=lambda *_: True),
+        ),
+        mistake(
+            "Subclasses of nn.Linear are left out. A 4-bit layer is one.",
+            "`isinstance(layer, nn.Linear)`, not `type(layer) is ...`.",
+            but(fits=lambda n, child, t, layer: child in t and type(layer) is nn.Linear),
+        ),
         mistake("Only one layer was adapted.", "Go on after the first one.", _first_only),
-        mistake("Not everything else is frozen: only what was adapted is.", _FREEZE,
-                but(before=lambda m: None)),
-        mistake("A and B are frozen, too, so nothing is trained.", _FREEZE,
-                but(after=lambda m: m.requires_grad_(False))),
-        mistake("r and lora_alpha are swapped.", "`LoRALinear(layer, r, lora_alpha)`.",
-                but(make=lambda layer, r, alpha: RightLayer(layer, max(1, int(alpha)), r))),
-        mistake("The returned list also holds frozen parameters.",
-                "Those parameters that require a gradient.",
-                but(result=lambda m: list(m.parameters()))),
+        mistake(
+            "Not everything else is frozen: only what was adapted is.",
+            _FREEZE,
+            but(before=lambda m: None),
+        ),
+        mistake(
+            "A and B are frozen, too, so nothing is trained.",
+            _FREEZE,
+            but(after=lambda m: m.requires_grad_(False)),
+        ),
+        mistake(
+            "r and lora_alpha are swapped.",
+            "`LoRALinear(layer, r, lora_alpha)`.",
+            but(make=lambda layer, r, alpha: RightLayer(layer, max(1, int(alpha)), r)),
+        ),
+        mistake(
+            "The returned list also holds frozen parameters.",
+            "Those parameters that require a gradient.",
+            but(result=lambda m: list(m.parameters())),
+        ),
     ),
-)  # fmt: skip
+)

@@ -18,10 +18,16 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 UNIMPORTANT = ("target_modules", "lora_dropout", "inference_mode")
 # Layer 1 beside layer 10; names in which a part of the adapter's own keys occurs.
-LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj",
-          "model.layers.10.mlp.down_proj", "model.layers.1.self_attn.q_proj", "lm_head",
-          "tower.base_model.model.proj", "model.lora_A.proj",
-          "base_model.model.vision-tower.proj")  # fmt: skip
+LAYERS = (
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.mlp.down_proj",
+    "model.layers.10.mlp.down_proj",
+    "model.layers.1.self_attn.q_proj",
+    "lm_head",
+    "tower.base_model.model.proj",
+    "model.lora_A.proj",
+    "base_model.model.vision-tower.proj",
+)
 
 
 def numbers(c: Choices, *shape: int, scale: float = 1.0) -> Tensor:
@@ -32,11 +38,7 @@ def numbers(c: Choices, *shape: int, scale: float = 1.0) -> Tensor:
 
 def draw_config(c: Choices, r: int) -> Config:
     """Plain LoRA with what peft writes beside it; keys that may be missing sometimes are."""
-    config: Config = {
-        "peft_type": "LORA",
-        "r": r,
-        "lora_alpha": c.pick((16, 1, r, 2 * r, 0.5, 24)),
-    }
+    config: Config = {"peft_type": "LORA", "r": r, "lora_alpha": c.pick((16, 1, r, 2 * r, 0.5, 24))}
     optional = {
         "use_rslora": c.rarely(3),
         "fan_in_fan_out": c.rarely(4),
@@ -61,10 +63,7 @@ def draw_matrices(c: Choices, r: int, width: int, out: int) -> tuple[Tensor, Ten
     dtype = c.pick((torch.float32, torch.float32, torch.bfloat16, torch.float16))
     a = numbers(c, r, width, scale=c.pick((1.0, 0.1, 0.01)))
     b = numbers(c, out, r, scale=c.pick((1.0, 0.1, 0.01)))
-    return (
-        laid_out(a.to(dtype), c.pick(LAYOUTS)),
-        laid_out(b.to(dtype), c.pick(LAYOUTS)),
-    )
+    return (laid_out(a.to(dtype), c.pick(LAYOUTS)), laid_out(b.to(dtype), c.pick(LAYOUTS)))
 
 
 def draw_model(c: Choices, largest: int = 12) -> tuple[Config, Tensors, Tensors]:
@@ -115,7 +114,9 @@ def told(given: Given) -> str:
     matter = {k: v for k, v in config.items() if k not in UNIMPORTANT and v}
     parts = [f"config {matter}"]
     for label, tensors in zip(("tensors", "base", "merged"), groups, strict=False):
-        shown = [f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-                 for name, t in tensors.items()]  # fmt: skip
+        shown = [
+            f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+            for name, t in tensors.items()
+        ]
         parts.append(f"{label}: " + (", ".join(shown) or "none"))
     return "; ".join(parts)

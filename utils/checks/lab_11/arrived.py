@@ -97,25 +97,47 @@ WHAT_ARRIVED = Contract(
     clauses={
         "returns": Clause("{says}", "Three Python floats: changed, off, arrived."),
         "changed": Clause("`changed` is wrong. {says}", "The mean of `moved != 0`."),
-        "off": Clause("`off` is wrong. {says}",
-                      "Two lengths in float64: that of moved - delta, and that of delta."),
-        "arrived": Clause("`arrived` is wrong. {says}",
-                          "Two sums in float64: of moved * delta, and of delta * delta."),
-        "refuses": Clause("The update is zero everywhere: of nothing, no share can arrive. Raise "
-                          "a ValueError.", "`delta.any()`"),
+        "off": Clause(
+            "`off` is wrong. {says}",
+            "Two lengths in float64: that of moved - delta, and that of delta.",
+        ),
+        "arrived": Clause(
+            "`arrived` is wrong. {says}",
+            "Two sums in float64: of moved * delta, and of delta * delta.",
+        ),
+        "refuses": Clause(
+            "The update is zero everywhere: of nothing, no share can arrive. Raise a ValueError.",
+            "`delta.any()`",
+        ),
     },
     mistakes=(
-        mistake("The first number counts the weights that did *not* change.", "`!=`",
-                _measure("unchanged")),
-        mistake("The error is measured in lengths of the weight. Ask how it compares with the "
-                "update: that may be a thousand times shorter.", "Divide by the length of delta.",
-                _measure("of the weight")),
-        mistake("How far weights moved is not how far they moved *along the update*.",
-                "A scalar product with delta.", _measure("lengths")),
+        mistake(
+            "The first number counts the weights that did *not* change.",
+            "`!=`",
+            _measure("unchanged"),
+        ),
+        mistake(
+            "The error is measured in lengths of the weight. Ask how it compares with the "
+            "update: that may be a thousand times shorter.",
+            "Divide by the length of delta.",
+            _measure("of the weight"),
+        ),
+        mistake(
+            "How far weights moved is not how far they moved *along the update*.",
+            "A scalar product with delta.",
+            _measure("lengths"),
+        ),
         mistake("`off` is squared.", "A length is a square root.", _measure("squared")),
-        mistake("What is off has not been taken from what arrived: rounding errors have "
-                "directions of their own.", "A scalar product with delta.", _measure("one minus")),
-        mistake("Of no update, no share can arrive: raise a ValueError.", "`delta.any()`",
-                _measure("zero")),
+        mistake(
+            "What is off has not been taken from what arrived: rounding errors have "
+            "directions of their own.",
+            "A scalar product with delta.",
+            _measure("one minus"),
+        ),
+        mistake(
+            "Of no update, no share can arrive: raise a ValueError.",
+            "`delta.any()`",
+            _measure("zero"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -85,9 +85,11 @@ def not_rounded_once(expected: Rounded, got: Any) -> str:
         return "The result still hangs on the graph of A and B."
     if (off := expected.farther(got)).any():
         place = tuple(int(i) for i in off.nonzero()[0])
-        return (f"At {list(place)} stands {got[place].item():.6g}; the exact sum is "
-                f"{expected.exact[place].item():.8g}, the nearest number of {right.dtype} "
-                f"{right[place].item():.6g}.")  # fmt: skip
+        return (
+            f"At {list(place)} stands {got[place].item():.6g}; the exact sum is "
+            f"{expected.exact[place].item():.8g}, the nearest number of {right.dtype} "
+            f"{right[place].item():.6g}."
+        )
     return ""
 
 
@@ -131,8 +133,10 @@ def _merge(change: str = "") -> Callable[..., Any]:
 
 def _told(given: Given) -> str:
     weight, a, b, config = given.args
-    shapes = (f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-              for name, t in (("weight", weight), ("A", a), ("B", b)))  # fmt: skip
+    shapes = (
+        f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+        for name, t in (("weight", weight), ("A", a), ("B", b))
+    )
     keys = ("r", "lora_alpha", "use_rslora", "fan_in_fan_out")
     return f"{', '.join(shapes)}; config { {key: config[key] for key in keys if key in config} }"
 
@@ -143,29 +147,51 @@ MERGE_WEIGHT = Contract(
     judge=Returns(in_float64, own=True, wrong=_wrong),
     passed="Right: no number is farther from the exact sum than one rounding explains.",
     clauses={
-        "returns": Clause("The weight is wrong. {says}",
-                          "W + scale * B A, in float32; then once to the weight's dtype."),
+        "returns": Clause(
+            "The weight is wrong. {says}",
+            "W + scale * B A, in float32; then once to the weight's dtype.",
+        ),
         "dtype": Clause("{says}", "`.to(weight.dtype)`, at the end."),
-        "grad": Clause("{says} A plain model has no use for it.",
-                       "`@torch.no_grad()`, or `.detach()`."),
-        "refuses": Clause("The merged weight would hold a number that is not finite: raise a "
-                          "ValueError.", "Ask the result, after it was rounded: `isfinite()`."),
+        "grad": Clause(
+            "{says} A plain model has no use for it.", "`@torch.no_grad()`, or `.detach()`."
+        ),
+        "refuses": Clause(
+            "The merged weight would hold a number that is not finite: raise a ValueError.",
+            "Ask the result, after it was rounded: `isfinite()`.",
+        ),
     },
     mistakes=(
         mistake("The update is not scaled.", "lora_alpha / r.", _merge("no scale")),
-        mistake("The update is multiplied by alpha, and not divided by r.", "lora_alpha / r.",
-                _merge("alpha")),
-        mistake("This adapter is an rsLoRA: its scale is alpha / √r.", "`use_rslora`.",
-                _merge("alpha / r")),
-        mistake("Update and sum are computed in the weight's own 16 bits: every step is rounded.",
-                "`.float()` for weight, A and B, before anything is computed.",
-                _merge("in its dtype")),
-        mistake("The update is rounded to the weight's dtype before it is added: two roundings.",
-                "Add in float32. Round the sum.", _merge("update rounded")),
-        mistake("B A is computed in the adapter's 16 bits.", "`.float()` before the product.",
-                _merge("product in 16 bits")),
+        mistake(
+            "The update is multiplied by alpha, and not divided by r.",
+            "lora_alpha / r.",
+            _merge("alpha"),
+        ),
+        mistake(
+            "This adapter is an rsLoRA: its scale is alpha / √r.",
+            "`use_rslora`.",
+            _merge("alpha / r"),
+        ),
+        mistake(
+            "Update and sum are computed in the weight's own 16 bits: every step is rounded.",
+            "`.float()` for weight, A and B, before anything is computed.",
+            _merge("in its dtype"),
+        ),
+        mistake(
+            "The update is rounded to the weight's dtype before it is added: two roundings.",
+            "Add in float32. Round the sum.",
+            _merge("update rounded"),
+        ),
+        mistake(
+            "B A is computed in the adapter's 16 bits.",
+            "`.float()` before the product.",
+            _merge("product in 16 bits"),
+        ),
         mistake("The weight comes back in float32.", "`.to(weight.dtype)`.", _merge("float32")),
-        mistake("The merged weight holds numbers that are not finite, and nobody is told.",
-                "Ask the result, after it was rounded: `isfinite()`.", _merge("infinite")),
+        mistake(
+            "The merged weight holds numbers that are not finite, and nobody is told.",
+            "Ask the result, after it was rounded: `isfinite()`.",
+            _merge("infinite"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -30,8 +30,24 @@ def spoil(c: Choices, config: Config, tensors: Tensors, base: Tensors) -> None:
     """Make one thing wrong with the adapter, in place."""
     key = c.pick(list(tensors))
     layer = key[len(PREFIX) : -len(A)]
-    kind = c.pick(("alone", "config", "config", "stranger", "key", "key", "rank", "larger",
-                   "larger", "turned", "axes", "nothing", "orientation", "names"))  # fmt: skip
+    kind = c.pick(
+        (
+            "alone",
+            "config",
+            "config",
+            "stranger",
+            "key",
+            "key",
+            "rank",
+            "larger",
+            "larger",
+            "turned",
+            "axes",
+            "nothing",
+            "orientation",
+            "names",
+        )
+    )
     if kind == "alone":
         del tensors[key]
         others = [other for other in tensors if other[-len(A) :] != key[-len(A) :]]
@@ -46,20 +62,33 @@ def spoil(c: Choices, config: Config, tensors: Tensors, base: Tensors) -> None:
         tied = PREFIX + "lm_head" + A in tensors and c.rarely(2)
         del base["lm_head.weight" if tied else f"{layer}.weight"]
     elif kind == "key":
-        new = c.pick((
-            key.replace(".lora_", ".lora_embedding_"), f"{layer}.weight",
-            key.removesuffix(".weight"), f"{key}_scale", f"{PREFIX}{layer}.lora_magnitude_vector",
-            f"{PREFIX}lm_head.modules_to_save.weight", f"{PREFIX}{layer}.lora_B.bias",
-            key.replace(".lora_A.", ".lora_C.").replace(".lora_B.", ".lora_C."),
-        ))  # fmt: skip
+        new = c.pick(
+            (
+                key.replace(".lora_", ".lora_embedding_"),
+                f"{layer}.weight",
+                key.removesuffix(".weight"),
+                f"{key}_scale",
+                f"{PREFIX}{layer}.lora_magnitude_vector",
+                f"{PREFIX}lm_head.modules_to_save.weight",
+                f"{PREFIX}{layer}.lora_B.bias",
+                key.replace(".lora_A.", ".lora_C.").replace(".lora_B.", ".lora_C."),
+            )
+        )
         tensors[new] = tensors[key] if c.rarely(2) else tensors.pop(key)
     elif kind == "rank":
         config["r"] += c.pick((1, 3))
     elif kind == "nothing":
         tensors.clear()
     elif kind == "names":  # both halves of a layer
-        start, more = c.pick(((PREFIX, ".default"), ("", ""), ("base_model.", ""),
-                              ("base_model_model.", ""), ("tower." + PREFIX, "")))  # fmt: skip
+        start, more = c.pick(
+            (
+                (PREFIX, ".default"),
+                ("", ""),
+                ("base_model.", ""),
+                ("base_model_model.", ""),
+                ("tower." + PREFIX, ""),
+            )
+        )
         for half in (A, B):
             new = f"{start}{layer}{half.removesuffix('.weight')}{more}.weight"
             tensors[new] = tensors.pop(PREFIX + layer + half)
@@ -110,8 +139,9 @@ def by_expression(config: Config, tensors: Tensors, base: Tensors) -> Pairs:
         a, b, weight = both["A"], both["B"], base[name]
         shape = tuple(weight.shape[::-1] if config.get("fan_in_fan_out") else weight.shape)
         if len(shape) != 2 or (a.shape, b.shape) != (
-            (config["r"], shape[1]), (shape[0], config["r"])
-        ):  # fmt: skip
+            (config["r"], shape[1]),
+            (shape[0], config["r"]),
+        ):
             raise ValueError(
                 f"The shapes of `{layer}` do not fit the weight and the config's r "
                 "(or `fan_in_fan_out`)"
@@ -136,14 +166,18 @@ def _match(change: str = "") -> Callable[[Config, Tensors, Tensors], Any]:
         if change == "keys":
             tensors = {k: t for k, t in tensors.items() if KEY.fullmatch(k)}
         if change == "strangers":
-            tensors = {k: t for k, t in tensors.items() if not (m := KEY.fullmatch(k))
-                       or f"{m['layer']}.weight" in base}  # fmt: skip
+            tensors = {
+                k: t
+                for k, t in tensors.items()
+                if not (m := KEY.fullmatch(k)) or f"{m['layer']}.weight" in base
+            }
         if change == "alone":
             other = {A: B, B: A}
             tensors = {
-                k: t for k, t in tensors.items()
+                k: t
+                for k, t in tensors.items()
                 if (end := k[-len(A) :]) not in other or k[: -len(A)] + other[end] in tensors
-            }  # fmt: skip
+            }
         if change == "nothing" and not tensors:
             return {}
         pairs = by_expression(checked, tensors, base)
@@ -168,30 +202,60 @@ MATCH_ADAPTER = Contract(
     passed="Right: every matrix has its weight, and what your code does not understand, it "
     "refuses. Silence is how merges go wrong.",
     clauses={
-        "returns": Clause("The pairs are wrong. {says}",
-                          'The keys are names in `base`; each value is `(A, B)`.'),
-        "refuses": Clause("{reason}: raise a ValueError.",
-                          "Go through the contract's list with this input."),
+        "returns": Clause(
+            "The pairs are wrong. {says}", "The keys are names in `base`; each value is `(A, B)`."
+        ),
+        "refuses": Clause(
+            "{reason}: raise a ValueError.", "Go through the contract's list with this input."
+        ),
     },
     mistakes=(
-        mistake("A key that is neither an A nor a B is passed over. It may hold something that "
-                "the model needs.", "Refuse what you do not know.", _match("keys")),
-        mistake("An A without its B, or a B without its A, is passed over: half of a layer's "
-                "update is missing.", "Ask for the other one, in both directions.",
-                _match("alone")),
-        mistake("Matrices for which the base has no weight are passed over. This adapter was "
-                "trained on another base.", "Refuse them.", _match("strangers")),
-        mistake("The config is not looked at. With DoRA, extra modules or other ranks, W + scale "
-                "* BA is not what was trained.", "The first item of the contract's list.",
-                _match("config"), _match("only dora")),
-        mistake("A has another number of rows than the config's `r`. Then the scale would be "
-                "wrong, too.", "Compare with `config[\"r\"]`.", _match("rank")),
-        mistake("An adapter without any tensor is accepted. The merge would be the base.",
-                "Refuse it.", _match("nothing")),
+        mistake(
+            "A key that is neither an A nor a B is passed over. It may hold something that "
+            "the model needs.",
+            "Refuse what you do not know.",
+            _match("keys"),
+        ),
+        mistake(
+            "An A without its B, or a B without its A, is passed over: half of a layer's "
+            "update is missing.",
+            "Ask for the other one, in both directions.",
+            _match("alone"),
+        ),
+        mistake(
+            "Matrices for which the base has no weight are passed over. This adapter was "
+            "trained on another base.",
+            "Refuse them.",
+            _match("strangers"),
+        ),
+        mistake(
+            "The config is not looked at. With DoRA, extra modules or other ranks, W + scale "
+            "* BA is not what was trained.",
+            "The first item of the contract's list.",
+            _match("config"),
+            _match("only dora"),
+        ),
+        mistake(
+            "A has another number of rows than the config's `r`. Then the scale would be "
+            "wrong, too.",
+            'Compare with `config["r"]`.',
+            _match("rank"),
+        ),
+        mistake(
+            "An adapter without any tensor is accepted. The merge would be the base.",
+            "Refuse it.",
+            _match("nothing"),
+        ),
         mistake("A and B are exchanged.", "`(A, B)`", _match("swapped")),
-        mistake("The keys are names of layers. Those of weights end in `.weight`.",
-                'As in `base`.', _match("layers")),
-        mistake("`base_model.model.` can also occur inside a name, and belongs there.",
-                "Remove it at the beginning only: `removeprefix`.", _match("replace")),
+        mistake(
+            "The keys are names of layers. Those of weights end in `.weight`.",
+            "As in `base`.",
+            _match("layers"),
+        ),
+        mistake(
+            "`base_model.model.` can also occur inside a name, and belongs there.",
+            "Remove it at the beginning only: `removeprefix`.",
+            _match("replace"),
+        ),
     ),
-)  # fmt: skip
+)

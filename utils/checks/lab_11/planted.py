@@ -24,9 +24,24 @@ from utils.checks.lab_11.matching import Pairs, by_expression
 SURELY = 4  # a fault is off by so many steps of the dtype in at least one number,
 SIZES = 2.0**-16  # and by this share of the numbers that were added; a sum in float32
 FLOAT32 = 2.0**-21  # is off by this share at most
-FAULTS = ("not merged", "twice", "no scale", "other scale", "negative", "transposed", "neighbour",
-          "other base", "four bits", "one number", "one number", "sign", "nan", "inf", "missing",
-          "shape")  # fmt: skip
+FAULTS = (
+    "not merged",
+    "twice",
+    "no scale",
+    "other scale",
+    "negative",
+    "transposed",
+    "neighbour",
+    "other base",
+    "four bits",
+    "one number",
+    "one number",
+    "sign",
+    "nan",
+    "inf",
+    "missing",
+    "shape",
+)
 EVERYWHERE = ("not merged", "twice", "no scale", "other base", "four bits", "other scale")
 
 Wanted = tuple[str, Tensor]  # a verdict, "" for right; the exact weight that it stands for
@@ -72,8 +87,12 @@ def explanations(name: str, config: Config, pairs: Pairs, base: Tensors) -> list
         return [("", weight)]
     delta = exact_delta(*pairs[name], config)
     plain = exact_delta(*pairs[name], config | {"lora_alpha": 1, "r": 1, "use_rslora": False})
-    return [("", weight + delta), ("not merged", weight), ("merged twice", weight + 2 * delta),
-            ("scale forgotten", weight + plain)]  # fmt: skip
+    return [
+        ("", weight + delta),
+        ("not merged", weight),
+        ("merged twice", weight + 2 * delta),
+        ("scale forgotten", weight + plain),
+    ]
 
 
 def sizes_of(name: str, config: Config, pairs: Pairs, base: Tensors) -> Tensor:
@@ -112,9 +131,14 @@ def verdict(merged: Tensor, wanted: list[Wanted], sizes: Tensor) -> str:
 
 
 def planted(
-    c: Choices, fault: str, name: str, config: Config, pairs: Pairs, base: Tensors,
+    c: Choices,
+    fault: str,
+    name: str,
+    config: Config,
+    pairs: Pairs,
+    base: Tensors,
     dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The weight with this fault, exact, float64; right where there is nothing to do wrong."""
     weight = base[name].double()
     delta = exact_delta(*pairs[name], config) if name in pairs else torch.zeros_like(weight)
@@ -138,8 +162,10 @@ def planted(
     times = {"not merged": 0.0, "twice": 2.0, "negative": -1.0, "other scale": 1 / config["r"]}
     if fault in times:
         return weight + times[fault] * delta
-    other = {"other base": lambda: weight * (1 + 0.05 * numbers(c, *weight.shape).double()),
-             "four bits": lambda: four_bits(weight)}  # fmt: skip
+    other = {
+        "other base": lambda: weight * (1 + 0.05 * numbers(c, *weight.shape).double()),
+        "four bits": lambda: four_bits(weight),
+    }
     return other[fault]() + delta if fault in other else right
 
 

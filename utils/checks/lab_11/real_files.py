@@ -82,8 +82,12 @@ def called(merge_files: MergeFiles, base: Path, adapter: Path, out: Path, given:
             look="Write into `out_dir` alone.",
         )
     if not isinstance(result, Raised | None):
-        raise Mismatch("`merge_files` returns something.", input=given, got=repr(result)[:80],
-                       look="What it makes lies in `out_dir`.")  # fmt: skip
+        raise Mismatch(
+            "`merge_files` returns something.",
+            input=given,
+            got=repr(result)[:80],
+            look="What it makes lies in `out_dir`.",
+        )
     return result
 
 
@@ -95,18 +99,23 @@ def compare(base: Path, adapter: Path, out: Path, given: str) -> dict[str, Tenso
     if (out / "config.json").read_bytes() != (base / "config.json").read_bytes():
         raise Mismatch("`config.json` is not the base's.", input=given, look="`shutil.copy`")
     if (out / "config.json").is_symlink():
-        raise Mismatch("`config.json` is a link, and breaks when the base is moved.", input=given,
-                       look="`shutil.copy`")  # fmt: skip
+        raise Mismatch(
+            "`config.json` is a link, and breaks when the base is moved.",
+            input=given,
+            look="`shutil.copy`",
+        )
     try:
         metadata = safe_open(file, "pt").metadata() or {}
     except SafetensorError as error:
-        raise Mismatch(f"`model.safetensors` cannot be read: {error}.", input=given,
-                       look="`save_file`") from None  # fmt: skip
+        raise Mismatch(
+            f"`model.safetensors` cannot be read: {error}.", input=given, look="`save_file`"
+        ) from None
     if metadata.get("format") != "pt":
         raise Mismatch(
             "The file does not say that it is PyTorch's, and transformers asks for that.",
-            input=given, look='`metadata={"format": "pt"}`',
-        )  # fmt: skip
+            input=given,
+            look='`metadata={"format": "pt"}`',
+        )
     state: dict[str, Tensor] = {}
     for part in base.glob("*.safetensors"):
         state |= load_file(part)
@@ -114,25 +123,31 @@ def compare(base: Path, adapter: Path, out: Path, given: str) -> dict[str, Tenso
     pairs = by_expression(config, load_file(adapter / ADAPTER[1]), state)
     merged = load_file(file)
     if odd := sorted(merged.keys() ^ state.keys()):
-        raise Mismatch(f"`{odd[0]}` is only in one of base and merged model.", input=given,
-                       look="All `*.safetensors` of the base belong to it.")  # fmt: skip
+        raise Mismatch(
+            f"`{odd[0]}` is only in one of base and merged model.",
+            input=given,
+            look="All `*.safetensors` of the base belong to it.",
+        )
     for name, weight in state.items():
         if name in pairs:
             says = not_rounded_once(in_float64(weight, *pairs[name], config), merged[name])
         else:
             says = "" if torch.equal(merged[name], weight) else "It should be as it was."
         if says:
-            raise Mismatch(f"`{name}` is wrong in your file. {says}", input=given,
-                           look="`merge_state`, with what the files hold.")  # fmt: skip
+            raise Mismatch(
+                f"`{name}` is wrong in your file. {says}",
+                input=given,
+                look="`merge_state`, with what the files hold.",
+            )
     return merged
 
 
 def rehearse(merge_files: MergeFiles) -> None:
     """A tiny model in one file and in several; adapters with and without rsLoRA; damaged ones."""
     model = TinyModel().hf
-    for number, options in enumerate((
-        {"r": 4, "lora_alpha": 16}, {"r": 3, "lora_alpha": 6, "use_rslora": True},
-    )):  # fmt: skip
+    for number, options in enumerate(
+        ({"r": 4, "lora_alpha": 16}, {"r": 3, "lora_alpha": 6, "use_rslora": True})
+    ):
         dtype = (torch.bfloat16, torch.float32)[number]
         for damage in (*SOUND, "no B", "DoRA", "no layer"):
             given = f"a tiny model in {3 - 2 * number} files, {options}, damage: {damage or 'none'}"
@@ -154,11 +169,17 @@ def rehearse(merge_files: MergeFiles) -> None:
                 if damage in SOUND:
                     compare(base, adapter, out, given)
                 elif not refused:
-                    raise Mismatch("A damaged adapter is to be refused with a ValueError.",
-                                   input=given, look="`match_adapter`")  # fmt: skip
+                    raise Mismatch(
+                        "A damaged adapter is to be refused with a ValueError.",
+                        input=given,
+                        look="`match_adapter`",
+                    )
                 elif list(out.rglob("*.safetensors")):
-                    raise Mismatch("The adapter was refused, and a model was written.",
-                                   input=given, look="Merge first, write then.")  # fmt: skip
+                    raise Mismatch(
+                        "The adapter was refused, and a model was written.",
+                        input=given,
+                        look="Merge first, write then.",
+                    )
 
 
 def spoil(adapter: Path, damage: str) -> None:
@@ -210,8 +231,10 @@ def merge_the_real_model(merge_files: MergeFiles) -> str:
     if not apart < 0.2 * moved:
         raise Mismatch(
             "The weights are right, and the merged model's logits are not the unmerged one's.",
-            input=given, expected=f"a distance far below {moved:.1%}", got=f"{apart:.2%}",
-        )  # fmt: skip
+            input=given,
+            expected=f"a distance far below {moved:.1%}",
+            got=f"{apart:.2%}",
+        )
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in merged.values()})
     return (
         f"transformers has loaded your file, {len(merged)} tensors in {', '.join(dtypes)}. The "

@@ -67,8 +67,9 @@ def _wrong(expected: dict[str, Rounded | Tensor], got: Any, given: Given) -> Fau
             or got[name].dtype != right.dtype
             or not torch.equal(got[name], right)
         ):
-            return fault("others", f"`{name}` has no matrices in the adapter, and is not as it "
-                         "was.")  # fmt: skip
+            return fault(
+                "others", f"`{name}` has no matrices in the adapter, and is not as it was."
+            )
     return None
 
 
@@ -99,10 +100,13 @@ def _merge_all(change: str = "") -> Callable[..., Any]:
             return {n: t.float() for n, t in merged.items()}
         if change == "last":
             return {n: t for n, t in merged.items() if n not in pairs} | {
-                n: merged[n] for n in pairs}  # fmt: skip
+                n: merged[n] for n in pairs
+            }
         if change == "twice":
-            half = {n: (merged[n].float() + exact_delta(*p, config)).to(merged[n])
-                    for n, p in pairs.items()}  # fmt: skip
+            half = {
+                n: (merged[n].float() + exact_delta(*p, config)).to(merged[n])
+                for n, p in pairs.items()
+            }
             return merged | half
         return merged
 
@@ -120,20 +124,34 @@ MERGE_STATE = Contract(
         "names": Clause("{says}", "The same names in the same order: begin with `dict(base)`."),
         "merged": Clause("A merged weight is wrong. {says}", "`merge_weight`, with its own A, B."),
         "others": Clause("{says}", "Touch no weight that `match_adapter` does not name."),
-        "refuses": Clause("{reason}: a ValueError.",
-                          "`match_adapter` and `merge_weight` raise it."),
+        "refuses": Clause(
+            "{reason}: a ValueError.", "`match_adapter` and `merge_weight` raise it."
+        ),
     },
     mistakes=(
-        mistake("Only the merged weights are there. A model needs the others, too.",
-                "Begin with `dict(base)`.", _merge_all("targets")),
-        mistake("Only the first of the adapter's layers is merged.", "Is the `return` in the "
-                "loop?", _merge_all("first")),
-        mistake("All tensors come out in one dtype. Each keeps its own.", "`weight.dtype`.",
-                _merge_all("one dtype")),
-        mistake("Everything comes out as float32.", "Each weight keeps its dtype.",
-                _merge_all("float")),
-        mistake("The base itself is changed. Whoever merges a second time, merges twice.",
-                "`dict(base)` and new tensors.", _merge_all("in place")),
+        mistake(
+            "Only the merged weights are there. A model needs the others, too.",
+            "Begin with `dict(base)`.",
+            _merge_all("targets"),
+        ),
+        mistake(
+            "Only the first of the adapter's layers is merged.",
+            "Is the `return` in the loop?",
+            _merge_all("first"),
+        ),
+        mistake(
+            "All tensors come out in one dtype. Each keeps its own.",
+            "`weight.dtype`.",
+            _merge_all("one dtype"),
+        ),
+        mistake(
+            "Everything comes out as float32.", "Each weight keeps its dtype.", _merge_all("float")
+        ),
+        mistake(
+            "The base itself is changed. Whoever merges a second time, merges twice.",
+            "`dict(base)` and new tensors.",
+            _merge_all("in place"),
+        ),
         mistake("The update is added twice.", "Once for each weight.", _merge_all("twice")),
     ),
-)  # fmt: skip
+)

@@ -132,34 +132,61 @@ CHECK_MERGE = Contract(
     "and it believes a right merge in each dtype. This is the check to run before you ship.",
     clauses={
         "form": Clause("{says}", "A dict: name -> word; empty for a right merge."),
-        "refused": Clause("A right weight is called wrong. {says}",
-                          "How far apart are neighbouring numbers of *its* dtype, there?"),
-        "missed": Clause("A fault is not seen. {says}",
-                         "Is your tolerance larger than a rounding needs? Is each number asked?"),
-        "named": Clause("The fault is seen, and its name is wrong. {says}",
-                        "The explanations are tried in the contract's order."),
+        "refused": Clause(
+            "A right weight is called wrong. {says}",
+            "How far apart are neighbouring numbers of *its* dtype, there?",
+        ),
+        "missed": Clause(
+            "A fault is not seen. {says}",
+            "Is your tolerance larger than a rounding needs? Is each number asked?",
+        ),
+        "named": Clause(
+            "The fault is seen, and its name is wrong. {says}",
+            "The explanations are tried in the contract's order.",
+        ),
     },
     mistakes=(
-        mistake("Rounding is no fault: you demand the very numbers. Two right merges differ in "
-                "the last bit.", "Leave room for a rounding to the merged weight's dtype.",
-                _verdict("exact")),
-        mistake("A fixed relative tolerance is too wide for float32, where small faults hide in "
-                "it, or too narrow for numbers near zero.",
-                "`torch.finfo(dtype).eps`, of the merged weight's dtype.", _verdict("fixed")),
-        mistake("A fixed absolute tolerance: weights have very different sizes.",
-                "Of each number, its own step.", _verdict("absolute")),
-        mistake("The tolerance is that of the base's dtype. It was the merged weight that was "
-                "rounded.", "`merged[name].dtype`", _verdict("of the base")),
-        mistake("Weights without matrices are not looked at. A wrong base shows there, too.",
-                "Go through all names of `base`.", _verdict("only targets")),
-        mistake("A NaN passes: no comparison with it is true.",
-                "Ask whether all are within, not whether any is beyond.", _verdict("nan")),
-        mistake("On average the weight is right. A single number is not.", "`.all()`",
-                _verdict("mean")),
-        mistake("An update that rounding has swallowed leaves the weight as it was, and that is "
-                "right. You call it a fault.", "Ask first whether the weight is right.",
-                _verdict("order")),
-        mistake("A weight that is missing is not seen.", "Compare the names.",
-                _verdict("names")),
+        mistake(
+            "Rounding is no fault: you demand the very numbers. Two right merges differ in "
+            "the last bit.",
+            "Leave room for a rounding to the merged weight's dtype.",
+            _verdict("exact"),
+        ),
+        mistake(
+            "A fixed relative tolerance is too wide for float32, where small faults hide in "
+            "it, or too narrow for numbers near zero.",
+            "`torch.finfo(dtype).eps`, of the merged weight's dtype.",
+            _verdict("fixed"),
+        ),
+        mistake(
+            "A fixed absolute tolerance: weights have very different sizes.",
+            "Of each number, its own step.",
+            _verdict("absolute"),
+        ),
+        mistake(
+            "The tolerance is that of the base's dtype. It was the merged weight that was rounded.",
+            "`merged[name].dtype`",
+            _verdict("of the base"),
+        ),
+        mistake(
+            "Weights without matrices are not looked at. A wrong base shows there, too.",
+            "Go through all names of `base`.",
+            _verdict("only targets"),
+        ),
+        mistake(
+            "A NaN passes: no comparison with it is true.",
+            "Ask whether all are within, not whether any is beyond.",
+            _verdict("nan"),
+        ),
+        mistake(
+            "On average the weight is right. A single number is not.", "`.all()`", _verdict("mean")
+        ),
+        mistake(
+            "An update that rounding has swallowed leaves the weight as it was, and that is "
+            "right. You call it a fault.",
+            "Ask first whether the weight is right.",
+            _verdict("order"),
+        ),
+        mistake("A weight that is missing is not seen.", "Compare the names.", _verdict("names")),
     ),
-)  # fmt: skip
+)

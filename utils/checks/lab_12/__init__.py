@@ -12,15 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from utils.checks.kit.runner import Passed, exercise
-from utils.checks.lab_12 import (
-    converting,
-    damage,
-    fields,
-    reading,
-    real_files,
-    rehearsal,
-    writing,
-)
+from utils.checks.lab_12 import converting, damage, fields, reading, real_files, rehearsal, writing
 
 
 @exercise("Exercise 1: unpack", points=2)

@@ -28,11 +28,13 @@ def draw_awq(c: Choices) -> Given:
     zeros = torch.randint(1, 16, (groups, out), generator=generator)
     if c.rarely(2):
         zeros[c.integer(0, groups - 1), c.integer(0, out - 1)] = 0
-    return Given({
-        "qweight": laid_out(random_words((width, out // 8), c.integer(0, 99)), c.pick(LAYOUTS)),
-        "qzeros": pack_last(zeros, 4),  # any zeros will do: they are read in AWQ's order
-        "scales": laid_out(stored_scales(c, (groups, out)), c.pick(LAYOUTS)),
-    })  # fmt: skip
+    return Given(
+        {
+            "qweight": laid_out(random_words((width, out // 8), c.integer(0, 99)), c.pick(LAYOUTS)),
+            "qzeros": pack_last(zeros, 4),  # any zeros will do: they are read in AWQ's order
+            "scales": laid_out(stored_scales(c, (groups, out)), c.pick(LAYOUTS)),
+        }
+    )
 
 
 def in_order(words: Tensor, order: Sequence[int] = AWQ_ORDER) -> Tensor:
@@ -63,8 +65,9 @@ def repacked(tensors: Tensors) -> tuple[Tensors, str]:
 
 def _wrong(expected: Any, got: Any, given: Given) -> Fault | None:
     def fault(clause: str, says: str) -> Fault:
-        return Fault(clause, "", expected, got, says,
-                     words=(f'four tensors, and "{expected[1]}"', says))  # fmt: skip
+        return Fault(
+            clause, "", expected, got, says, words=(f'four tensors, and "{expected[1]}"', says)
+        )
 
     if not isinstance(got, tuple | list) or len(got) != 2 or not isinstance(got[0], dict):
         return fault("form", f"Expected a dict and a text, not a {type(got).__name__}.")
@@ -116,35 +119,64 @@ AWQ_TO_GPTQ = Contract(
     "other layout.",
     clauses={
         "form": Clause("{says}", "`return {...}, checkpoint_format`"),
-        "checkpoint_format": Clause('{says} "gptq" stores zero - 1, so it cannot hold a zero of 0.',
-                                    "Unpack the zeros before you choose."),
-        "qweight": Clause("{says}", "Unpack one AWQ int32 by hand. Nibble i is that of output "
-                          "AWQ_ORDER[i]."),
-        "qzeros": Clause("{says}", "AWQ interleaves them as it does the codes, and stores the zero "
-                         "as it is."),
+        "checkpoint_format": Clause(
+            '{says} "gptq" stores zero - 1, so it cannot hold a zero of 0.',
+            "Unpack the zeros before you choose.",
+        ),
+        "qweight": Clause(
+            "{says}", "Unpack one AWQ int32 by hand. Nibble i is that of output AWQ_ORDER[i]."
+        ),
+        "qzeros": Clause(
+            "{says}", "AWQ interleaves them as it does the codes, and stores the zero as it is."
+        ),
         "scales": Clause("{says}", "They stay as they are: same numbers, same dtype."),
         "g_idx": Clause("{says}", "AWQ's groups are neighbours: 0, 0, ..., 1, 1, ..."),
-        "refuses": Clause("GPTQ's layout cannot hold this layer: raise a ValueError.",
-                          "The inputs must be a multiple of 8, and groups equally large."),
+        "refuses": Clause(
+            "GPTQ's layout cannot hold this layer: raise a ValueError.",
+            "The inputs must be a multiple of 8, and groups equally large.",
+        ),
     },
     mistakes=(
-        mistake("The nibbles are taken in the order in which they stand. AWQ interleaves them.",
-                "In codes and zeros: nibble i is that of output AWQ_ORDER[i].",
-                _convert("as they stand")),
-        mistake("AWQ's order is used the wrong way round: nibble i is that of output AWQ_ORDER[i], "
-                "so output j is in the nibble where AWQ_ORDER has j.",
-                "`torch.tensor(AWQ_ORDER).argsort()`.", _convert("inverse")),
-        mistake("The zeros are interleaved, too, and yours are taken as they stand.",
-                "Unpack them as you unpack the codes.", _convert("zeros as they stand")),
-        mistake("Your GPTQ layer is interleaved as AWQ's are. GPTQ's numbers are in order.",
-                "Pack in order.", _convert("packed as awq")),
-        mistake('Always "gptq": a zero of 0 would be stored as -1, which four bits cannot hold.',
-                'Then "gptq_v2".', _convert("gptq")),
-        mistake('Always "gptq_v2". More readers know "gptq", and it can hold this layer.',
-                'Only a zero of 0 asks for "gptq_v2".', _convert("gptq_v2")),
-        mistake("You name the format \"gptq\", and store the zeros as they are.",
-                '"gptq" stores zero - 1.', _convert("zero itself")),
-        mistake("Neighbours belong to one group; yours take turns.",
-                "`arange(in) // group_size`.", _convert("cycling")),
+        mistake(
+            "The nibbles are taken in the order in which they stand. AWQ interleaves them.",
+            "In codes and zeros: nibble i is that of output AWQ_ORDER[i].",
+            _convert("as they stand"),
+        ),
+        mistake(
+            "AWQ's order is used the wrong way round: nibble i is that of output AWQ_ORDER[i], "
+            "so output j is in the nibble where AWQ_ORDER has j.",
+            "`torch.tensor(AWQ_ORDER).argsort()`.",
+            _convert("inverse"),
+        ),
+        mistake(
+            "The zeros are interleaved, too, and yours are taken as they stand.",
+            "Unpack them as you unpack the codes.",
+            _convert("zeros as they stand"),
+        ),
+        mistake(
+            "Your GPTQ layer is interleaved as AWQ's are. GPTQ's numbers are in order.",
+            "Pack in order.",
+            _convert("packed as awq"),
+        ),
+        mistake(
+            'Always "gptq": a zero of 0 would be stored as -1, which four bits cannot hold.',
+            'Then "gptq_v2".',
+            _convert("gptq"),
+        ),
+        mistake(
+            'Always "gptq_v2". More readers know "gptq", and it can hold this layer.',
+            'Only a zero of 0 asks for "gptq_v2".',
+            _convert("gptq_v2"),
+        ),
+        mistake(
+            'You name the format "gptq", and store the zeros as they are.',
+            '"gptq" stores zero - 1.',
+            _convert("zero itself"),
+        ),
+        mistake(
+            "Neighbours belong to one group; yours take turns.",
+            "`arange(in) // group_size`.",
+            _convert("cycling"),
+        ),
     ),
-)  # fmt: skip
+)

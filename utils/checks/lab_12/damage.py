@@ -31,9 +31,10 @@ class Way(NamedTuple):
     def keys_against(self, entry: Entry) -> set[str]:
         """The keys of the entry that say something else."""
         return {
-            key for key, value in zip(KEYS, self, strict=True)
+            key
+            for key, value in zip(KEYS, self, strict=True)
             if key not in entry or type(entry[key]) is not type(value) or entry[key] != value
-        }  # fmt: skip
+        }
 
 
 def ways(shapes: Shapes) -> Iterator[Way]:
@@ -50,9 +51,10 @@ class Sickroom:
     def __init__(self, shapes: Shapes, tensors: Tensors) -> None:
         self.shapes = shapes
         self.kinds = {
-            name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()
+            name: (t.dtype, tuple(t.shape))
+            for name, t in tensors.items()
             if not name.endswith(".scales") or bool(((t > 0) & (t < float("inf"))).all())
-        }  # fmt: skip
+        }
         self.groups = {n: t.flatten().tolist() for n, t in tensors.items() if n.endswith(".g_idx")}
 
     def damaged(self, way: Way) -> set[str]:
@@ -67,9 +69,10 @@ class Sickroom:
                 "g_idx": (torch.int32, (width,)),
             }
             found |= {
-                f"{layer}.{part}" for part, kind in right.items()
+                f"{layer}.{part}"
+                for part, kind in right.items()
                 if self.kinds.get(f"{layer}.{part}") != kind
-            }  # fmt: skip
+            }
             if f"{layer}.g_idx" not in found:
                 g_idx = self.groups[f"{layer}.g_idx"]
                 if (sorted(g_idx) if way.desc_act else g_idx) != [i // size for i in range(width)]:
@@ -97,8 +100,11 @@ def _wrong(expected: set[str], got: Any, given: Given) -> Fault | None:
     named, (entry, shapes, tensors) = set(got), given.args
     known = {f"{layer}.{p}" for layer in shapes for p in ("qweight", "qzeros", "scales", "g_idx")}
     if strange := sorted(named - known - set(KEYS)):
-        return fault("strange", f"`{strange[0]}` is none of the four tensors of these layers, "
-                     "and none of the three keys.")  # fmt: skip
+        return fault(
+            "strange",
+            f"`{strange[0]}` is none of the four tensors of these layers, "
+            "and none of the three keys.",
+        )
     if not expected and named:
         return fault("sound", "")
     if not any(need <= named for need in explanations(entry, shapes, tensors)):
@@ -130,13 +136,16 @@ def _room(change: str) -> Callable[..., set[str]]:
     def find(entry: Entry, shapes: Shapes, tensors: Tensors) -> set[str]:
         given = dict(tensors)
         if change == "dtypes":
-            given = {n: t.to(torch.float16 if n.endswith("scales") else torch.int32)
-                     for n, t in tensors.items()}  # fmt: skip
+            given = {
+                n: t.to(torch.float16 if n.endswith("scales") else torch.int32)
+                for n, t in tensors.items()
+            }
         if change == "scales":
             given |= {n: torch.ones_like(t) for n, t in tensors.items() if n.endswith("scales")}
         if change == "nan only":
-            given |= {n: torch.where(t.isnan(), t, 1) for n, t in tensors.items()
-                      if n.endswith("scales")}  # fmt: skip
+            given |= {
+                n: torch.where(t.isnan(), t, 1) for n, t in tensors.items() if n.endswith("scales")
+            }
         room = Sickroom(shapes, given)
         if change == "order":
             room.groups = {n: sorted(g) for n, g in room.groups.items()}
@@ -188,36 +197,69 @@ FIND_DAMAGE = Contract(
     "and for both at once.",
     clauses={
         "form": Clause("{says}", "A set of texts; of a sound checkpoint, the empty set."),
-        "strange": Clause("{says}", 'Names such as "model.layers.0.mlp.up_proj.scales", and '
-                          '"bits", "group_size", "desc_act".'),
-        "sound": Clause("This checkpoint is sound, and you say that something is damaged.",
-                        "Which of the conditions does your code believe to be broken?"),
-        "not enough": Clause("With only that replaced, the checkpoint is still not sound.",
-                             "Go through the table, with what is left: missing, dtype, shape, "
-                             "values."),
-        "too many": Clause("Fewer names would do.", "A key may be wrong where many tensors seem to "
-                           "be; and tensors may be wrong where a key seems to be. Count both."),
-        "raises": Clause("{says}", "Anything may be missing: a key, a tensor. And a value of the "
-                         "entry may be 0, None or a text."),
+        "strange": Clause(
+            "{says}",
+            'Names such as "model.layers.0.mlp.up_proj.scales", and '
+            '"bits", "group_size", "desc_act".',
+        ),
+        "sound": Clause(
+            "This checkpoint is sound, and you say that something is damaged.",
+            "Which of the conditions does your code believe to be broken?",
+        ),
+        "not enough": Clause(
+            "With only that replaced, the checkpoint is still not sound.",
+            "Go through the table, with what is left: missing, dtype, shape, values.",
+        ),
+        "too many": Clause(
+            "Fewer names would do.",
+            "A key may be wrong where many tensors seem to "
+            "be; and tensors may be wrong where a key seems to be. Count both.",
+        ),
+        "raises": Clause(
+            "{says}",
+            "Anything may be missing: a key, a tensor. And a value of the "
+            "entry may be 0, None or a text.",
+        ),
     },
     mistakes=(
-        mistake("You always believe the entry. Where one key is wrong, every tensor seems damaged.",
-                "Try other values for the keys, and count what would then be damaged.",
-                _room("the entry is right")),
-        mistake("Two keys can be wrong at once.", "Try all values of all keys together.",
-                _room("one key")),
-        mistake("You believe the first layer. It may be the damaged one.",
-                "Count what would be damaged in all layers.", _room("first layer")),
-        mistake("Dtypes are not looked at.", "Three are int32, the scales float16.",
-                _room("dtypes")),
+        mistake(
+            "You always believe the entry. Where one key is wrong, every tensor seems damaged.",
+            "Try other values for the keys, and count what would then be damaged.",
+            _room("the entry is right"),
+        ),
+        mistake(
+            "Two keys can be wrong at once.",
+            "Try all values of all keys together.",
+            _room("one key"),
+        ),
+        mistake(
+            "You believe the first layer. It may be the damaged one.",
+            "Count what would be damaged in all layers.",
+            _room("first layer"),
+        ),
+        mistake(
+            "Dtypes are not looked at.", "Three are int32, the scales float16.", _room("dtypes")
+        ),
         mistake("The scales' values are not looked at.", "Finite, and above 0.", _room("scales")),
-        mistake("A scale that is infinite, 0 or negative is not found.", "Finite, and above 0.",
-                _room("nan only")),
-        mistake("Without act-order, the groups must stand in order. Yours may be mixed.",
-                "With desc_act False, `g_idx[i]` is `i // group_size`.", _room("order")),
-        mistake("With act-order, too, each group has `group_size` inputs. Yours need only exist.",
-                "Sort `g_idx`, and compare.", _room("even")),
-        mistake("You name one damaged part. There may be several.", "Collect them in a set.",
-                _room("one")),
+        mistake(
+            "A scale that is infinite, 0 or negative is not found.",
+            "Finite, and above 0.",
+            _room("nan only"),
+        ),
+        mistake(
+            "Without act-order, the groups must stand in order. Yours may be mixed.",
+            "With desc_act False, `g_idx[i]` is `i // group_size`.",
+            _room("order"),
+        ),
+        mistake(
+            "With act-order, too, each group has `group_size` inputs. Yours need only exist.",
+            "Sort `g_idx`, and compare.",
+            _room("even"),
+        ),
+        mistake(
+            "You name one damaged part. There may be several.",
+            "Collect them in a set.",
+            _room("one"),
+        ),
     ),
-)  # fmt: skip
+)

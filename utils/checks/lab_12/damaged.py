@@ -12,15 +12,24 @@ from utils.checks.kit.contracts import Choices, Given
 
 KEYS = ("bits", "group_size", "desc_act")
 PARTS = ("scales", "qweight", "qzeros", "g_idx")
-NAMES = ("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj", "lm_head",
-         "model.layers.10.mlp.up_proj", "model.layers.2.mlp.down_proj")  # fmt: skip
+NAMES = (
+    "model.layers.0.mlp.up_proj",
+    "model.layers.1.self_attn.q_proj",
+    "lm_head",
+    "model.layers.10.mlp.up_proj",
+    "model.layers.2.mlp.down_proj",
+)
 OUT, IN = (16, 32, 48), (16, 32, 64, 48, 80, 160)
 
 
 def sound(
-    shapes: dict[str, tuple[int, int]], bits: int, group_size: int, mixed: Collection[str],
-    seed: int, scale: float = 0.01,
-) -> dict[str, Tensor]:  # fmt: skip
+    shapes: dict[str, tuple[int, int]],
+    bits: int,
+    group_size: int,
+    mixed: Collection[str],
+    seed: int,
+    scale: float = 0.01,
+) -> dict[str, Tensor]:
     """The tensors of a sound checkpoint; in a mixed layer, inputs of a group are anywhere."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
@@ -52,8 +61,11 @@ def draw_damaged(c: Choices) -> Given:
     if c.rarely(8):  # stored consistently, in a way that no entry may name
         bits, size = c.pick(((3, size), (bits, c.pick(odd))))
     entry: dict[str, Any] = {
-        "quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": bool(c.integer(0, 1)),
-    }  # fmt: skip
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": size,
+        "desc_act": bool(c.integer(0, 1)),
+    }
     mixed = [layer for layer in layers if entry["desc_act"] and c.integer(0, 1)]
     scale = c.pick((0.01, 6e-8, 65504.0))
     tensors = sound(shapes, bits, size, mixed, c.integer(0, 9999), scale)
@@ -117,11 +129,17 @@ def hurt(c: Choices, tensors: dict[str, Tensor], name: str, part: str) -> None:
         damages = [*damages[:4], *3 * [lambda: with_one(old, row, c.pick(BAD_SCALES))]]
     if part == "g_idx" and old.dim() == 1 and old.numel():
         some = c.integer(0, max(0, len(old) - 1))
-        damages = [*damages[:4], damages[5],
-                   lambda: old.flip(0), lambda: old.roll(1), lambda: old * 0,
-                   *2 * [lambda: with_one(old, row, int(old[some])).sort().values],
-                   lambda: with_one(old, row, int(old[some])), lambda: with_one(old, row, -1),
-                   lambda: with_one(old, row, int(old.max()) + 1)]  # fmt: skip
+        damages = [
+            *damages[:4],
+            damages[5],
+            lambda: old.flip(0),
+            lambda: old.roll(1),
+            lambda: old * 0,
+            *2 * [lambda: with_one(old, row, int(old[some])).sort().values],
+            lambda: with_one(old, row, int(old[some])),
+            lambda: with_one(old, row, -1),
+            lambda: with_one(old, row, int(old.max()) + 1),
+        ]
     new = c.pick(damages)()
     if new is None:
         del tensors[name]

@@ -42,7 +42,7 @@ def pack_last(values: Tensor, bits: int) -> Tensor:
     rows = [
         [word_of(row[i : i + per], bits) for i in range(0, len(row), per)]
         for row in values.tolist()
-    ]  # fmt: skip
+    ]
     return torch.tensor(rows, dtype=torch.int32).view(len(values), values.shape[1] // per)
 
 
@@ -104,33 +104,54 @@ UNPACK = Contract(
         f"{answer(torch.tensor([-1947890795], dtype=torch.int32), 4).tolist()}."
     ),
     clauses={
-        "returns": Clause("The numbers are not those in the integers' bits. {says}",
-                          "Write one int32 as hexadecimal digits, and read from the right."),
-        "refuses": Clause("Other than 2, 4 or 8 bits in an int32 are refused with a ValueError.",
-                          "Look at `bits` and at `packed.dtype` first."),
+        "returns": Clause(
+            "The numbers are not those in the integers' bits. {says}",
+            "Write one int32 as hexadecimal digits, and read from the right.",
+        ),
+        "refuses": Clause(
+            "Other than 2, 4 or 8 bits in an int32 are refused with a ValueError.",
+            "Look at `bits` and at `packed.dtype` first.",
+        ),
     },
     mistakes=(
-        mistake("The highest number of an int32 comes out negative: a shift to the right copies "
-                "the sign bit.", "Shift first, then keep the lowest bits: `& (2**bits - 1)`.",
-                _refusing(lambda p, b: _shifted(p, b).flatten(-2)),
-                _refusing(lambda p, b: torch.fmod(_shifted(p, b), 2**b).flatten(-2))),
-        mistake("A negative int32 loses its sign before it is cut up: all its bits change.",
-                "The bits are those of two's complement; `>>` and `&` work on them as they are.",
-                _refusing(lambda p, b: _masked(_shifted(p.abs(), b), b))),
-        mistake("The first number is taken from the highest bits. It is in the lowest.",
-                "The first one needs no shift.",
-                _refusing(lambda p, b: _masked(_shifted(p, b, reverse=True), b))),
-        mistake("All first numbers come before all second ones. Those of one int32 belong side by "
-                "side.", "[..., n] -> [..., n, 32 / bits] -> `.flatten(-2)`.",
-                _refusing(lambda p, b: torch.cat(
-                    [(p >> s) & (2**b - 1) for s in range(0, 32, b)], -1))),
-        mistake("There are always eight numbers in an int32, in your code. There are 32 / bits.",
-                "`range(0, 32, bits)`.", _refusing(lambda p, b: _masked(_shifted(p, 4), 4))),
-        mistake("The numbers are right, and their dtype is not int32.", "`.to(torch.int32)`.",
-                *(_refusing(lambda p, b, t=t: _masked(_shifted(p, b), b).to(t))
-                  for t in (torch.uint8, torch.int64))),
+        mistake(
+            "The highest number of an int32 comes out negative: a shift to the right copies "
+            "the sign bit.",
+            "Shift first, then keep the lowest bits: `& (2**bits - 1)`.",
+            _refusing(lambda p, b: _shifted(p, b).flatten(-2)),
+            _refusing(lambda p, b: torch.fmod(_shifted(p, b), 2**b).flatten(-2)),
+        ),
+        mistake(
+            "A negative int32 loses its sign before it is cut up: all its bits change.",
+            "The bits are those of two's complement; `>>` and `&` work on them as they are.",
+            _refusing(lambda p, b: _masked(_shifted(p.abs(), b), b)),
+        ),
+        mistake(
+            "The first number is taken from the highest bits. It is in the lowest.",
+            "The first one needs no shift.",
+            _refusing(lambda p, b: _masked(_shifted(p, b, reverse=True), b)),
+        ),
+        mistake(
+            "All first numbers come before all second ones. Those of one int32 belong side by "
+            "side.",
+            "[..., n] -> [..., n, 32 / bits] -> `.flatten(-2)`.",
+            _refusing(lambda p, b: torch.cat([(p >> s) & (2**b - 1) for s in range(0, 32, b)], -1)),
+        ),
+        mistake(
+            "There are always eight numbers in an int32, in your code. There are 32 / bits.",
+            "`range(0, 32, bits)`.",
+            _refusing(lambda p, b: _masked(_shifted(p, 4), 4)),
+        ),
+        mistake(
+            "The numbers are right, and their dtype is not int32.",
+            "`.to(torch.int32)`.",
+            *(
+                _refusing(lambda p, b, t=t: _masked(_shifted(p, b), b).to(t))
+                for t in (torch.uint8, torch.int64)
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def tensors_differ(expected: Any, got: Any, names: tuple[str, ...]) -> tuple[str, str]:
@@ -144,8 +165,9 @@ def tensors_differ(expected: Any, got: Any, names: tuple[str, ...]) -> tuple[str
         if not isinstance(mine, Tensor):
             return name, f"`{name}` is a {type(mine).__name__}, not a tensor."
         if mine.shape != right.shape:
-            return name, (f"`{name}` has the shape {tuple(mine.shape)}; expected "
-                          f"{tuple(right.shape)}.")  # fmt: skip
+            return name, (
+                f"`{name}` has the shape {tuple(mine.shape)}; expected {tuple(right.shape)}."
+            )
         if mine.dtype != right.dtype:
             return name, f"`{name}` is {mine.dtype}; expected {right.dtype}."
         if not torch.equal(mine, right):

@@ -35,9 +35,11 @@ def main(folder: str, out: str, prompt: str) -> None:
     ids = torch.tensor([loaded.tokenizer.encode(prompt)])
     found["logits"] = model(ids).logits[0]
     text = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
         do_sample=False,
-    )  # fmt: skip
+    )
     found["text"] = text[0, ids.shape[1] :].clone()
     save_file(found, out)
 

@@ -114,30 +114,59 @@ READ_LAYER = Contract(
     passed="Right, in both formats, with act-order and without. Every reader of GPTQ files, on a "
     "GPU or not, computes these numbers.",
     clauses={
-        "returns": Clause("The weights are wrong. {says}",
-                          "Take one weight: its code, its group, that group's zero and scale."),
-        "refuses": Clause('A format that is neither "gptq" nor "gptq_v2" is refused with a '
-                          "ValueError: its tensors may mean something else.",
-                          "Look at `checkpoint_format` first."),
+        "returns": Clause(
+            "The weights are wrong. {says}",
+            "Take one weight: its code, its group, that group's zero and scale.",
+        ),
+        "refuses": Clause(
+            'A format that is neither "gptq" nor "gptq_v2" is refused with a '
+            "ValueError: its tensors may mean something else.",
+            "Look at `checkpoint_format` first.",
+        ),
     },
     mistakes=(
-        mistake('The format "gptq" stores zero - 1. You take it as it is: each weight is off by a '
-                "whole step.", 'Add 1, in "gptq" only.', _read("as stored"), _read("minus")),
-        mistake('You add 1 to the zeros of "gptq_v2", too. It stores them as they are.',
-                "Look at `checkpoint_format`.", _read("always")),
-        mistake("`g_idx` is not looked at: with act-order, groups are not neighbours.",
-                'Input i takes row `g_idx[i]` of zeros and scales.', _read("neighbours")),
-        mistake("The numbers of `qweight` come out in the wrong order. An int32 holds neighbouring "
-                "*inputs*: they belong side by side in the dimension of inputs.",
-                "Turn `qweight` first: [out, in / per]. Then unpack its last dimension.",
-                _read("rows in order")),
-        mistake("code - zero is below 0 for half of the weights, and uint8 has no numbers below 0.",
-                "Subtract as int32 or float32.", _read("uint8")),
-        mistake("The weights are not float32.", '`tensors["scales"].float()`, before you multiply.',
-                _read("half")),
-        mistake("The zero is a code: it is subtracted before the scale multiplies.",
-                "(code - zero) * scale.", _read("zero after")),
-        mistake("This is [in, out]. A linear layer's weight is [out, in].", "`.T`.",
-                _read("as stored in the file")),
+        mistake(
+            'The format "gptq" stores zero - 1. You take it as it is: each weight is off by a '
+            "whole step.",
+            'Add 1, in "gptq" only.',
+            _read("as stored"),
+            _read("minus"),
+        ),
+        mistake(
+            'You add 1 to the zeros of "gptq_v2", too. It stores them as they are.',
+            "Look at `checkpoint_format`.",
+            _read("always"),
+        ),
+        mistake(
+            "`g_idx` is not looked at: with act-order, groups are not neighbours.",
+            "Input i takes row `g_idx[i]` of zeros and scales.",
+            _read("neighbours"),
+        ),
+        mistake(
+            "The numbers of `qweight` come out in the wrong order. An int32 holds neighbouring "
+            "*inputs*: they belong side by side in the dimension of inputs.",
+            "Turn `qweight` first: [out, in / per]. Then unpack its last dimension.",
+            _read("rows in order"),
+        ),
+        mistake(
+            "code - zero is below 0 for half of the weights, and uint8 has no numbers below 0.",
+            "Subtract as int32 or float32.",
+            _read("uint8"),
+        ),
+        mistake(
+            "The weights are not float32.",
+            '`tensors["scales"].float()`, before you multiply.',
+            _read("half"),
+        ),
+        mistake(
+            "The zero is a code: it is subtracted before the scale multiplies.",
+            "(code - zero) * scale.",
+            _read("zero after"),
+        ),
+        mistake(
+            "This is [in, out]. A linear layer's weight is [out, in].",
+            "`.T`.",
+            _read("as stored in the file"),
+        ),
     ),
-)  # fmt: skip
+)

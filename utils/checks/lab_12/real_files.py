@@ -27,8 +27,15 @@ from utils.quant import rtn
 
 MakeCheckpoint = Callable[..., Any]
 BITS, GROUP_SIZE, NUM_BLOCKS = 4, 64, 2
-LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 PROMPT = "The capital of France is"
 READER_SECONDS, PATIENCE = 900, 2000
 
@@ -70,8 +77,12 @@ def read_independently(folder: Path) -> dict[str, Tensor]:
     ended = subprocess.run(
         [sys.executable, "-m", reader, str(folder), str(out), PROMPT],
         env=os.environ | {"PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=root, capture_output=True, text=True, timeout=READER_SECONDS, check=False,
-    )  # fmt: skip
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=READER_SECONDS,
+        check=False,
+    )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         raise Mismatch(
@@ -98,10 +109,12 @@ def read_by_gptqmodel(make_checkpoint: MakeCheckpoint) -> str:
     right = {layer: expected_weight(state[f"{layer}.weight"]) for layer in layers}
     for layer in layers:
         if layer not in read or not torch.equal(read[layer], right[layer]):
-            raise Mismatch("gptqmodel reads other weights from your file than were meant.",
-                           input=f"{given}; first in {layer}",
-                           expected="(code - zero) * scale in float16, to the bit",
-                           look="What is here that no small layer has: more rows?")  # fmt: skip
+            raise Mismatch(
+                "gptqmodel reads other weights from your file than were meant.",
+                input=f"{given}; first in {layer}",
+                expected="(code - zero) * scale in float16, to the bit",
+                look="What is here that no small layer has: more rows?",
+            )
     before, ours = (logits(weights) for weights in ({}, right))
     moved = float((ours - before).norm() / before.norm())
     apart = float((read["logits"] - ours).norm() / ours.norm())

@@ -49,15 +49,22 @@ def right_checkpoint(
         q = rtn(state[f"{layer}.weight"].float(), bits=bits, group_size=group_size, sym=False)
         parts = by_hand(q.q, q.zeros, q.scales, q.g_idx, bits, "gptq_v2")
         tensors |= {f"{layer}.{part}": tensor for part, tensor in parts.items()}
-    entry = {"quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": False,
-             "sym": False, "checkpoint_format": "gptq_v2"}  # fmt: skip
+    entry = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "desc_act": False,
+        "sym": False,
+        "checkpoint_format": "gptq_v2",
+    }
     return entry, tensors
 
 
 def _wrong(expected: Any, got: Any, given: Given) -> Fault | None:
     def fault(clause: str, says: str) -> Fault:
-        return Fault(clause, "", expected, got, says,
-                     words=("an entry, and the tensors of the file", says))  # fmt: skip
+        return Fault(
+            clause, "", expected, got, says, words=("an entry, and the tensors of the file", says)
+        )
 
     if (
         not isinstance(got, tuple | list)
@@ -68,8 +75,10 @@ def _wrong(expected: Any, got: Any, given: Given) -> Fault | None:
     entry, tensors = got
     for key, value in expected[0].items():
         if key not in entry or entry[key] != value:
-            return fault("entry", f'Expected "{key}": {value!r} in the entry, not '
-                         f"{entry.get(key, 'nothing')!r}.")  # fmt: skip
+            return fault(
+                "entry",
+                f'Expected "{key}": {value!r} in the entry, not {entry.get(key, "nothing")!r}.',
+            )
     if missing := sorted(expected[1].keys() - tensors.keys()):
         return fault("missing", f"`{missing[0]}` is missing.")
     if more := sorted(map(str, tensors.keys() - expected[1].keys())):
@@ -90,8 +99,11 @@ def _make(change: str = "") -> MakeCheckpoint:
         if change == "only packed":
             tensors = {n: t for n, t in tensors.items() if n not in state}
         if change == "biases are lost":
-            tensors = {n: t for n, t in tensors.items() if n.rpartition(".")[0] not in layers
-                       or not n.endswith(".bias")}  # fmt: skip
+            tensors = {
+                n: t
+                for n, t in tensors.items()
+                if n.rpartition(".")[0] not in layers or not n.endswith(".bias")
+            }
         if change == "symmetric":
             for layer in layers:
                 weight = state[f"{layer}.weight"].float()
@@ -110,25 +122,50 @@ CHECKPOINT = Contract(
     passed="",
     clauses={
         "form": Clause("{says}", "`return entry, tensors`"),
-        "entry": Clause("{says} A reader knows the tensors by the entry alone.",
-                        "The list of the contract."),
-        "missing": Clause("{says}", "All of `state` stays, but for the weights of `layers`; each "
-                          "of these becomes four tensors."),
-        "more": Clause("{says} A reader would load it, or stop at it.",
-                       "The weights of `layers` go, and only their four tensors come."),
-        "tensors": Clause("{says}", "rtn(weight.float(), bits=bits, group_size=group_size, "
-                          'sym=False), and `write_layer` with "gptq_v2".'),
+        "entry": Clause(
+            "{says} A reader knows the tensors by the entry alone.", "The list of the contract."
+        ),
+        "missing": Clause(
+            "{says}",
+            "All of `state` stays, but for the weights of `layers`; each "
+            "of these becomes four tensors.",
+        ),
+        "more": Clause(
+            "{says} A reader would load it, or stop at it.",
+            "The weights of `layers` go, and only their four tensors come.",
+        ),
+        "tensors": Clause(
+            "{says}",
+            "rtn(weight.float(), bits=bits, group_size=group_size, "
+            'sym=False), and `write_layer` with "gptq_v2".',
+        ),
     },
     mistakes=(
-        mistake("The weights in 16 bits are still there, beside their four tensors: the file has "
-                "grown.", "Leave them out.", _make("weights stay")),
-        mistake("Embedding, norms and the like are missing. They stay in 16 bits.",
-                "Begin with a copy of `state`.", _make("only packed")),
-        mistake("The biases of quantized layers are lost. They stay as they are.",
-                "Only `.weight` goes.", _make("biases are lost")),
-        mistake("Layers that are not in `layers` are quantized, too.", "Go through `layers`.",
-                _make("all linears")),
-        mistake("The grid is symmetric, and the entry says that it is not.", "`sym=False`.",
-                _make("symmetric")),
+        mistake(
+            "The weights in 16 bits are still there, beside their four tensors: the file has "
+            "grown.",
+            "Leave them out.",
+            _make("weights stay"),
+        ),
+        mistake(
+            "Embedding, norms and the like are missing. They stay in 16 bits.",
+            "Begin with a copy of `state`.",
+            _make("only packed"),
+        ),
+        mistake(
+            "The biases of quantized layers are lost. They stay as they are.",
+            "Only `.weight` goes.",
+            _make("biases are lost"),
+        ),
+        mistake(
+            "Layers that are not in `layers` are quantized, too.",
+            "Go through `layers`.",
+            _make("all linears"),
+        ),
+        mistake(
+            "The grid is symmetric, and the entry says that it is not.",
+            "`sym=False`.",
+            _make("symmetric"),
+        ),
     ),
-)  # fmt: skip
+)

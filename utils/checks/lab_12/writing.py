@@ -26,11 +26,35 @@ def draw_codes(c: Choices) -> Given:
     per, top = 32 // bits, 2**bits
     width, out, groups = per * c.size(1, 6), per * c.size(1, 4), c.size(1, 5)
     generator = torch.Generator().manual_seed(c.integer(0, 9999))
-    bad = "" if not c.rarely(2) else c.pick((
-        "code", "negative code", "zero", "no zero", "width", "out", "scale", "nan", "group",
-        "negative group", "format", "bits", "negative zero", "minus one", "odd scale",
-        "groups from 1", "bits", "code", "zero", "no zero", "no zero",
-    ))  # fmt: skip
+    bad = (
+        ""
+        if not c.rarely(2)
+        else c.pick(
+            (
+                "code",
+                "negative code",
+                "zero",
+                "no zero",
+                "width",
+                "out",
+                "scale",
+                "nan",
+                "group",
+                "negative group",
+                "format",
+                "bits",
+                "negative zero",
+                "minus one",
+                "odd scale",
+                "groups from 1",
+                "bits",
+                "code",
+                "zero",
+                "no zero",
+                "no zero",
+            )
+        )
+    )
     width -= (bad == "width") * c.pick((1, per // 2))
     out -= (bad == "out") * c.pick((1, per // 2))
     codes = torch.randint(0, top, (out, width), generator=generator)
@@ -101,8 +125,11 @@ def by_hand(
 
 def _wrong(expected: Tensors, got: Any, given: Given) -> Fault | None:
     name, says = tensors_differ(expected, got, PARTS)
-    return Fault(name or "form", "", expected, got, says,
-                 words=("the layer's four tensors", says)) if says else None  # fmt: skip
+    return (
+        Fault(name or "form", "", expected, got, says, words=("the layer's four tensors", says))
+        if says
+        else None
+    )
 
 
 def _tell(given: Given) -> str:
@@ -138,8 +165,9 @@ def _write(change: str = "") -> Callable[..., Any]:
             "zeros": bool(((stored < 0) | (z.long() >= top)).any()),
             "scales": not bool(s.half().isfinite().all()),
             "groups": bool(((g < 0) | (g >= s.shape[1])).any()),
-            "width": bool(c.shape[1] % (32 // bits)), "out": bool(c.shape[0] % (32 // bits)),
-        }  # fmt: skip
+            "width": bool(c.shape[1] % (32 // bits)),
+            "out": bool(c.shape[0] % (32 // bits)),
+        }
         if any(is_bad for name, is_bad in bad.items() if name != change and change != "nothing"):
             raise ValueError("cannot be stored")
         qweight = pack(c.T, bits) if change == "along out" else pack(c, bits).T
@@ -162,36 +190,68 @@ WRITE_LAYER = Contract(
     "reader can misread it.",
     clauses={
         "form": Clause("{says}", "A dict with qweight, qzeros, scales and g_idx."),
-        "qweight": Clause("{says}", "[in / per, out] in int32: an int32 holds neighbouring inputs "
-                          "of one output, the first one in the lowest bits."),
-        "qzeros": Clause("{says}", "[groups, out / per] in int32: an int32 holds the zeros of "
-                         "neighbouring outputs."),
+        "qweight": Clause(
+            "{says}",
+            "[in / per, out] in int32: an int32 holds neighbouring inputs "
+            "of one output, the first one in the lowest bits.",
+        ),
+        "qzeros": Clause(
+            "{says}",
+            "[groups, out / per] in int32: an int32 holds the zeros of neighbouring outputs.",
+        ),
         "scales": Clause("{says}", "[groups, out] in float16."),
         "g_idx": Clause("{says}", "[in] in int32."),
-        "refuses": Clause("This cannot be stored, and must be refused with a ValueError.",
-                          "Go through the list of the contract: codes, zeros, scales, groups, "
-                          "sizes, bits, format."),
+        "refuses": Clause(
+            "This cannot be stored, and must be refused with a ValueError.",
+            "Go through the list of the contract: codes, zeros, scales, groups, "
+            "sizes, bits, format.",
+        ),
     },
     mistakes=(
         mistake("A code out of range is not refused.", "0 to 2^bits - 1.", _write("codes")),
-        mistake("A zero out of range is not refused.",
-                'And in the format "gptq" a zero of 0 would be stored as -1.', _write("zeros")),
-        mistake("A scale that is infinite in float16, or no number, is not refused.",
-                "`torch.isfinite` of what you store.", _write("scales")),
-        mistake("A group that does not exist is not refused.", "0 to groups - 1.",
-                _write("groups")),
-        mistake("Nothing is refused.", "Each line of the list is an `if` and a `raise`.",
-                _write("nothing")),
-        mistake('The format "gptq" stores zero - 1. Yours stores the zero.', "Every reader adds 1.",
-                _write("as they are")),
-        mistake('You store zero - 1 in both formats; "gptq_v2" stores the zero.',
-                "Look at `checkpoint_format`.", _write("always")),
-        mistake("Large int32 are cut off. A field that reaches the sign bit makes the number "
-                "negative.", "int64 to int32 with `.to(torch.int32)` keeps the low 32 bits.",
-                _write("clamped")),
-        mistake("The first number is in the highest bits. It belongs into the lowest.",
-                "The first one is not shifted.", _write("highest first")),
-        mistake("`qweight` packs neighbouring outputs, as AWQ does. In GPTQ an int32 holds "
-                "neighbouring inputs of one output.", "[in / per, out].", _write("along out")),
+        mistake(
+            "A zero out of range is not refused.",
+            'And in the format "gptq" a zero of 0 would be stored as -1.',
+            _write("zeros"),
+        ),
+        mistake(
+            "A scale that is infinite in float16, or no number, is not refused.",
+            "`torch.isfinite` of what you store.",
+            _write("scales"),
+        ),
+        mistake(
+            "A group that does not exist is not refused.", "0 to groups - 1.", _write("groups")
+        ),
+        mistake(
+            "Nothing is refused.",
+            "Each line of the list is an `if` and a `raise`.",
+            _write("nothing"),
+        ),
+        mistake(
+            'The format "gptq" stores zero - 1. Yours stores the zero.',
+            "Every reader adds 1.",
+            _write("as they are"),
+        ),
+        mistake(
+            'You store zero - 1 in both formats; "gptq_v2" stores the zero.',
+            "Look at `checkpoint_format`.",
+            _write("always"),
+        ),
+        mistake(
+            "Large int32 are cut off. A field that reaches the sign bit makes the number negative.",
+            "int64 to int32 with `.to(torch.int32)` keeps the low 32 bits.",
+            _write("clamped"),
+        ),
+        mistake(
+            "The first number is in the highest bits. It belongs into the lowest.",
+            "The first one is not shifted.",
+            _write("highest first"),
+        ),
+        mistake(
+            "`qweight` packs neighbouring outputs, as AWQ does. In GPTQ an int32 holds "
+            "neighbouring inputs of one output.",
+            "[in / per, out].",
+            _write("along out"),
+        ),
     ),
-)  # fmt: skip
+)

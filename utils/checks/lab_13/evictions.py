@@ -34,10 +34,18 @@ def found_by_manager(prompts: list[list[int]], block_size: int, num_blocks: int)
 
 
 def _replay(
-    prompts: list[list[int]], size: int, num_blocks: int, *, tail_first: bool = True,
-    move_hits: bool = True, held: bool = True, partial: str = "front", newest: bool = False,
-    chained: bool = True, reset: bool = False,
-) -> list[int]:  # fmt: skip
+    prompts: list[list[int]],
+    size: int,
+    num_blocks: int,
+    *,
+    tail_first: bool = True,
+    move_hits: bool = True,
+    held: bool = True,
+    partial: str = "front",
+    newest: bool = False,
+    chained: bool = True,
+    reset: bool = False,
+) -> list[int]:
     """A queue of blocks with a switch for each known mistake; never the oracle."""
     free = deque[tuple[int, ...] | None]([None] * num_blocks)
     found = []
@@ -88,12 +96,15 @@ def _passed(answer: Rule) -> Passed:
     return Passed(
         "Right on 300 lists of prompts; the engine's own block manager decides the same. The "
         "picture: 3 blocks of 4 tokens.",
-        found_blocks(prompts, 4, want), "Prompts in blocks, and which of them were found.",
-    )  # fmt: skip
+        found_blocks(prompts, 4, want),
+        "Prompts in blocks, and which of them were found.",
+    )
 
 
-_BACK = "When a prompt ends, its last block that is not full goes to the front of the queue, and " \
-        "its full blocks to the back, the last one first."  # fmt: skip
+_BACK = (
+    "When a prompt ends, its last block that is not full goes to the front of the queue, and "
+    "its full blocks to the back, the last one first."
+)
 
 PREDICT_WITH_EVICTION = Contract(
     inputs=draw_bounded,
@@ -106,33 +117,61 @@ PREDICT_WITH_EVICTION = Contract(
         "changes": Clause("Your function changes the prompts it was given."),
     },
     mistakes=(
-        mistake("Nothing is ever evicted. This cache has no room for everything.",
-                "Take the blocks that a prompt needs and does not find from the front of the "
-                "queue; what they held is gone.",
-                lambda prompts, size, n: found_tokens([(None, p) for p in prompts], size)),
-        mistake("The head of a prompt is evicted before its tail. Then nothing of the rest can be "
-                "found.", _BACK, _with(tail_first=False)),
-        mistake("A hit does not count as a use. That is first in, first out (FIFO): a prefix that "
-                "everybody uses is evicted because it is old.",
-                "Take hits out of the queue when the prompt starts. They go to the back when it "
-                "ends.", _with(move_hits=False)),
-        mistake("Hits stay in the queue while they are used, so they can be evicted by the very "
-                "prompt that found them.", "Take all hits out of the queue before you take new "
-                "blocks.", _with(held=False)),
-        mistake("The block that is not full goes to the back, so a useful block is evicted in its "
-                "place.", _BACK, _with(partial="before"), _with(partial="after")),
-        mistake("The block that was used last is evicted first, so only the prompt just before can "
-                "be found.", "`popleft` takes the front; the least recently used block is there. "
-                "What was not handed out again is still in the queue.",
-                _with(newest=True), _with(reset=True)),
-        mistake("You count blocks; expected tokens.", "Multiply by `block_size`.",
-                lambda prompts, size, n: [
-                    k // size for k in found_by_manager(prompts, size, n)]),
-        mistake("The last block of a prompt, which is not full, needs a block, too. You take one "
-                "too few, or have one too many in the cache.",
-                "`len(prompt) // block_size` full blocks, and one more.", _with(partial="none")),
-        mistake("Blocks are compared without what comes before them. Equal tokens behind another "
-                "prefix have other keys and values.",
-                "Compare beginnings of the prompt: `tuple(prompt[:end])`.", _with(chained=False)),
+        mistake(
+            "Nothing is ever evicted. This cache has no room for everything.",
+            "Take the blocks that a prompt needs and does not find from the front of the "
+            "queue; what they held is gone.",
+            lambda prompts, size, n: found_tokens([(None, p) for p in prompts], size),
+        ),
+        mistake(
+            "The head of a prompt is evicted before its tail. Then nothing of the rest can be "
+            "found.",
+            _BACK,
+            _with(tail_first=False),
+        ),
+        mistake(
+            "A hit does not count as a use. That is first in, first out (FIFO): a prefix that "
+            "everybody uses is evicted because it is old.",
+            "Take hits out of the queue when the prompt starts. They go to the back when it ends.",
+            _with(move_hits=False),
+        ),
+        mistake(
+            "Hits stay in the queue while they are used, so they can be evicted by the very "
+            "prompt that found them.",
+            "Take all hits out of the queue before you take new blocks.",
+            _with(held=False),
+        ),
+        mistake(
+            "The block that is not full goes to the back, so a useful block is evicted in its "
+            "place.",
+            _BACK,
+            _with(partial="before"),
+            _with(partial="after"),
+        ),
+        mistake(
+            "The block that was used last is evicted first, so only the prompt just before can "
+            "be found.",
+            "`popleft` takes the front; the least recently used block is there. "
+            "What was not handed out again is still in the queue.",
+            _with(newest=True),
+            _with(reset=True),
+        ),
+        mistake(
+            "You count blocks; expected tokens.",
+            "Multiply by `block_size`.",
+            lambda prompts, size, n: [k // size for k in found_by_manager(prompts, size, n)],
+        ),
+        mistake(
+            "The last block of a prompt, which is not full, needs a block, too. You take one "
+            "too few, or have one too many in the cache.",
+            "`len(prompt) // block_size` full blocks, and one more.",
+            _with(partial="none"),
+        ),
+        mistake(
+            "Blocks are compared without what comes before them. Equal tokens behind another "
+            "prefix have other keys and values.",
+            "Compare beginnings of the prompt: `tuple(prompt[:end])`.",
+            _with(chained=False),
+        ),
     ),
-)  # fmt: skip
+)

@@ -10,9 +10,16 @@ from utils.checks.lab_13.prompts import common, draw_prompts, wrong_counts
 
 Request = tuple[str | None, list[int]]
 SALTS: tuple[tuple[str | None, ...], ...] = (
-    (None,), (None, "x"), (None, "None"), ("x", "y"), (None, "x", "y"), ("x", "X"), ("1", "11"),
-    (None, "0", "x", "x "), ("a long name, number 1", "a long name, number 2"),
-)  # fmt: skip
+    (None,),
+    (None, "x"),
+    (None, "None"),
+    ("x", "y"),
+    (None, "x", "y"),
+    ("x", "X"),
+    ("1", "11"),
+    (None, "0", "x", "x "),
+    ("a long name, number 1", "a long name, number 2"),
+)
 
 
 def draw_requests(c: Choices) -> Given:
@@ -22,16 +29,17 @@ def draw_requests(c: Choices) -> Given:
 
 
 def _found(
-    requests: list[Request], size: int, *, salt: Callable[[Any], Any] = lambda salt: salt,
-    public: bool = False, left: int = 1,
-) -> list[int]:  # fmt: skip
+    requests: list[Request],
+    size: int,
+    *,
+    salt: Callable[[Any], Any] = lambda salt: salt,
+    public: bool = False,
+    left: int = 1,
+) -> list[int]:
     """Brute force, with switches for known mistakes: tokens shared, before they are rounded."""
     shared = []
     for i, (mine, prompt) in enumerate(requests):
-        earlier = [
-            p for s, p in requests[:i]
-            if salt(s) == salt(mine) or (public and s is None)
-        ]  # fmt: skip
+        earlier = [p for s, p in requests[:i] if salt(s) == salt(mine) or (public and s is None)]
         longest = max((common(prompt, p) for p in earlier), default=0)
         shared.append(min(longest, len(prompt) - left))
     return shared
@@ -82,29 +90,61 @@ PREDICT_CACHED_TOKENS = Contract(
         "changes": Clause("Your function changes the requests it was given."),
     },
     mistakes=(
-        mistake("The salt is ignored: a tenant finds what another tenant has sent.", _SALT,
-                _rounded(salt=lambda salt: 0)),
-        mistake("No salt is taken for the word \"None\". A tenant can have that name.", _SALT,
-                _rounded(salt=str)),
-        mistake("Requests without a salt find nothing. They share with each other.", _SALT,
-                lambda requests, size: [n if salt else 0 for n, (salt, _) in zip(
-                    found_tokens(requests, size), requests, strict=True)]),
-        mistake("A request with a salt finds blocks of requests without one. A salt closes it off "
-                "from everybody else.", _SALT, _rounded(public=True)),
-        mistake("A prompt that is found as a whole leaves no token to compute. Without one, vLLM "
-                "would have nothing to sample from.", _ROUND, _rounded(left=0)),
-        mistake("The rounding comes too early. When the last token must be computed, its whole "
-                "block is.", _ROUND,
-                lambda requests, size: [min(n, len(p) - 1) for n, (_, p) in zip(
-                    _rounded(left=0)(requests, size), requests, strict=True)]),
+        mistake(
+            "The salt is ignored: a tenant finds what another tenant has sent.",
+            _SALT,
+            _rounded(salt=lambda salt: 0),
+        ),
+        mistake(
+            'No salt is taken for the word "None". A tenant can have that name.',
+            _SALT,
+            _rounded(salt=str),
+        ),
+        mistake(
+            "Requests without a salt find nothing. They share with each other.",
+            _SALT,
+            lambda requests, size: [
+                n if salt else 0
+                for n, (salt, _) in zip(found_tokens(requests, size), requests, strict=True)
+            ],
+        ),
+        mistake(
+            "A request with a salt finds blocks of requests without one. A salt closes it off "
+            "from everybody else.",
+            _SALT,
+            _rounded(public=True),
+        ),
+        mistake(
+            "A prompt that is found as a whole leaves no token to compute. Without one, vLLM "
+            "would have nothing to sample from.",
+            _ROUND,
+            _rounded(left=0),
+        ),
+        mistake(
+            "The rounding comes too early. When the last token must be computed, its whole "
+            "block is.",
+            _ROUND,
+            lambda requests, size: [
+                min(n, len(p) - 1)
+                for n, (_, p) in zip(_rounded(left=0)(requests, size), requests, strict=True)
+            ],
+        ),
         mistake("You count single tokens. Only full blocks are found.", _ROUND, _found),
-        mistake("You count blocks; expected tokens.", "Multiply by `block_size`.",
-                lambda requests, size: [n // size for n in _found(requests, size)]),
-        mistake("Blocks are compared without what comes before them. Equal tokens behind another "
-                "prefix have other keys and values.", "Compare prefixes, from the first token on.",
-                _without_chain),
-        mistake("The first request finds itself. Only *earlier* requests are in the cache.",
-                "Look a request up first, then remember it.",
-                lambda requests, size: [(len(p) - 1) // size * size for _, p in requests]),
+        mistake(
+            "You count blocks; expected tokens.",
+            "Multiply by `block_size`.",
+            lambda requests, size: [n // size for n in _found(requests, size)],
+        ),
+        mistake(
+            "Blocks are compared without what comes before them. Equal tokens behind another "
+            "prefix have other keys and values.",
+            "Compare prefixes, from the first token on.",
+            _without_chain,
+        ),
+        mistake(
+            "The first request finds itself. Only *earlier* requests are in the cache.",
+            "Look a request up first, then remember it.",
+            lambda requests, size: [(len(p) - 1) // size * size for _, p in requests],
+        ),
     ),
-)  # fmt: skip
+)

@@ -61,11 +61,17 @@ def distinct_texts(parts: Parts) -> dict[str, int]:
 def _wrong_names(expected: dict[str, int], got: Any, given: Given) -> Fault | None:
     if got is None or not isinstance(got, list):
         says = "Is the `return` missing?" if got is None else "Expected a list of names."
-        return Fault("returns", "", list(expected), got, f"Your function returned "
-                     f"{describe(got)}. {says}")  # fmt: skip
+        return Fault(
+            "returns", "", list(expected), got, f"Your function returned {describe(got)}. {says}"
+        )
     if not all(isinstance(name, str) for name in got):
-        return Fault("returns", "", list(expected), got, f"Your function returned "
-                     f"{describe(got)}; expected a list of names.")  # fmt: skip
+        return Fault(
+            "returns",
+            "",
+            list(expected),
+            got,
+            f"Your function returned {describe(got)}; expected a list of names.",
+        )
     if sorted(got) != sorted(expected):
         return Fault("returns", "", list(expected), got, "The list must hold each name once.")
     counts = [expected[name] for name in got]
@@ -93,9 +99,10 @@ _LENGTH = (
 def _passed_parts(answer: Callable[[Any], list[str]]) -> str:
     ids = [f"{n * 919 % 1000:03d} is the request. " for n in range(6)]
     parts = {
-        "id": ids, "tenant": ["tenant: Keller AG."] * 3 + ["tenant: Brun & Co."] * 3,
+        "id": ids,
+        "tenant": ["tenant: Keller AG."] * 3 + ["tenant: Brun & Co."] * 3,
         "rules": ["Answer in one line of JSON."] * 6,
-    }  # fmt: skip
+    }
 
     def found(names: Sequence[str]) -> int:
         prompts = [[ord(c) for n in names for c in parts[n][i]] for i in range(6)]
@@ -115,29 +122,51 @@ ORDER_PARTS = Contract(
     examples=200,
     tell=lambda given: "\n".join(f"{n}: {v}" for n, v in given.args[0].items()) or "no parts",
     clauses={
-        "order": Clause("A part that takes more different values stands in front of one that takes "
-                        "fewer.", _COUNT),
+        "order": Clause(
+            "A part that takes more different values stands in front of one that takes fewer.",
+            _COUNT,
+        ),
         "changes": Clause("Your function changes the dictionary it was given."),
     },
     mistakes=(
         mistake("The order is left as it was.", _COUNT, lambda parts: list(parts)),
-        mistake("What changes most comes first: nothing behind it can be shared.", _COUNT,
-                _by(lambda texts: -len(set(texts)))),
-        mistake(f"The shortest part comes first, {_LENGTH}", _COUNT,
-                _by(lambda texts: max(map(len, texts))), _by(lambda texts: len(texts[0]))),
-        mistake(f"The longest part comes first, {_LENGTH}", _COUNT,
-                _by(lambda texts: -max(map(len, texts))), _by(lambda texts: -len(texts[0]))),
+        mistake(
+            "What changes most comes first: nothing behind it can be shared.",
+            _COUNT,
+            _by(lambda texts: -len(set(texts))),
+        ),
+        mistake(
+            f"The shortest part comes first, {_LENGTH}",
+            _COUNT,
+            _by(lambda texts: max(map(len, texts))),
+            _by(lambda texts: len(texts[0])),
+        ),
+        mistake(
+            f"The longest part comes first, {_LENGTH}",
+            _COUNT,
+            _by(lambda texts: -max(map(len, texts))),
+            _by(lambda texts: -len(texts[0])),
+        ),
         mistake("The parts are sorted by their names.", _COUNT, lambda parts: sorted(parts)),
-        mistake("You count how often a part changes from one request to the next. But the cache "
-                "keeps all texts: a text that comes back later is found again.", _COUNT,
-                _by(lambda texts: sum(a != b for a, b in itertools.pairwise(texts)))),
-        mistake("You look at each part's most frequent text only.", _COUNT,
-                _by(lambda texts: -max(map(texts.count, texts)))),
-        mistake("Parts that change a little are treated like parts that change with each request. "
-                "A tenant's part is shared within the tenant.", _COUNT,
-                _by(lambda texts: len(set(texts)) > 1)),
+        mistake(
+            "You count how often a part changes from one request to the next. But the cache "
+            "keeps all texts: a text that comes back later is found again.",
+            _COUNT,
+            _by(lambda texts: sum(a != b for a, b in itertools.pairwise(texts))),
+        ),
+        mistake(
+            "You look at each part's most frequent text only.",
+            _COUNT,
+            _by(lambda texts: -max(map(texts.count, texts))),
+        ),
+        mistake(
+            "Parts that change a little are treated like parts that change with each request. "
+            "A tenant's part is shared within the tenant.",
+            _COUNT,
+            _by(lambda texts: len(set(texts)) > 1),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 4
 
@@ -154,16 +183,32 @@ def _wrong_places(expected: int, got: Any, given: Given) -> Fault | None:
     (prompts,) = given.args
     each = f"0 to {expected - 1}, each once"
     if isinstance(got, list) and any(isinstance(item, list) for item in got):
-        return Fault("returns", "", each, got, "You return the prompts. Expected their places in "
-                     "the list, so that the answers can be brought back into order.",
-                     "`sorted(range(len(prompts)), key=...)`.")  # fmt: skip
+        return Fault(
+            "returns",
+            "",
+            each,
+            got,
+            "You return the prompts. Expected their places in "
+            "the list, so that the answers can be brought back into order.",
+            "`sorted(range(len(prompts)), key=...)`.",
+        )
     if not isinstance(got, list) or not all(isinstance(place, Integral) for place in got):
         missing = " Is the `return` missing?" if got is None else ""
-        return Fault("returns", "", each, got, f"Your function returned {describe(got)}; expected "
-                     f"a list of ints.{missing}")  # fmt: skip
+        return Fault(
+            "returns",
+            "",
+            each,
+            got,
+            f"Your function returned {describe(got)}; expected a list of ints.{missing}",
+        )
     if sorted(got) != list(range(expected)):
-        return Fault("returns", "", each, got, "Each place must occur once, or a customer gets no "
-                     "answer, or two.")  # fmt: skip
+        return Fault(
+            "returns",
+            "",
+            each,
+            got,
+            "Each place must occur once, or a customer gets no answer, or two.",
+        )
     for sent in range(1, len(got)):
         place, before = got[sent], got[sent - 1]
         most = len(prompts[place]) - 1
@@ -206,21 +251,35 @@ ORDER_REQUESTS = Contract(
     tell=lambda given: f"{len(given.args[0])} prompts: {given.args[0]}",
     clauses={
         "order": Clause("Prompts that share a beginning are not next to each other.", _SORT),
-        "changes": Clause("Your function changes the list it was given.",
-                          "`sorted` makes a new list; `.sort()` does not."),
+        "changes": Clause(
+            "Your function changes the list it was given.",
+            "`sorted` makes a new list; `.sort()` does not.",
+        ),
     },
     mistakes=(
         mistake("The order is left as it was.", _SORT, lambda prompts: list(range(len(prompts)))),
-        mistake("Only the first token decides. Behind it, prompts differ as well.", _SORT,
-                _sorted_by(lambda prompt: prompt[0])),
+        mistake(
+            "Only the first token decides. Behind it, prompts differ as well.",
+            _SORT,
+            _sorted_by(lambda prompt: prompt[0]),
+        ),
         mistake("The prompts are sorted by their length.", _SORT, _sorted_by(len)),
-        mistake("The prompts are sorted from their ends. Only what stands in front is shared.",
-                _SORT, _sorted_by(lambda prompt: prompt[-1]),
-                _sorted_by(lambda prompt: prompt[::-1])),
-        mistake("The tokens are compared without their order.", _SORT,
-                _sorted_by(sorted), _sorted_by(sum)),
-        mistake("Equal prompts get the same place. Each place must occur once.",
-                "`sorted(range(len(prompts)), key=...)` sorts the places themselves.",
-                lambda prompts: [prompts.index(prompt) for prompt in sorted(prompts)]),
+        mistake(
+            "The prompts are sorted from their ends. Only what stands in front is shared.",
+            _SORT,
+            _sorted_by(lambda prompt: prompt[-1]),
+            _sorted_by(lambda prompt: prompt[::-1]),
+        ),
+        mistake(
+            "The tokens are compared without their order.",
+            _SORT,
+            _sorted_by(sorted),
+            _sorted_by(sum),
+        ),
+        mistake(
+            "Equal prompts get the same place. Each place must occur once.",
+            "`sorted(range(len(prompts)), key=...)` sorts the places themselves.",
+            lambda prompts: [prompts.index(prompt) for prompt in sorted(prompts)],
+        ),
     ),
-)  # fmt: skip
+)

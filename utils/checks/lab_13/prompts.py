@@ -78,6 +78,10 @@ def wrong_counts(
         i = next(i for i, (n, m) in enumerate(zip(expected, got, strict=True)) if difference(n, m))
         says = f"Prompt {i} finds {expected[i]} of its tokens, not {got[i]}."
     return Fault(
-        "returns", "", expected, got, says or "Expected whole numbers.",
+        "returns",
+        "",
+        expected,
+        got,
+        says or "Expected whole numbers.",
         picture=lambda: (found_blocks(prompts, block_size, expected, got), ALT),
-    )  # fmt: skip
+    )

@@ -63,8 +63,9 @@ def salted_requests() -> list[Request]:
     tokenizer = load_tokenizer(BUNDLED)
     texts = tokenizer.apply_chat_template(
         [example.messages() for example in generate("held_out", 6)],
-        tokenize=False, add_generation_prompt=True,
-    )  # fmt: skip
+        tokenize=False,
+        add_generation_prompt=True,
+    )
     salts = (None, None, None, "clinic", "clinic", None)
     return [
         (salt, tokenizer.encode(text, add_special_tokens=False))
@@ -129,10 +130,12 @@ def _on_real_prompts(parts: Parts, which: int, items: Sequence[Any], *rest: int)
         input=f"{len(left)} of the prompts of exercise 8, of {lengths} tokens"
         + (f"; the other arguments: {', '.join(map(str, rest))}" if rest else ""),
         expected=(wrong.words or (describe(wrong.expected), ""))[0],
-        got=(wrong.words or ("", wrong.got.says if isinstance(wrong.got, Raised)
-                             else describe(wrong.got)))[1],
+        got=(
+            wrong.words
+            or ("", wrong.got.says if isinstance(wrong.got, Raised) else describe(wrong.got))
+        )[1],
         look=wrong.look or "Does it use the arguments that it is given, and nothing else?",
-    )  # fmt: skip
+    )
 
 
 def against_our_engine(parts: Parts) -> None:
@@ -172,19 +175,26 @@ def against_vllm(parts: Parts) -> Passed:
             raise Mismatch(
                 "`hit_rate` reads something else from vLLM's metrics.",
                 input="the lines of the prefix cache, before and after 18 prompts:\n"
-                + _cache_lines(counted.before) + "\n\n" + _cache_lines(counted.after),
-                expected=f"{want:.4f}", got=describe(rate),
-            )  # fmt: skip
+                + _cache_lines(counted.before)
+                + "\n\n"
+                + _cache_lines(counted.after),
+                expected=f"{want:.4f}",
+                got=describe(rate),
+            )
         rates.append(rate)
     return Passed(
         "Your predictions are vLLM's counters, exactly: six customers with and without salts "
         f"({sum(customers.found)} tokens found), and 18 prompts of six tenants in a cache that is "
         f"too small for them. Taking turns, {rates[0]:.0%} of the tokens are found; in your order, "
         f"{rates[1]:.0%}. Your `hit_rate` read both from vLLM's metrics.",
-        found_blocks([p for _, p in requests], BLOCK_SIZE, customers.found,
-                     names=[salt or "no salt" for salt, _ in requests]),
+        found_blocks(
+            [p for _, p in requests],
+            BLOCK_SIZE,
+            customers.found,
+            names=[salt or "no salt" for salt, _ in requests],
+        ),
         "The customers' prompts in blocks, and which of them vLLM found.",
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -193,9 +203,10 @@ def vllm_count(order: tuple[int, ...]) -> tuple[Counted, Counted, Counted]:
     prompts = tenant_prompts()
     share = 0.3 if torch.cuda.is_available() else 0.0  # others may use the GPU as well
     dtype = "float16" if share else "bfloat16"
-    arguments = EngineSettings(
-        dtype, MAX_MODEL_LEN, gpu_memory_utilization=share
-    ).arguments() | {"block_size": BLOCK_SIZE, "enforce_eager": True}  # fmt: skip
+    arguments = EngineSettings(dtype, MAX_MODEL_LEN, gpu_memory_utilization=share).arguments() | {
+        "block_size": BLOCK_SIZE,
+        "enforce_eager": True,
+    }
     with VllmSession() as vllm:
         # vLLM keeps one block for itself.
         vllm.start(resolve_model(BUNDLED), num_gpu_blocks_override=NUM_BLOCKS + 1, **arguments)
@@ -229,5 +240,9 @@ def _cache_lines(text: str) -> str:
 
 def _must_equal(who: str, predicted: list[int], counted: list[int], given: str) -> None:
     if list(predicted) != counted:
-        raise Mismatch(f"{who} counted something else.", input=given, expected=f"`{counted}`",
-                       got=f"`{predicted}`")  # fmt: skip
+        raise Mismatch(
+            f"{who} counted something else.",
+            input=given,
+            expected=f"`{counted}`",
+            got=f"`{predicted}`",
+        )

@@ -50,9 +50,11 @@ def _counts(c: Choices) -> tuple[list[int], list[int]]:
         after = [queries * c.integer(0, 39) // 40, hits * c.integer(0, 39) // 40]
     else:
         after = {
-            "grows": [queries + more, hits + found], "same": [queries, hits],
-            "restarted at 0": [0, 0], "one line restarted": [queries + more, hits // 2],
-        }[change]  # fmt: skip
+            "grows": [queries + more, hits + found],
+            "same": [queries, hits],
+            "restarted at 0": [0, 0],
+            "one line restarted": [queries + more, hits // 2],
+        }[change]
     return [queries, hits], after
 
 
@@ -130,9 +132,13 @@ def _restart(old: float, new: float) -> float:
 
 
 def _rate(
-    change: Callable[[float, float], float] = _restart, idle: Any = None, times: float = 1.0,
-    fits: Callable[[str], bool] = _exactly, only_known: bool = False, summed_first: bool = False,
-) -> Callable[[str, str], Any]:  # fmt: skip
+    change: Callable[[float, float], float] = _restart,
+    idle: Any = None,
+    times: float = 1.0,
+    fits: Callable[[str], bool] = _exactly,
+    only_known: bool = False,
+    summed_first: bool = False,
+) -> Callable[[str, str], Any]:
     def rate(before: str, after: str) -> Any:
         totals = []
         for what in ("hits", "queries"):
@@ -167,33 +173,63 @@ HIT_RATE = Contract(
     tell=lambda given: "before\n{}\nafter\n{}".format(*(text or "(empty)" for text in given.args)),
     passed="Right on 400 pairs of scrapes: several engines and models, restarts, lines that come "
     "and go, and times in which nobody asked.",
-    clauses={
-        "returns": Clause("The rate is wrong. {says}", f"{_DELTA} {_SERIES} {_RESET}"),
-    },
+    clauses={"returns": Clause("The rate is wrong. {says}", f"{_DELTA} {_SERIES} {_RESET}")},
     mistakes=(
-        mistake("That is the rate since the server was started, not between the two scrapes.",
-                _DELTA, _rate(change=lambda old, new: new), _since_the_start),
-        mistake("When nothing was asked, you return 0. That looks like a cache that finds nothing, "
-                "and somebody will be called at night.", _IDLE, _rate(idle=0.0)),
-        mistake("A server was restarted, and its counters began at 0 again. Your increase is "
-                "negative.", _RESET, _rate(change=lambda old, new: new - old),
-                _rate(change=lambda old, new: new - old, summed_first=True)),
-        mistake("What a restarted server has counted since is thrown away.", _RESET,
-                _rate(change=lambda old, new: max(0.0, new - old))),
-        mistake("After a restart you take the difference without its sign. It tells nothing.",
-                _RESET, _rate(change=lambda old, new: abs(new - old))),
-        mistake("The engines are summed before the restart is looked for. One engine's growth then "
-                "hides the other one's restart.", _SERIES, _rate(summed_first=True)),
-        mistake("An engine that was not there before is left out.",
-                "What is missing in the first scrape was 0.", _rate(only_known=True)),
-        mistake("That is percent; expected a share from 0 to 1.", "hits / queries",
-                _rate(times=100.0)),
-        mistake("The counters of the *external* cache are counted as well.",
-                "The name must match from its first letter: a line *starts with* it.",
-                _rate(fits=lambda series: "prefix_cache_" in series and "_total{" in series)),
-        mistake("Lines that end in `_created` are counted as well. They hold a time, not tokens.",
-                "A line *starts with* `vllm:prefix_cache_hits_total{`, brace included.",
-                _rate(fits=lambda series: series.startswith(
-                    ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")))),
+        mistake(
+            "That is the rate since the server was started, not between the two scrapes.",
+            _DELTA,
+            _rate(change=lambda old, new: new),
+            _since_the_start,
+        ),
+        mistake(
+            "When nothing was asked, you return 0. That looks like a cache that finds nothing, "
+            "and somebody will be called at night.",
+            _IDLE,
+            _rate(idle=0.0),
+        ),
+        mistake(
+            "A server was restarted, and its counters began at 0 again. Your increase is negative.",
+            _RESET,
+            _rate(change=lambda old, new: new - old),
+            _rate(change=lambda old, new: new - old, summed_first=True),
+        ),
+        mistake(
+            "What a restarted server has counted since is thrown away.",
+            _RESET,
+            _rate(change=lambda old, new: max(0.0, new - old)),
+        ),
+        mistake(
+            "After a restart you take the difference without its sign. It tells nothing.",
+            _RESET,
+            _rate(change=lambda old, new: abs(new - old)),
+        ),
+        mistake(
+            "The engines are summed before the restart is looked for. One engine's growth then "
+            "hides the other one's restart.",
+            _SERIES,
+            _rate(summed_first=True),
+        ),
+        mistake(
+            "An engine that was not there before is left out.",
+            "What is missing in the first scrape was 0.",
+            _rate(only_known=True),
+        ),
+        mistake(
+            "That is percent; expected a share from 0 to 1.", "hits / queries", _rate(times=100.0)
+        ),
+        mistake(
+            "The counters of the *external* cache are counted as well.",
+            "The name must match from its first letter: a line *starts with* it.",
+            _rate(fits=lambda series: "prefix_cache_" in series and "_total{" in series),
+        ),
+        mistake(
+            "Lines that end in `_created` are counted as well. They hold a time, not tokens.",
+            "A line *starts with* `vllm:prefix_cache_hits_total{`, brace included.",
+            _rate(
+                fits=lambda series: series.startswith(
+                    ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")
+                )
+            ),
+        ),
     ),
-)  # fmt: skip
+)

@@ -53,9 +53,13 @@ def draw_day(c: Choices) -> Day:
     at = sizes[c.integer(0, len(sizes) - 1)] if sizes else 1
     reached = sum(gains[size] for size in sizes if size <= at)
     target = {
-        "all of it": total, "reached": reached, "between": max(0, reached - c.integer(0, 3)),
-        "none": 0, "too much": 10 * total + 7, "nearly too much": total + 1,
-    }[kind]  # fmt: skip
+        "all of it": total,
+        "reached": reached,
+        "between": max(0, reached - c.integer(0, 3)),
+        "none": 0,
+        "too much": 10 * total + 7,
+        "nearly too much": total + 1,
+    }[kind]
     return Day(most, target, gains)
 
 
@@ -127,8 +131,10 @@ def _only_doubled(hits_with: Callable[[int], int], target: int, most: int) -> in
     return n
 
 
-_ENDS = "Keep two ends: below `low` nothing is enough, `high` is enough. Ask in the middle, and " \
-        "move one of them."  # fmt: skip
+_ENDS = (
+    "Keep two ends: below `low` nothing is enough, `high` is enough. Ask in the middle, and "
+    "move one of them."
+)
 _HALF = "More blocks never find less. So ask in the middle, and drop one half."
 
 SMALLEST_CACHE = Contract(
@@ -139,27 +145,44 @@ SMALLEST_CACHE = Contract(
     tell=lambda days: "\nthen ".join(map(str, days)),
     clauses={
         "none": Clause("Even `most` blocks are not enough. Then the answer is None.", _ENDS),
-        "missing": Clause("Your function returned None, but there is a size that is enough.",
-                          _ENDS),
+        "missing": Clause(
+            "Your function returned None, but there is a size that is enough.", _ENDS
+        ),
         "too small": Clause("That cache is too small: it does not reach the target.", _ENDS),
         "too large": Clause("That cache is enough, but a smaller one is, too.", _ENDS),
-        "again": Clause("One day is answered right, a second one after it is not: something is "
-                        "kept from call to call.",
-                        "A default such as `x={}` is one dict for all calls."),
+        "again": Clause(
+            "One day is answered right, a second one after it is not: something is "
+            "kept from call to call.",
+            "A default such as `x={}` is one dict for all calls.",
+        ),
         "kind": Clause("That is no number of blocks.", "Return an int, or None."),
-        "asks": Clause("{got} was called. A cache has at least 1 and at most `most` blocks.",
-                       "Keep both ends of the range inside 1 .. most, in whole numbers."),
+        "asks": Clause(
+            "{got} was called. A cache has at least 1 and at most `most` blocks.",
+            "Keep both ends of the range inside 1 .. most, in whole numbers.",
+        ),
         "ends": Clause("Your search does not end.", "Each round must make the range smaller."),
-        "calls": Clause("Right, but you asked {got} times; {expected} are allowed. Each question "
-                        "replays a whole day of requests.", _HALF),
+        "calls": Clause(
+            "Right, but you asked {got} times; {expected} are allowed. Each question "
+            "replays a whole day of requests.",
+            _HALF,
+        ),
     },
     mistakes=(
-        mistake("You stop at the first power of two that is enough, but a smaller one is, too.",
-                "Then go on between the last two that you asked for.", _only_doubled),
-        mistake("You never ask whether `most` is enough. If it is not, the answer is None.", _ENDS,
-                _halving(checked=False)),
-        mistake("More than the target is asked for. Exactly `target` tokens are enough, but a "
-                "smaller one is, too.", "`>=`, not `>`.",
-                _halving(enough=lambda hits, target: hits > target)),
+        mistake(
+            "You stop at the first power of two that is enough, but a smaller one is, too.",
+            "Then go on between the last two that you asked for.",
+            _only_doubled,
+        ),
+        mistake(
+            "You never ask whether `most` is enough. If it is not, the answer is None.",
+            _ENDS,
+            _halving(checked=False),
+        ),
+        mistake(
+            "More than the target is asked for. Exactly `target` tokens are enough, but a "
+            "smaller one is, too.",
+            "`>=`, not `>`.",
+            _halving(enough=lambda hits, target: hits > target),
+        ),
     ),
-)  # fmt: skip
+)

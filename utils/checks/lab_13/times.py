@@ -51,8 +51,10 @@ def _upside_down(measurements: Measurements) -> float:
     return (m - n) / (at_m - at_n)
 
 
-_FIT = "`per_token = (seconds_2 - seconds_1) / (tokens_2 - tokens_1)`; the rest of a measurement " \
-       "is the fixed cost."  # fmt: skip
+_FIT = (
+    "`per_token = (seconds_2 - seconds_1) / (tokens_2 - tokens_1)`; the rest of a measurement "
+    "is the fixed cost."
+)
 _LEFT = "What is left to compute is `num_tokens - num_cached_tokens`."
 _FIXED = "A measurement is taken for the fixed cost, but it paid for tokens, too."
 _Seconds = Callable[[Measurements, int, int], Any]
@@ -68,31 +70,63 @@ PREDICT_TTFT = Contract(
     judge=Returns(on_the_line, rtol=1e-6, atol=1e-10),
     passed="Right for 150 requests: a fixed cost, and a cost for each token that is left.",
     clauses={"returns": Clause("The time is wrong. {says}", f"{_FIT} {_LEFT}")},
-    tell=lambda given: "measurements (tokens, seconds) {}; a prompt of {} tokens, of which {} are "
-    "found".format(*given.args),
+    tell=lambda given: (
+        "measurements (tokens, seconds) {}; a prompt of {} tokens, of which {} are found".format(
+            *given.args
+        )
+    ),
     mistakes=(
         mistake("The cached tokens are paid for again.", _LEFT, lambda m, n, c: _line(m, n)),
-        mistake("You count the tokens that were found, not those that are left.", _LEFT,
-                lambda m, n, c: _line(m, c)),
-        mistake("The fixed cost of a step is missing: a prompt of which nearly everything is found "
-                "would be answered in no time.", _FIT, lambda m, n, c: _fit(m)[1] * (n - c)),
-        mistake("You divide one measurement by its tokens. Then the fixed cost hides in the cost "
-                "per token.", _FIT, *_both(lambda m, n, c: _mean(m, 0) * (n - c))),
-        mistake(_FIXED, _FIT, *_both(lambda m, n, c: m[0][1] + _fit(m)[1] * (n - c)),
-                *_both(lambda m, n, c: m[0][1] + _fit(m)[1] * (n - c - 1)),
-                lambda m, n, c: min(m)[1] + _fit(m)[1] * (n - c)),
-        mistake("You take the share of the hits off the whole time. The fixed cost is not saved by "
-                "a hit.", _LEFT, lambda m, n, c: _line(m, n) * (1 - c / n)),
-        mistake("You divide tokens by seconds: that is tokens per second, not seconds per token.",
-                _FIT, lambda m, n, c: _fit(m)[0] + _upside_down(m) * (n - c),
-                *_both(lambda m, n, c: m[0][1] + _upside_down(m) * (n - c - m[0][0]))),
-        mistake("You start from the seconds of one measurement, and count the tokens from the "
-                "other one.", "Both from the same measurement.",
-                *_both(lambda m, n, c: m[1][1] + _fit(m)[1] * (n - c - m[0][0]))),
-        mistake("You never predict less than the faster measurement. A prompt with fewer tokens "
-                "left is faster still.", "The line goes on below the shorter prompt.",
-                lambda m, n, c: max(min(m[0][1], m[1][1]), _line(m, n - c))),
-        mistake("That is milliseconds; expected seconds.", _LEFT,
-                lambda m, n, c: 1e3 * _line(m, n - c)),
+        mistake(
+            "You count the tokens that were found, not those that are left.",
+            _LEFT,
+            lambda m, n, c: _line(m, c),
+        ),
+        mistake(
+            "The fixed cost of a step is missing: a prompt of which nearly everything is found "
+            "would be answered in no time.",
+            _FIT,
+            lambda m, n, c: _fit(m)[1] * (n - c),
+        ),
+        mistake(
+            "You divide one measurement by its tokens. Then the fixed cost hides in the cost "
+            "per token.",
+            _FIT,
+            *_both(lambda m, n, c: _mean(m, 0) * (n - c)),
+        ),
+        mistake(
+            _FIXED,
+            _FIT,
+            *_both(lambda m, n, c: m[0][1] + _fit(m)[1] * (n - c)),
+            *_both(lambda m, n, c: m[0][1] + _fit(m)[1] * (n - c - 1)),
+            lambda m, n, c: min(m)[1] + _fit(m)[1] * (n - c),
+        ),
+        mistake(
+            "You take the share of the hits off the whole time. The fixed cost is not saved by "
+            "a hit.",
+            _LEFT,
+            lambda m, n, c: _line(m, n) * (1 - c / n),
+        ),
+        mistake(
+            "You divide tokens by seconds: that is tokens per second, not seconds per token.",
+            _FIT,
+            lambda m, n, c: _fit(m)[0] + _upside_down(m) * (n - c),
+            *_both(lambda m, n, c: m[0][1] + _upside_down(m) * (n - c - m[0][0])),
+        ),
+        mistake(
+            "You start from the seconds of one measurement, and count the tokens from the "
+            "other one.",
+            "Both from the same measurement.",
+            *_both(lambda m, n, c: m[1][1] + _fit(m)[1] * (n - c - m[0][0])),
+        ),
+        mistake(
+            "You never predict less than the faster measurement. A prompt with fewer tokens "
+            "left is faster still.",
+            "The line goes on below the shorter prompt.",
+            lambda m, n, c: max(min(m[0][1], m[1][1]), _line(m, n - c)),
+        ),
+        mistake(
+            "That is milliseconds; expected seconds.", _LEFT, lambda m, n, c: 1e3 * _line(m, n - c)
+        ),
     ),
-)  # fmt: skip
+)

@@ -54,8 +54,7 @@ def seconds_to_wait(function: Callable[..., float]) -> str | Passed:
 @exercise("Exercise 6: your loop behind a real server", points=4)
 def engine(llm_class: Callable[..., Any], write_events: Any, reader_class: Any) -> str:
     """Check `write_events`, then all three with the course's engine and clients over HTTP."""
-    parts = {1: (event_streams.EVENT_READER, reader_class),
-             4: (loop_mistakes.ASYNC_LLM, llm_class)}  # fmt: skip
+    parts = {1: (event_streams.EVENT_READER, reader_class), 4: (loop_mistakes.ASYNC_LLM, llm_class)}
     for number, (contract, part) in parts.items():  # before anything is started
         try:
             contract.check(part)

@@ -44,8 +44,9 @@ def draw_story(c: Choices) -> Story:
         if crowded and not c.rarely(4):
             return Arrival(steps(1) * c.pick((0, 0, 1)), c.pick((1, 3)), 30)
         gap = 0.0 if c.rarely(3) else steps(budget) * c.pick((1, 2, 1, 4, 20)) / 4
-        tokens = c.pick((budget, 1, budget // 2, budget + 1, 2 * budget, 3, budget - 1, 5 * budget,
-                         14 * budget))  # fmt: skip
+        tokens = c.pick(
+            (budget, 1, budget // 2, budget + 1, 2 * budget, 3, budget - 1, 5 * budget, 14 * budget)
+        )
         return Arrival(gap, tokens, c.pick((1, 1, 4, 30, 30)))
 
     return Story(budget, steps, limit, tuple(c.some(arrival, 0, 24)))
@@ -99,8 +100,13 @@ class KeepsPromises:
         for job in sorted(server.done, key=lambda job: job.number):
             ttft = (job.first_token or 0.0) - job.came
             if ttft > story.ttft_limit * (1 + 1e-9):
-                return Fault("promise", f"request {job.number}", story.ttft_limit, ttft,
-                             words=(f"at most {story.ttft_limit:g} s", f"{ttft:g} s"))  # fmt: skip
+                return Fault(
+                    "promise",
+                    f"request {job.number}",
+                    story.ttft_limit,
+                    ttft,
+                    words=(f"at most {story.ttft_limit:g} s", f"{ttft:g} s"),
+                )
         return None
 
     def _of_one(
@@ -202,39 +208,78 @@ SECONDS_TO_WAIT = Contract(
     judge=KeepsPromises(),
     passed="Your rule keeps its promise to all that it lets in, and turns nobody away for nothing.",
     clauses={
-        "promise": Clause("A request was let in, and its first token came too late: {got}, "
-                          "promised {expected}.", COUNT),
-        "seconds": Clause("That is no time to wait: {got}.",
-                          "0.0, a positive number, or `math.inf`."),
-        "never": Clause("This prompt cannot be computed in time by an idle server. Who is told "
-                        "{got} will come again and again.", "`math.inf`."),
-        "shy": Clause("A request is turned away ({got} s) though there is more than enough time.",
-                      "In the worst case nobody ends; count its steps, with one to spare."),
-        "long": Clause("Who is refused is sent away for {got}; by then the server has long been "
-                       "idle.", "The waiting ones have their first token within `ttft_limit`."),
-        "again": Clause("Who comes back when told, with nobody else there, is refused again and "
-                        "again: {got}.", "By how much is the first token too late?"),
+        "promise": Clause(
+            "A request was let in, and its first token came too late: {got}, promised {expected}.",
+            COUNT,
+        ),
+        "seconds": Clause(
+            "That is no time to wait: {got}.", "0.0, a positive number, or `math.inf`."
+        ),
+        "never": Clause(
+            "This prompt cannot be computed in time by an idle server. Who is told "
+            "{got} will come again and again.",
+            "`math.inf`.",
+        ),
+        "shy": Clause(
+            "A request is turned away ({got} s) though there is more than enough time.",
+            "In the worst case nobody ends; count its steps, with one to spare.",
+        ),
+        "long": Clause(
+            "Who is refused is sent away for {got}; by then the server has long been idle.",
+            "The waiting ones have their first token within `ttft_limit`.",
+        ),
+        "again": Clause(
+            "Who comes back when told, with nobody else there, is refused again and again: {got}.",
+            "By how much is the first token too late?",
+        ),
     },
     mistakes=(
         mistake("Everybody is let in: soon everybody is late.", COUNT, _rule("everybody")),
-        mistake("Those who are being answered take a token of each step, and those who wait will. "
-                "Less is left to prompts.", COUNT, _rule("answers are free")),
-        mistake("The running step must end before anything else begins.", "Add `seconds_left`.",
-                _rule("the running step")),
-        mistake("The request's own prompt must be computed, too.", "Add its tokens to those that "
-                "wait.", _rule("its own prompt")),
-        mistake("A part of a step takes a whole one: others may fill it up.", "Round the number of "
-                "steps up.", _rule("fractions")),
-        mistake("Requests are counted, not their tokens: prompts differ.", COUNT,
-                _rule("requests")),
-        mistake("A prompt that an idle server cannot compute in time is let in, or told to come "
-                "back.", "`math.inf`.", _rule("never says never")),
-        mistake("Only an idle server lets somebody in.", "There is room for as many as have their "
-                "first token in time.", _rule("shy"), _rule("half")),
-        mistake("A second is nothing for one server, and for ever for another.",
-                "By how much is the first token too late?", _rule("a second")),
-        mistake("Who is told to come back in no time comes a hundred times.",
-                "By how much is the first token too late?", _rule("in no time")),
+        mistake(
+            "Those who are being answered take a token of each step, and those who wait will. "
+            "Less is left to prompts.",
+            COUNT,
+            _rule("answers are free"),
+        ),
+        mistake(
+            "The running step must end before anything else begins.",
+            "Add `seconds_left`.",
+            _rule("the running step"),
+        ),
+        mistake(
+            "The request's own prompt must be computed, too.",
+            "Add its tokens to those that wait.",
+            _rule("its own prompt"),
+        ),
+        mistake(
+            "A part of a step takes a whole one: others may fill it up.",
+            "Round the number of steps up.",
+            _rule("fractions"),
+        ),
+        mistake(
+            "Requests are counted, not their tokens: prompts differ.", COUNT, _rule("requests")
+        ),
+        mistake(
+            "A prompt that an idle server cannot compute in time is let in, or told to come back.",
+            "`math.inf`.",
+            _rule("never says never"),
+        ),
+        mistake(
+            "Only an idle server lets somebody in.",
+            "There is room for as many as have their first token in time.",
+            _rule("shy"),
+            _rule("half"),
+        ),
+        mistake(
+            "A second is nothing for one server, and for ever for another.",
+            "By how much is the first token too late?",
+            _rule("a second"),
+        ),
+        mistake(
+            "Who is told to come back in no time comes a hundred times.",
+            "By how much is the first token too late?",
+            _rule("in no time"),
+        ),
     ),
     examples=200,
-)  # fmt: skip
+)

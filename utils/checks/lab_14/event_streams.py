@@ -10,10 +10,39 @@ from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Ra
 
 DONE = "[DONE]"
 # The last two hold characters at which `str.splitlines` cuts, and `str.strip` takes away.
-TEXTS = ("a", "", "é", "{}", "🙂", " b ", "data: c", ":", "\u2028\x85x", "\x0cy\u3000", "[DONE]?",
-         "x\r", "y\rz", " [DONE]", "[DONE] ", "[DONE]", "long " * 300)  # fmt: skip
-NOISE = (": a comment", "event: error", "id: 7", "database: 1", "Data: x", " data: x", ":",
-         "retry: 10", "data", "\ufeffdata: x", " ", "\t")  # fmt: skip
+TEXTS = (
+    "a",
+    "",
+    "é",
+    "{}",
+    "🙂",
+    " b ",
+    "data: c",
+    ":",
+    "\u2028\x85x",
+    "\x0cy\u3000",
+    "[DONE]?",
+    "x\r",
+    "y\rz",
+    " [DONE]",
+    "[DONE] ",
+    "[DONE]",
+    "long " * 300,
+)
+NOISE = (
+    ": a comment",
+    "event: error",
+    "id: 7",
+    "database: 1",
+    "Data: x",
+    " data: x",
+    ":",
+    "retry: 10",
+    "data",
+    "\ufeffdata: x",
+    " ",
+    "\t",
+)
 ENDS = ("\n", "\n", "\r\n")
 
 
@@ -194,30 +223,59 @@ EVENT_READER = Contract(
     passed="Right, whatever the pieces: cut in a line's end, in a character, in `[DONE]`.",
     clauses={
         "new": Clause("`EventReader()` gives no reader."),
-        "given before": Clause("A list that was returned before has changed. It belongs to the "
-                               "caller.", "Return a new list each time."),
+        "given before": Clause(
+            "A list that was returned before has changed. It belongs to the caller.",
+            "Return a new list each time.",
+        ),
         "feed": Clause("`feed` returns {got}; expected {expected}.", KEEP),
-        "done": Clause("`done` is {got}; expected {expected}.",
-                       "It becomes True with the empty line behind `data: [DONE]`."),
+        "done": Clause(
+            "`done` is {got}; expected {expected}.",
+            "It becomes True with the empty line behind `data: [DONE]`.",
+        ),
     },
     mistakes=(
         mistake("Each piece is read by itself: what is cut in two is lost.", KEEP, _PieceByPiece),
-        mistake("A character of several bytes is cut in two, and each half decoded by itself.",
-                "Cut the *bytes* into lines, then decode whole lines.", _DecodesPieces, _Strict,
-                _Ignores),
-        mistake("More than one space is taken away, or spaces at the end.",
-                "`text.removeprefix(' ')` takes one.", _Stripped),
-        mistake("Without a space behind `data:` the line is passed over.",
-                "The space is optional.", _SpaceNeeded),
-        mistake("The first letter is lost where no space is behind `data:`.",
-                "`line[5:].removeprefix(' ')`.", _SpaceKept),
-        mistake("Lines that end with `\\r\\n` keep their `\\r`: no line is ever empty.",
-                "`line.removesuffix(b'\\r')`.", _UnixOnly),
-        mistake("Each `data:` line is an event of its own. An event ends with an empty line.",
-                "Collect the texts, and join them at the empty line.", _LineIsEvent),
-        mistake("`splitlines` cuts at characters that may stand within a text, such as U+2028.",
-                "Cut the bytes at `b'\\n'` alone.", _Splitlines),
-        mistake("What comes behind `[DONE]` is no part of the answer.",
-                "Once `done` is True, `feed` returns nothing more.", _NoEnd),
+        mistake(
+            "A character of several bytes is cut in two, and each half decoded by itself.",
+            "Cut the *bytes* into lines, then decode whole lines.",
+            _DecodesPieces,
+            _Strict,
+            _Ignores,
+        ),
+        mistake(
+            "More than one space is taken away, or spaces at the end.",
+            "`text.removeprefix(' ')` takes one.",
+            _Stripped,
+        ),
+        mistake(
+            "Without a space behind `data:` the line is passed over.",
+            "The space is optional.",
+            _SpaceNeeded,
+        ),
+        mistake(
+            "The first letter is lost where no space is behind `data:`.",
+            "`line[5:].removeprefix(' ')`.",
+            _SpaceKept,
+        ),
+        mistake(
+            "Lines that end with `\\r\\n` keep their `\\r`: no line is ever empty.",
+            "`line.removesuffix(b'\\r')`.",
+            _UnixOnly,
+        ),
+        mistake(
+            "Each `data:` line is an event of its own. An event ends with an empty line.",
+            "Collect the texts, and join them at the empty line.",
+            _LineIsEvent,
+        ),
+        mistake(
+            "`splitlines` cuts at characters that may stand within a text, such as U+2028.",
+            "Cut the bytes at `b'\\n'` alone.",
+            _Splitlines,
+        ),
+        mistake(
+            "What comes behind `[DONE]` is no part of the answer.",
+            "Once `done` is True, `feed` returns nothing more.",
+            _NoEnd,
+        ),
     ),
-)  # fmt: skip
+)

@@ -65,8 +65,12 @@ def play(stage: Stage, histogram_class: Any, story: Story) -> None:
             before = _weight(histogram)
             for number in range(MANY):
                 stage.call(histogram, "observe", story.bounds[-1] * number / MANY)
-            stage.see("memory", "no value is kept" if _weight(histogram) < before + MANY / 2
-                      else "the values are kept")  # fmt: skip
+            stage.see(
+                "memory",
+                "no value is kept"
+                if _weight(histogram) < before + MANY / 2
+                else "the values are kept",
+            )
         elif kind == "mark":
             marks[which] = stage.call(histogram, "buckets")
         elif kind == "quantile":
@@ -123,8 +127,9 @@ class PlainHistogram:
         return dict(zip(self.bounds, self.counts, strict=True))
 
     def quantile(self, q: float, earlier: dict[float, int] | None = None) -> float:
-        counts = [n - (earlier or {}).get(b, 0) for b, n in zip(self.bounds, self.counts,
-                                                                strict=True)]  # fmt: skip
+        counts = [
+            n - (earlier or {}).get(b, 0) for b, n in zip(self.bounds, self.counts, strict=True)
+        ]
         return self.estimate(q, counts)
 
     def estimate(self, q: float, counts: list[int]) -> float:
@@ -209,34 +214,65 @@ HISTOGRAM = Contract(
     clauses={
         "new": Clause("`Histogram(bounds)` gives no histogram."),
         "observe": Clause("`observe(value)` returns nothing, and raises nothing."),
-        "memory": Clause("The histogram keeps the values: a server that runs for a month would "
-                         "keep them all.", "Count, and forget the value."),
-        "buckets": Clause("The buckets (bound and count) are {got}; expected {expected}.",
-                          "`le` means *less or equal*, and each bucket counts all below, too."),
+        "memory": Clause(
+            "The histogram keeps the values: a server that runs for a month would keep them all.",
+            "Count, and forget the value.",
+        ),
+        "buckets": Clause(
+            "The buckets (bound and count) are {got}; expected {expected}.",
+            "`le` means *less or equal*, and each bucket counts all below, too.",
+        ),
         "count": Clause("`count` is {got}; expected {expected}.", "Also what is above all bounds."),
         "sum": Clause("`sum` is {got}; expected {expected}."),
         "quantile": Clause("The quantile is {got}; expected {expected}.", LINE),
-        "since": Clause("The quantile since an earlier reading is {got}; expected {expected}.",
-                        "Subtract the earlier counts, bucket by bucket; then as before."),
+        "since": Clause(
+            "The quantile since an earlier reading is {got}; expected {expected}.",
+            "Subtract the earlier counts, bucket by bucket; then as before.",
+        ),
     },
     mistakes=(
-        mistake("Each value is counted in one bucket only. Prometheus' buckets are cumulative.",
-                "A value of 0.3 is at most 0.5, at most 1, and at most infinity.", _Apart),
-        mistake("A value that equals a bound belongs to it: `le` means less *or equal*.",
-                "`value <= bound`.", _Below),
-        mistake("The last bucket is missing: `math.inf`, which counts all values.",
-                "Without it nobody knows how many values lie above the bounds.", _NoInf),
-        mistake("The quantile is a bucket's upper bound. Prometheus goes a part of the way.", LINE,
-                _UpperBound),
+        mistake(
+            "Each value is counted in one bucket only. Prometheus' buckets are cumulative.",
+            "A value of 0.3 is at most 0.5, at most 1, and at most infinity.",
+            _Apart,
+        ),
+        mistake(
+            "A value that equals a bound belongs to it: `le` means less *or equal*.",
+            "`value <= bound`.",
+            _Below,
+        ),
+        mistake(
+            "The last bucket is missing: `math.inf`, which counts all values.",
+            "Without it nobody knows how many values lie above the bounds.",
+            _NoInf,
+        ),
+        mistake(
+            "The quantile is a bucket's upper bound. Prometheus goes a part of the way.",
+            LINE,
+            _UpperBound,
+        ),
         mistake("The quantile is a bucket's middle, wherever the rank lies in it.", LINE, _Middle),
-        mistake("The quantile in the last bucket is infinite. Prometheus gives the largest finite "
-                "bound.", "Nobody knows how far beyond it the values lie.", _Endless),
+        mistake(
+            "The quantile in the last bucket is infinite. Prometheus gives the largest finite "
+            "bound.",
+            "Nobody knows how far beyond it the values lie.",
+            _Endless,
+        ),
         mistake("The first bucket begins at 0.", LINE, _FromFirstBound),
-        mistake("Of no values there is no quantile: NaN, not 0, which looks like a fast server.",
-                "`math.nan`.", _ZeroOfNothing),
-        mistake("`earlier` is ignored: the figure is of all time since the server began.",
-                "Subtract the earlier counts, bucket by bucket.", _AllTime),
-        mistake("The histogram keeps the values: a server that runs for a month would keep them "
-                "all.", "Count, and forget the value.", _Keeps),
+        mistake(
+            "Of no values there is no quantile: NaN, not 0, which looks like a fast server.",
+            "`math.nan`.",
+            _ZeroOfNothing,
+        ),
+        mistake(
+            "`earlier` is ignored: the figure is of all time since the server began.",
+            "Subtract the earlier counts, bucket by bucket.",
+            _AllTime,
+        ),
+        mistake(
+            "The histogram keeps the values: a server that runs for a month would keep them all.",
+            "Count, and forget the value.",
+            _Keeps,
+        ),
     ),
-)  # fmt: skip
+)

@@ -211,53 +211,98 @@ ASYNC_LLM = Contract(
     "use, and of steps that fail.",
     clauses={
         "new": Clause("`AsyncLLM(engine)` cannot be made."),
-        "run": Clause("`run` has come to an end, or not: {got}; expected: {expected}.",
-                      "It ends when it is cancelled, and else never: an error of `add_request` or "
-                      "`step` belongs to clients."),
-        "touched": Clause("The engine may not be used so: {got}.",
-                          "Only `run` uses the engine, between two steps, while it is not "
-                          "cancelled; and it steps only if there is something to do."),
-        "asleep": Clause("When everybody waits, your loop is {got}; expected {expected}.",
-                         "Wait for an `asyncio.Event` or `asyncio.Queue`, which a client fills."),
-        "read": Clause("A client has got: {got}; expected: {expected}.",
-                       "Whose output or error is it? A mailbox belongs to one client, not to an "
-                       "id."),
-        "held": Clause("The engine holds the requests {got}; expected {expected}.",
-                       "Before each step, and before sleep, do all that clients wanted meanwhile, "
-                       "in its order."),
-        "stepping": Clause("There is {got} running; expected: {expected}.",
-                           "As long as the engine has unfinished requests, step."),
+        "run": Clause(
+            "`run` has come to an end, or not: {got}; expected: {expected}.",
+            "It ends when it is cancelled, and else never: an error of `add_request` or "
+            "`step` belongs to clients.",
+        ),
+        "touched": Clause(
+            "The engine may not be used so: {got}.",
+            "Only `run` uses the engine, between two steps, while it is not "
+            "cancelled; and it steps only if there is something to do.",
+        ),
+        "asleep": Clause(
+            "When everybody waits, your loop is {got}; expected {expected}.",
+            "Wait for an `asyncio.Event` or `asyncio.Queue`, which a client fills.",
+        ),
+        "read": Clause(
+            "A client has got: {got}; expected: {expected}.",
+            "Whose output or error is it? A mailbox belongs to one client, not to an id.",
+        ),
+        "held": Clause(
+            "The engine holds the requests {got}; expected {expected}.",
+            "Before each step, and before sleep, do all that clients wanted meanwhile, "
+            "in its order.",
+        ),
+        "stepping": Clause(
+            "There is {got} running; expected: {expected}.",
+            "As long as the engine has unfinished requests, step.",
+        ),
     },
     mistakes=(
-        mistake("Who leaves does not take the work along: the engine goes on for nobody.",
-                "`finally` in `generate`: whether it is closed, cancelled or at its end.",
-                _NeverAborts),
-        mistake("The engine is touched while a step runs. Its batch holds the blocks that are to "
-                "be freed.", "Leave a wish for `run`, which keeps it between two steps.",
-                _AbortsAtOnce),
-        mistake("Somebody leaves, or is refused, and the request of *another* client with the same "
-                "id is aborted.", "Abort only if the id's mailbox is this client's.", _AbortsById),
-        mistake("With nothing to do the loop goes round and round, and a core is busy for nobody.",
-                "Wait for something that a client sets.", _Spins),
-        mistake("With nothing to do the loop wakes up again and again to look around.",
-                "Wait for something that a client sets.", _Polls),
-        mistake("When a step fails, the loop ends, and with it the server.",
-                "Tell those whose requests were in it, and go on.", _DiesOfAStep),
-        mistake("When a step fails, all clients get the error, also those whose request was not in "
-                "the engine: one waits for the next step, one has not read its last output.",
-                "Fail those whose request is in the engine.", _FailsEverybody),
-        mistake("When a step fails, its clients wait for ever.",
-                "The engine has dropped their requests: raise the error in their `generate`.",
-                _FailsNobody),
-        mistake("A request that the engine refuses ends the loop.",
-                "The error belongs to the client who came with it.", _DiesOfARefusal),
-        mistake("When `run` ends, those who are reading wait for ever.",
-                "`finally` in `run`: put an `EngineDeadError` into each mailbox.",
-                _LeavesThemWaiting),
-        mistake("Who comes when `run` has ended waits for ever.",
-                "Remember the end, and raise at the beginning of `generate`.", _Immortal),
-        mistake("One request after the other: the engine could move all of them in one step.",
-                "Add each as soon as no step runs.", _OneAfterTheOther),
+        mistake(
+            "Who leaves does not take the work along: the engine goes on for nobody.",
+            "`finally` in `generate`: whether it is closed, cancelled or at its end.",
+            _NeverAborts,
+        ),
+        mistake(
+            "The engine is touched while a step runs. Its batch holds the blocks that are to "
+            "be freed.",
+            "Leave a wish for `run`, which keeps it between two steps.",
+            _AbortsAtOnce,
+        ),
+        mistake(
+            "Somebody leaves, or is refused, and the request of *another* client with the same "
+            "id is aborted.",
+            "Abort only if the id's mailbox is this client's.",
+            _AbortsById,
+        ),
+        mistake(
+            "With nothing to do the loop goes round and round, and a core is busy for nobody.",
+            "Wait for something that a client sets.",
+            _Spins,
+        ),
+        mistake(
+            "With nothing to do the loop wakes up again and again to look around.",
+            "Wait for something that a client sets.",
+            _Polls,
+        ),
+        mistake(
+            "When a step fails, the loop ends, and with it the server.",
+            "Tell those whose requests were in it, and go on.",
+            _DiesOfAStep,
+        ),
+        mistake(
+            "When a step fails, all clients get the error, also those whose request was not in "
+            "the engine: one waits for the next step, one has not read its last output.",
+            "Fail those whose request is in the engine.",
+            _FailsEverybody,
+        ),
+        mistake(
+            "When a step fails, its clients wait for ever.",
+            "The engine has dropped their requests: raise the error in their `generate`.",
+            _FailsNobody,
+        ),
+        mistake(
+            "A request that the engine refuses ends the loop.",
+            "The error belongs to the client who came with it.",
+            _DiesOfARefusal,
+        ),
+        mistake(
+            "When `run` ends, those who are reading wait for ever.",
+            "`finally` in `run`: put an `EngineDeadError` into each mailbox.",
+            _LeavesThemWaiting,
+        ),
+        mistake(
+            "Who comes when `run` has ended waits for ever.",
+            "Remember the end, and raise at the beginning of `generate`.",
+            _Immortal,
+        ),
+        mistake(
+            "One request after the other: the engine could move all of them in one step.",
+            "Add each as soon as no step runs.",
+            _OneAfterTheOther,
+        ),
     ),
     examples=300,
-)  # fmt: skip
+)

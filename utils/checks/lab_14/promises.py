@@ -116,8 +116,9 @@ def _each_attempt(attempts: list[Attempt]) -> list[Attempt]:
 
 
 def _last_due(attempts: list[Attempt]) -> list[Attempt]:
-    last = {a.request_id: max(b.due for b in attempts if b.request_id == a.request_id)
-            for a in attempts}  # fmt: skip
+    last = {
+        a.request_id: max(b.due for b in attempts if b.request_id == a.request_id) for a in attempts
+    }
     return [replace(a, due=last[a.request_id]) for a in attempts]
 
 
@@ -159,32 +160,63 @@ SLO_REPORT = Contract(
     judge=Returns(count),
     passed="Right. Who was refused, or is still waiting, was kept no promise, and is counted.",
     clauses={
-        "returns": Clause("Attainment and goodput are wrong. {says}",
-                          "Go through the contract, sentence by sentence: who counts, from when, "
-                          "and who is in time?"),
+        "returns": Clause(
+            "Attainment and goodput are wrong. {says}",
+            "Go through the contract, sentence by sentence: who counts, from when, "
+            "and who is in time?",
+        ),
         "raises": Clause("{says}", "An attempt can have no token at all; a window no request."),
     },
     mistakes=(
-        mistake("Waits are counted from when a request was *sent*. That is coordinated omission: a "
-                "tool that is held up by the server hides the wait.", "Count from `due`.",
-                _changed(_sent)),
-        mistake("Each attempt is counted as a request. Who tries three times is one person.",
-                "Group the attempts by `request_id`.", _changed(_each_attempt)),
-        mistake("Who was refused and tried again has waited since the *first* attempt was due.",
-                "The smallest `due` among the request's attempts.", _changed(_last_due)),
-        mistake("Requests that were refused or failed are left out: the more a server refuses, the "
-                "better it looks.", "They count, and have kept no promise.", _changed(_no_errors)),
-        mistake("Only finished requests are counted. Those that a slow server has not finished are "
-                "just those that broke their promise.", "They count, and have kept no promise.",
-                _changed(_only_finished), _changed(_not_the_unfinished)),
-        mistake("An answer that has not come to its end is counted as kept.",
-                "Without `finished` no promise is kept.", _changed(_taken_as_finished)),
-        mistake("A piece can hold several tokens: `token_times` has a time for each piece.",
-                "Divide by `num_tokens - 1`.", _changed(_pieces)),
-        mistake("The time per token after the first: of n tokens, n - 1 come after it.",
-                "Divide by `num_tokens - 1`.", _changed(_one_more)),
-        mistake("What was due before `begin` is warm-up, and not counted.",
-                "`begin <= due < end`.", _without_begin),
+        mistake(
+            "Waits are counted from when a request was *sent*. That is coordinated omission: a "
+            "tool that is held up by the server hides the wait.",
+            "Count from `due`.",
+            _changed(_sent),
+        ),
+        mistake(
+            "Each attempt is counted as a request. Who tries three times is one person.",
+            "Group the attempts by `request_id`.",
+            _changed(_each_attempt),
+        ),
+        mistake(
+            "Who was refused and tried again has waited since the *first* attempt was due.",
+            "The smallest `due` among the request's attempts.",
+            _changed(_last_due),
+        ),
+        mistake(
+            "Requests that were refused or failed are left out: the more a server refuses, the "
+            "better it looks.",
+            "They count, and have kept no promise.",
+            _changed(_no_errors),
+        ),
+        mistake(
+            "Only finished requests are counted. Those that a slow server has not finished are "
+            "just those that broke their promise.",
+            "They count, and have kept no promise.",
+            _changed(_only_finished),
+            _changed(_not_the_unfinished),
+        ),
+        mistake(
+            "An answer that has not come to its end is counted as kept.",
+            "Without `finished` no promise is kept.",
+            _changed(_taken_as_finished),
+        ),
+        mistake(
+            "A piece can hold several tokens: `token_times` has a time for each piece.",
+            "Divide by `num_tokens - 1`.",
+            _changed(_pieces),
+        ),
+        mistake(
+            "The time per token after the first: of n tokens, n - 1 come after it.",
+            "Divide by `num_tokens - 1`.",
+            _changed(_one_more),
+        ),
+        mistake(
+            "What was due before `begin` is warm-up, and not counted.",
+            "`begin <= due < end`.",
+            _without_begin,
+        ),
         mistake("Just in time is in time.", "`<=`.", _strict),
     ),
-)  # fmt: skip
+)

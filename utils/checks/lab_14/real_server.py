@@ -55,8 +55,10 @@ class StepsInAThread:
 
     def _alone(self, what: str) -> None:
         if self.steps_now:
-            raise Mismatch(f"`{what}` is called while the real engine is in a step.",
-                           look="Only `run` uses the engine, between two steps.")  # fmt: skip
+            raise Mismatch(
+                f"`{what}` is called while the real engine is in a step.",
+                look="Only `run` uses the engine, between two steps.",
+            )
 
 
 def serve(llm_class: Any, write_events: Any, reader_class: Any) -> str:
@@ -77,8 +79,10 @@ def serve(llm_class: Any, write_events: Any, reader_class: Any) -> str:
     thread.start()
     thread.join(PATIENCE_S)
     if not told or isinstance(told[0], TimeoutError):
-        raise Mismatch("Your server does not come to an end.",
-                       look="Does somebody wait for a mailbox that nobody fills?")  # fmt: skip
+        raise Mismatch(
+            "Your server does not come to an end.",
+            look="Does somebody wait for a mailbox that nobody fills?",
+        )
     if isinstance(told[0], Mismatch):
         raise told[0]
     if isinstance(told[0], BaseException):
@@ -91,33 +95,40 @@ def judge(answers: dict[str, Any], expected: list[str], engine: StepsInAThread) 
     """What the clients have read, and what is left in the engine."""
     for got, _ in answers.values():
         if odd := [piece for piece in got if not isinstance(piece, dict)]:
-            raise Mismatch("An event's JSON is no object.", expected='{"text": ...}',
-                           got=repr(odd[0]), look='`[DONE]` alone is no JSON.')  # fmt: skip
+            raise Mismatch(
+                "An event's JSON is no object.",
+                expected='{"text": ...}',
+                got=repr(odd[0]),
+                look="`[DONE]` alone is no JSON.",
+            )
     for number, text in enumerate(expected):
         got, done = answers[f"r{number}"]
         if "".join(p.get("text", "") for p in got) != text or not done:
             raise Mismatch(
                 "A client that stayed has not read what `llm.generate` gives.",
-                input=repr(PROMPTS[number]), expected=repr(text),
+                input=repr(PROMPTS[number]),
+                expected=repr(text),
                 got=repr("".join(p.get("text", "") for p in got)) + ("" if done else ", no [DONE]"),
                 look="`text` is the answer so far: an event holds what is new.",
-            )  # fmt: skip
+            )
     errors = [piece["error"]["message"] for piece in answers["too long"][0] if "error" in piece]
     if len(errors) != 1 or len(answers["too long"][0]) != 1:
         raise Mismatch(
             "A client whose prompt the engine refuses must read one event, with the error.",
-            expected="one error event", got=repr(answers["too long"][0]),
+            expected="one error event",
+            got=repr(answers["too long"][0]),
             look="`generate` raises what `add_request` raised; `write_events` makes it an event.",
-        )  # fmt: skip
+        )
     computed = engine.num_tokens["leaves"]
     usage = engine.engine.kv_cache_manager.usage
     if computed >= LONG or usage or engine.has_unfinished_requests():
         raise Mismatch(
             "Who left has not taken the work along.",
             input=f"a client asks for {LONG} tokens, and leaves after {LEAVES_AFTER} events",
-            expected="few tokens computed, no block in use", got=f"{computed} tokens computed",
+            expected="few tokens computed, no block in use",
+            got=f"{computed} tokens computed",
             look="`write_events` closes `outputs`; `generate`, closed, asks for the abort.",
-        )  # fmt: skip
+        )
     return (
         f"Over HTTP {len(expected)} clients read, at the same time, exactly what `llm.generate` "
         f"gives. One was refused and heard why. Who asked for {LONG} tokens and left early took "

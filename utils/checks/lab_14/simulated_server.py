@@ -79,8 +79,7 @@ class Server:
         left = [job.prompt_left - given.get(job.number, 0) for job in self.jobs]
         waiting = tuple(tokens for tokens in left if tokens)
         seconds_left = 0.0 if self.end == math.inf else self.end - self.now
-        return Load(waiting, len(left) - len(waiting), seconds_left, self.budget,
-                    self.step_seconds)  # fmt: skip
+        return Load(waiting, len(left) - len(waiting), seconds_left, self.budget, self.step_seconds)
 
     def with_short_answers(self) -> Server:
         """A copy in which each answer ends with its next token."""

@@ -40,9 +40,14 @@ class Story:
 
     def __str__(self) -> str:
         end = "" if self.error is None else f", then RuntimeError({self.error!r})"
-        leaves = "" if self.leaves_after is None else (
-            f"; the client leaves after {self.leaves_after} events "
-            f"({'cancelled' if self.cancelled else 'closed'})")  # fmt: skip
+        leaves = (
+            ""
+            if self.leaves_after is None
+            else (
+                f"; the client leaves after {self.leaves_after} events "
+                f"({'cancelled' if self.cancelled else 'closed'})"
+            )
+        )
         return f"the answer grows by {', '.join(repr(p[:20]) for p in self.parts)}{end}{leaves}"
 
 
@@ -110,8 +115,10 @@ def play(stage: Stage, write_events: Any, story: Story) -> None:
             stage.see("events", [read for _, read in events])
             stage.see("promptly", [asked for asked, _ in events])
             left = waits or (story.leaves_after is not None and len(events) == story.leaves_after)
-            stage.see("closed", "`outputs` is closed" if outputs.closed or not left
-                      else "`outputs` is open")  # fmt: skip
+            stage.see(
+                "closed",
+                "`outputs` is closed" if outputs.closed or not left else "`outputs` is open",
+            )
     finally:
         attempt(loop.close)
 
@@ -176,29 +183,54 @@ WRITE_EVENTS = Contract(
     judge=InLockstep(play, right_writer),
     passed="Right.",
     clauses={
-        "events": Clause("`write_events` gives the events {got}; expected {expected}.",
-                         'Bytes: `data: `, JSON of `{"text": ...}`, two line ends. Then [DONE].'),
-        "promptly": Clause("The events do not come when they should: the outputs that had been "
-                           "asked for before each are {got}; expected {expected}.",
-                           "`yield` each event before you ask for the next output."),
-        "closed": Clause("The client has left, and {got}: the engine goes on for nobody.",
-                         "`async with aclosing(outputs)`, or `finally: await outputs.aclose()`."),
+        "events": Clause(
+            "`write_events` gives the events {got}; expected {expected}.",
+            'Bytes: `data: `, JSON of `{"text": ...}`, two line ends. Then [DONE].',
+        ),
+        "promptly": Clause(
+            "The events do not come when they should: the outputs that had been "
+            "asked for before each are {got}; expected {expected}.",
+            "`yield` each event before you ask for the next output.",
+        ),
+        "closed": Clause(
+            "The client has left, and {got}: the engine goes on for nobody.",
+            "`async with aclosing(outputs)`, or `finally: await outputs.aclose()`.",
+        ),
         "asleep": Clause("`write_events` is {got}.", "`async for output in outputs`."),
     },
     mistakes=(
-        mistake("Each event holds the whole answer so far. The client joins them.",
-                "Only what is behind the text that was sent.", _writer("whole")),
-        mistake("An output that brings no new text makes an event without text.",
-                "Nothing new, no event.", _writer("empty")),
-        mistake("All events come at the end: nobody sees a word before the last one is there.",
-                "`yield` each event before you ask for the next output.", _writer("late")),
-        mistake("An error must travel as an event: the status 200 was sent long ago.",
-                '`{"error": {"message": str(error)}}`.', _writer("raises"), _writer("silent")),
-        mistake("The stream has no end: a client cannot tell it from a broken connection.", ENDS,
-                _writer("no end"), _writer("no end after an error")),
-        mistake("The client has left, and `outputs` stays open: the engine goes on for nobody.",
-                "`async with aclosing(outputs)`, or `finally: await outputs.aclose()`.",
-                _writer("open")),
+        mistake(
+            "Each event holds the whole answer so far. The client joins them.",
+            "Only what is behind the text that was sent.",
+            _writer("whole"),
+        ),
+        mistake(
+            "An output that brings no new text makes an event without text.",
+            "Nothing new, no event.",
+            _writer("empty"),
+        ),
+        mistake(
+            "All events come at the end: nobody sees a word before the last one is there.",
+            "`yield` each event before you ask for the next output.",
+            _writer("late"),
+        ),
+        mistake(
+            "An error must travel as an event: the status 200 was sent long ago.",
+            '`{"error": {"message": str(error)}}`.',
+            _writer("raises"),
+            _writer("silent"),
+        ),
+        mistake(
+            "The stream has no end: a client cannot tell it from a broken connection.",
+            ENDS,
+            _writer("no end"),
+            _writer("no end after an error"),
+        ),
+        mistake(
+            "The client has left, and `outputs` stays open: the engine goes on for nobody.",
+            "`async with aclosing(outputs)`, or `finally: await outputs.aclose()`.",
+            _writer("open"),
+        ),
     ),
     examples=100,
-)  # fmt: skip
+)

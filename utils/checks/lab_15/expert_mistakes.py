@@ -12,10 +12,14 @@ from utils.checks.kit.contracts import mistake
 
 
 def layer(
-    weighted: bool = True, back_in_order: bool = True, all_slots: bool = True,
-    local_number: bool = False, skip_empty: bool = False, overwrite: bool = False,
+    weighted: bool = True,
+    back_in_order: bool = True,
+    all_slots: bool = True,
+    local_number: bool = False,
+    skip_empty: bool = False,
+    overwrite: bool = False,
     by_expert: bool = False,
-) -> Callable[..., Tensor]:  # fmt: skip
+) -> Callable[..., Tensor]:
     """A right layer, and with any other setting than these a wrong one."""
 
     def forward(
@@ -77,19 +81,40 @@ def everybody_gets_everything(
 
 
 MISTAKES = (
-    mistake("The results are not weighted.", "`weights`, of the same token and place.",
-            layer(weighted=False)),
-    mistake("Results come back sorted by rank, and you take them in the order of the tokens.",
-            "Keep the places of the rows that you sent to each rank.", layer(back_in_order=False),
-            layer(back_in_order=False, by_expert=True)),
-    mistake("Only each token's first expert is asked.", "`expert_ids` has `top_k` columns.",
-            layer(all_slots=False)),
-    mistake("You call an expert by its number on this rank.", "`run_expert` takes the number over "
-            "all ranks.", layer(local_number=True)),
-    mistake("A rank without tokens does not take part. The others wait for it for ever.",
-            "Every rank must take part in every exchange.", layer(skip_empty=True)),
-    mistake("A token with several experts keeps the result of the last one only.",
-            "Add: `index_add_`.", layer(overwrite=True)),
-    mistake("All rows go to all ranks. Right, and many times the bytes.", "Send each rank the rows "
-            "for its experts only.", everybody_gets_everything),
-)  # fmt: skip
+    mistake(
+        "The results are not weighted.",
+        "`weights`, of the same token and place.",
+        layer(weighted=False),
+    ),
+    mistake(
+        "Results come back sorted by rank, and you take them in the order of the tokens.",
+        "Keep the places of the rows that you sent to each rank.",
+        layer(back_in_order=False),
+        layer(back_in_order=False, by_expert=True),
+    ),
+    mistake(
+        "Only each token's first expert is asked.",
+        "`expert_ids` has `top_k` columns.",
+        layer(all_slots=False),
+    ),
+    mistake(
+        "You call an expert by its number on this rank.",
+        "`run_expert` takes the number over all ranks.",
+        layer(local_number=True),
+    ),
+    mistake(
+        "A rank without tokens does not take part. The others wait for it for ever.",
+        "Every rank must take part in every exchange.",
+        layer(skip_empty=True),
+    ),
+    mistake(
+        "A token with several experts keeps the result of the last one only.",
+        "Add: `index_add_`.",
+        layer(overwrite=True),
+    ),
+    mistake(
+        "All rows go to all ranks. Right, and many times the bytes.",
+        "Send each rank the rows for its experts only.",
+        everybody_gets_everything,
+    ),
+)

@@ -49,9 +49,13 @@ def token_by_token(
 
 
 def run_layer(
-    answer: Callable[..., Any], xs: list[Tensor], choices: list[Tensor], weights: list[Tensor],
-    per_rank: int, order: int,
-) -> OnRanks:  # fmt: skip
+    answer: Callable[..., Any],
+    xs: list[Tensor],
+    choices: list[Tensor],
+    weights: list[Tensor],
+    per_rank: int,
+    order: int,
+) -> OnRanks:
     def on_rank(group: Any, x: Tensor, chosen: Tensor, weight: Tensor) -> Any:
         mine = range(group.rank_in_group * per_rank, (group.rank_in_group + 1) * per_rank)
 
@@ -99,14 +103,23 @@ EXPERTS = Contract(
     passed="Right, on 1 to 3 ranks, also where a rank has no tokens, or nobody wants its experts. "
     "Only the rows that must travel do.",
     clauses={
-        "returns": Clause("The tokens' results are wrong. {says}", "What comes back must find its "
-                          "token again: keep, for each row that you send, which token it was."),
-        "raises": Clause("{says}", "Every rank must take part in every exchange, also with "
-                         "nothing to send. What goes out and what comes in may differ in length."),
-        "bytes": Clause("A rank sends too much: {got}; {expected}.", "Send each rank only the rows "
-                        "for its experts, and each row's result only to where it came from."),
+        "returns": Clause(
+            "The tokens' results are wrong. {says}",
+            "What comes back must find its "
+            "token again: keep, for each row that you send, which token it was.",
+        ),
+        "raises": Clause(
+            "{says}",
+            "Every rank must take part in every exchange, also with "
+            "nothing to send. What goes out and what comes in may differ in length.",
+        ),
+        "bytes": Clause(
+            "A rank sends too much: {got}; {expected}.",
+            "Send each rank only the rows "
+            "for its experts, and each row's result only to where it came from.",
+        ),
     },
     mistakes=MISTAKES,
     tell=tell_tokens,
     examples=60,
-)  # fmt: skip
+)

@@ -48,9 +48,12 @@ def on_ranks(
 
 
 def results_of_ranks(
-    expected: Any, got: OnRanks, most_bytes: Callable[[int], int] | None = None,
-    ring: bool = False, same_bits: bool = False,
-) -> Fault | None:  # fmt: skip
+    expected: Any,
+    got: OnRanks,
+    most_bytes: Callable[[int], int] | None = None,
+    ring: bool = False,
+    same_bits: bool = False,
+) -> Fault | None:
     """Compare rank by rank; then look at what was sent.
 
     Args:

@@ -39,14 +39,20 @@ def run_row(cls: Any, xs: list[Tensor], weights: list[Tensor], order: int) -> On
             raise Mismatch("Your class is no `nn.Module`: the engine could not load its weight.")
         held = dict(layer.named_parameters())
         if [*held] != ["weight"]:
-            raise Mismatch("The layer must have one parameter, called `weight`.",
-                           expected="`['weight']`", got=f"`{[*held]}`",
-                           look="`self.weight = nn.Parameter(torch.empty(...))`. A plain tensor is "
-                           "not loaded, and a bias would be added once by every rank.")  # fmt: skip
+            raise Mismatch(
+                "The layer must have one parameter, called `weight`.",
+                expected="`['weight']`",
+                got=f"`{[*held]}`",
+                look="`self.weight = nn.Parameter(torch.empty(...))`. A plain tensor is "
+                "not loaded, and a bias would be added once by every rank.",
+            )
         if held["weight"].shape != weight.shape:
-            raise Mismatch("The weight's shape is wrong.", expected=f"`{tuple(weight.shape)}`",
-                           got=f"`{tuple(held['weight'].shape)}`",
-                           look="Outputs are rows: `(output_size, input_size)`.")  # fmt: skip
+            raise Mismatch(
+                "The weight's shape is wrong.",
+                expected=f"`{tuple(weight.shape)}`",
+                got=f"`{tuple(held['weight'].shape)}`",
+                look="Outputs are rows: `(output_size, input_size)`.",
+            )
         layer.requires_grad_(False)
         held["weight"].copy_(weight)
         return layer(x)
@@ -99,27 +105,42 @@ ROW = Contract(
     judge=ThroughRun(whole_product, run_row, wrong=_ring_of_outputs),
     passed="Right: every rank has the whole product, from parts of different widths.",
     clauses={
-        "returns": Clause("The output is wrong. {says}", "The parts' products must be added up: "
-                          "`self.group.all_reduce(...)`."),
+        "returns": Clause(
+            "The output is wrong. {says}",
+            "The parts' products must be added up: `self.group.all_reduce(...)`.",
+        ),
         "same bits": Clause("The ranks have different bits.", "`self.group.all_reduce(...)`."),
         "bytes": Clause("A rank sends too much: {got}; {expected}.", "One all-reduce."),
     },
     mistakes=(
-        mistake("Each rank returns its own summand, not the sum.", "Return what "
-                "`self.group.all_reduce(F.linear(x, self.weight))` returns: a new tensor.",
-                _Alone, _Forgets),
-        mistake("All summands are gathered everywhere: more bytes than an all-reduce.",
-                "`self.group.all_reduce(...)`.", _Gathers),
-        mistake("The inputs are added up. They are different columns, not summands.",
-                "First the product, then the sum.", _SumsInputs),
-        mistake("The sum is added up once more: a rank's result is `world_size` times too large.",
-                "One all-reduce.", _Twice),
+        mistake(
+            "Each rank returns its own summand, not the sum.",
+            "Return what `self.group.all_reduce(F.linear(x, self.weight))` returns: a new tensor.",
+            _Alone,
+            _Forgets,
+        ),
+        mistake(
+            "All summands are gathered everywhere: more bytes than an all-reduce.",
+            "`self.group.all_reduce(...)`.",
+            _Gathers,
+        ),
+        mistake(
+            "The inputs are added up. They are different columns, not summands.",
+            "First the product, then the sum.",
+            _SumsInputs,
+        ),
+        mistake(
+            "The sum is added up once more: a rank's result is `world_size` times too large.",
+            "One all-reduce.",
+            _Twice,
+        ),
         mistake("The mean, not the sum.", "No division.", _Mean),
     ),
-    tell=lambda given: f"{len(given.args[0])} ranks, shapes of their x "
-    f"{[tuple(x.shape) for x in given.args[0]]}",
+    tell=lambda given: (
+        f"{len(given.args[0])} ranks, shapes of their x {[tuple(x.shape) for x in given.args[0]]}"
+    ),
     examples=60,
-)  # fmt: skip
+)
 
 
 def draw_vocabulary(c: Choices) -> Given:
@@ -190,31 +211,58 @@ EMBEDDING = Contract(
     passed="Right, on 1 to 3 ranks with parts of different sizes; also where a rank has none of "
     "the tokens.",
     clauses={
-        "returns": Clause("The embeddings are wrong. {says}", "Zeros for tokens that live "
-                          "elsewhere, then an all-reduce: one summand of each is not zero."),
-        "raises": Clause("{says}", "Every rank must take part in the all-reduce. And an index must "
-                         "lie in this rank's table, also for tokens that live elsewhere."),
+        "returns": Clause(
+            "The embeddings are wrong. {says}",
+            "Zeros for tokens that live "
+            "elsewhere, then an all-reduce: one summand of each is not zero.",
+        ),
+        "raises": Clause(
+            "{says}",
+            "Every rank must take part in the all-reduce. And an index must "
+            "lie in this rank's table, also for tokens that live elsewhere.",
+        ),
         "same bits": Clause("The ranks have different bits.", "`group.all_reduce(...)`."),
         "bytes": Clause("A rank sends too much: {got}; {expected}.", "One all-reduce."),
     },
     mistakes=(
-        mistake("Token ids are used as they are; this rank's table begins at `vocabulary.start`.",
-                "`input_ids - vocabulary.start`.", _wrong_lookup(False, True, True)),
-        mistake("Tokens that live elsewhere are not set to zero: their sum has foreign rows in it.",
-                "`masked_fill`.", _wrong_lookup(True, False, True)),
-        mistake("Only this rank's tokens are there; nobody adds up.", "`group.all_reduce(...)`.",
-                _wrong_lookup(True, True, False)),
-        mistake("Tokens beyond this rank's vocabulary are not set to zero.",
-                "Two conditions: below `start`, and from `stop` on.", _mask_below_only),
-        mistake("The last token of a rank's vocabulary is taken for a foreign one.",
-                "`range.stop` is the first that does not belong to it.",
-                _wrong_lookup(True, True, True, last=1)),
-        mistake("A rank that has none of the tokens does not take part; the others wait for ever.",
-                "Every rank must call `all_reduce`.", _only_if_mine),
-        mistake("Your code changes `input_ids`. The caller still needs them.",
-                "`masked_fill` makes a new tensor.", _changes_ids),
+        mistake(
+            "Token ids are used as they are; this rank's table begins at `vocabulary.start`.",
+            "`input_ids - vocabulary.start`.",
+            _wrong_lookup(False, True, True),
+        ),
+        mistake(
+            "Tokens that live elsewhere are not set to zero: their sum has foreign rows in it.",
+            "`masked_fill`.",
+            _wrong_lookup(True, False, True),
+        ),
+        mistake(
+            "Only this rank's tokens are there; nobody adds up.",
+            "`group.all_reduce(...)`.",
+            _wrong_lookup(True, True, False),
+        ),
+        mistake(
+            "Tokens beyond this rank's vocabulary are not set to zero.",
+            "Two conditions: below `start`, and from `stop` on.",
+            _mask_below_only,
+        ),
+        mistake(
+            "The last token of a rank's vocabulary is taken for a foreign one.",
+            "`range.stop` is the first that does not belong to it.",
+            _wrong_lookup(True, True, True, last=1),
+        ),
+        mistake(
+            "A rank that has none of the tokens does not take part; the others wait for ever.",
+            "Every rank must call `all_reduce`.",
+            _only_if_mine,
+        ),
+        mistake(
+            "Your code changes `input_ids`. The caller still needs them.",
+            "`masked_fill` makes a new tensor.",
+            _changes_ids,
+        ),
     ),
-    tell=lambda given: f"input_ids {given.args[0].tolist()}, vocabularies "
-    f"{_vocabularies(given.args[1])}",
+    tell=lambda given: (
+        f"input_ids {given.args[0].tolist()}, vocabularies {_vocabularies(given.args[1])}"
+    ),
     examples=60,
-)  # fmt: skip
+)

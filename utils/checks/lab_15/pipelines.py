@@ -85,30 +85,55 @@ def _seconds(stages: Sequence[float], num: int) -> float:
 PIPELINE = Contract(
     inputs=draw_pipeline,
     judge=Returns(idle_share, atol=1e-9),
-    passed=lambda answer: f"Right, also where stages differ. Four equal stages: idle "
-    f"{answer([1.0] * 4, 1):.0%} of the time with 1 micro-batch, {answer([1.0] * 4, 4):.0%} with "
-    f"4, {answer([1.0] * 4, 16):.0%} with 16.",
+    passed=lambda answer: (
+        f"Right, also where stages differ. Four equal stages: idle "
+        f"{answer([1.0] * 4, 1):.0%} of the time with 1 micro-batch, {answer([1.0] * 4, 4):.0%} "
+        f"with 4, {answer([1.0] * 4, 16):.0%} with 16."
+    ),
     clauses={
-        "returns": Clause("The share is wrong. {says}", "A stage begins when the stage before is "
-                          "done with this micro-batch, and it is done with the one before."),
+        "returns": Clause(
+            "The share is wrong. {says}",
+            "A stage begins when the stage before is "
+            "done with this micro-batch, and it is done with the one before.",
+        )
     },
     mistakes=(
-        mistake("Nothing overlaps: each micro-batch waits until the one before has left the last "
-                "stage.", "A stage is free as soon as it has passed its micro-batch on.",
-                _no_overlap),
-        mistake("(p - 1) / (m + p - 1) holds where all stages take equally long.",
-                "Compute when each stage ends each micro-batch.", _formula),
+        mistake(
+            "Nothing overlaps: each micro-batch waits until the one before has left the last "
+            "stage.",
+            "A stage is free as soon as it has passed its micro-batch on.",
+            _no_overlap,
+        ),
+        mistake(
+            "(p - 1) / (m + p - 1) holds where all stages take equally long.",
+            "Compute when each stage ends each micro-batch.",
+            _formula,
+        ),
         mistake("That is the share of the time in which the stages work.", "1 minus that.", _busy),
-        mistake("A stage works on two micro-batches at the same time.", "`max` of two ends: this "
-                "micro-batch in the stage before, the one before in this stage.",
-                _never_waits_for_the_stage),
-        mistake("You let all stages wait for the slowest in every round. A fast one passes on when "
-                "it is done.", "Compute when each stage ends each micro-batch.", _rounds),
-        mistake("The end is too early: the last micro-batch must pass all stages, too.",
-                "`m + p - 1` steps, where stages are equal.", _one_less),
-        mistake("You look at the last stage only. The share is of all stages' time.",
-                "`1 - work / (stages * end)`.", _of_the_last),
-        mistake("These are seconds, not a share.", "Divide by `len(stage_seconds) * end`.",
-                _seconds),
+        mistake(
+            "A stage works on two micro-batches at the same time.",
+            "`max` of two ends: this "
+            "micro-batch in the stage before, the one before in this stage.",
+            _never_waits_for_the_stage,
+        ),
+        mistake(
+            "You let all stages wait for the slowest in every round. A fast one passes on when "
+            "it is done.",
+            "Compute when each stage ends each micro-batch.",
+            _rounds,
+        ),
+        mistake(
+            "The end is too early: the last micro-batch must pass all stages, too.",
+            "`m + p - 1` steps, where stages are equal.",
+            _one_less,
+        ),
+        mistake(
+            "You look at the last stage only. The share is of all stages' time.",
+            "`1 - work / (stages * end)`.",
+            _of_the_last,
+        ),
+        mistake(
+            "These are seconds, not a share.", "Divide by `len(stage_seconds) * end`.", _seconds
+        ),
     ),
-)  # fmt: skip
+)

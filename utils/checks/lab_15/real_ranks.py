@@ -53,9 +53,14 @@ def rehearse(make_parts: Callable[[], Parts]) -> Parts:
 def run(**options: Any) -> Outcome:
     """Let an engine answer the prompts greedily, in float32."""
     llm = LLM(
-        BUNDLED, dtype="float32", device="cpu", max_model_len=256, kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False, **options,
-    )  # fmt: skip
+        BUNDLED,
+        dtype="float32",
+        device="cpu",
+        max_model_len=256,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=False,
+        **options,
+    )
     try:
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
         outputs = llm.generate(list(PROMPTS), params, use_tqdm=False)
@@ -92,17 +97,24 @@ def against_one_process(parts: Parts) -> str:
     for prompt, want, got in zip(PROMPTS, alone.token_ids, together.token_ids, strict=True):
         # Two halves that are added round otherwise than one sum.
         if not is_hf_greedy(prompt, got, want):
-            raise Mismatch("The tokens differ from those of one process.", input=f"`{prompt}`",
-                           expected=f"`{want}`", got=f"`{got}`",
-                           look="Run the checks of exercises 3 and 6 again.")  # fmt: skip
+            raise Mismatch(
+                "The tokens differ from those of one process.",
+                input=f"`{prompt}`",
+                expected=f"`{want}`",
+                got=f"`{got}`",
+                look="Run the checks of exercises 3 and 6 again.",
+            )
     layers, hidden, itemsize = 30, 576, 4
     predicted = parts.sent_bytes(layers, hidden, together.num_computed, itemsize, NUM_RANKS, 1, 0)
     if any(sent != predicted for sent in together.sent):
-        raise Mismatch("The bytes that your ring sends are not those of your formula.",
-                       input=f"{together.num_computed} tokens, {NUM_RANKS} ranks",
-                       expected=f"{predicted:,} by each rank", got=describe(together.sent),
-                       look="The formula is right: exercise 10's check says so. Does your ring "
-                       "send more than it must?")  # fmt: skip
+        raise Mismatch(
+            "The bytes that your ring sends are not those of your formula.",
+            input=f"{together.num_computed} tokens, {NUM_RANKS} ranks",
+            expected=f"{predicted:,} by each rank",
+            got=describe(together.sent),
+            look="The formula is right: exercise 10's check says so. Does your ring "
+            "send more than it must?",
+        )
     text = together.texts[0].strip().splitlines()[0]
     return (
         f"Two processes, one model: the same {sum(map(len, alone.token_ids))} tokens as in one "

@@ -91,23 +91,43 @@ def reduce_equal_chunks(group: Any, chunks: list[Tensor]) -> Tensor:
 
 
 REDUCE_SCATTER = (
-    mistake("Each chunk ends one rank too early: rank `r` has the sum of another chunk.",
-            "A chunk goes `world_size - 1` steps. To end at rank `r`, chunk `r` starts at `r + 1`: "
-            "a rank begins with chunk `rank - 1`.", reduce_from_own),
-    mistake("Nothing is added on the way.", "Whoever gets a chunk adds his own to it before he "
-            "passes it on.", reduce_without_own),
-    mistake("One step is missing: a sum lacks a rank's part.", "`world_size - 1` steps.",
-            reduce_one_step_short),
-    mistake("One step too many: a rank's part is counted twice.", "`world_size - 1` steps.",
-            reduce_too_many_steps),
-    mistake("Your code adds into the chunks that it was given.",
-            "`own + received` is a new tensor; `own += received` is not.", reduce_in_place),
-    mistake("All ranks wait to send, and nobody receives: a deadlock.",
-            "`isend` and `irecv` first; then wait for both.", reduce_send_first),
-    mistake("The buffer has the size of the chunk that you send; what comes is another chunk.",
-            "`torch.empty_like` of your own chunk with the number that comes.",
-            reduce_equal_chunks),
-)  # fmt: skip
+    mistake(
+        "Each chunk ends one rank too early: rank `r` has the sum of another chunk.",
+        "A chunk goes `world_size - 1` steps. To end at rank `r`, chunk `r` starts at `r + 1`: "
+        "a rank begins with chunk `rank - 1`.",
+        reduce_from_own,
+    ),
+    mistake(
+        "Nothing is added on the way.",
+        "Whoever gets a chunk adds his own to it before he passes it on.",
+        reduce_without_own,
+    ),
+    mistake(
+        "One step is missing: a sum lacks a rank's part.",
+        "`world_size - 1` steps.",
+        reduce_one_step_short,
+    ),
+    mistake(
+        "One step too many: a rank's part is counted twice.",
+        "`world_size - 1` steps.",
+        reduce_too_many_steps,
+    ),
+    mistake(
+        "Your code adds into the chunks that it was given.",
+        "`own + received` is a new tensor; `own += received` is not.",
+        reduce_in_place,
+    ),
+    mistake(
+        "All ranks wait to send, and nobody receives: a deadlock.",
+        "`isend` and `irecv` first; then wait for both.",
+        reduce_send_first,
+    ),
+    mistake(
+        "The buffer has the size of the chunk that you send; what comes is another chunk.",
+        "`torch.empty_like` of your own chunk with the number that comes.",
+        reduce_equal_chunks,
+    ),
+)
 
 
 def gather_own_only(group: Any, own: Tensor, like: list[Tensor]) -> list[Tensor]:
@@ -167,20 +187,35 @@ def gather_to_all(group: Any, own: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 
 ALL_GATHER = (
-    mistake("You send your own tensor in every step. So everybody only learns his neighbour's.",
-            "Pass on what came in the step before.", gather_own_only),
-    mistake("The tensors are in the order in which they came, not in that of the ranks.",
-            "What comes in step `s` is that of rank `(rank - s - 1) % world_size`: put it there.",
-            gather_rotated),
-    mistake("Your own tensor is missing from the result.", "`gathered[rank] = own`.",
-            gather_without_own),
-    mistake("Your code receives into `like`, which it was given for the shapes only.",
-            "`torch.empty_like(...)` makes a buffer.", gather_into_like),
-    mistake("All ranks wait to send, and nobody receives: a deadlock.",
-            "`isend` and `irecv` first; then wait for both.", gather_send_first),
-    mistake("Everybody sends to everybody. In a ring a rank talks to its neighbours only.",
-            "Send to `(rank + 1) % world_size`.", gather_to_all),
-)  # fmt: skip
+    mistake(
+        "You send your own tensor in every step. So everybody only learns his neighbour's.",
+        "Pass on what came in the step before.",
+        gather_own_only,
+    ),
+    mistake(
+        "The tensors are in the order in which they came, not in that of the ranks.",
+        "What comes in step `s` is that of rank `(rank - s - 1) % world_size`: put it there.",
+        gather_rotated,
+    ),
+    mistake(
+        "Your own tensor is missing from the result.", "`gathered[rank] = own`.", gather_without_own
+    ),
+    mistake(
+        "Your code receives into `like`, which it was given for the shapes only.",
+        "`torch.empty_like(...)` makes a buffer.",
+        gather_into_like,
+    ),
+    mistake(
+        "All ranks wait to send, and nobody receives: a deadlock.",
+        "`isend` and `irecv` first; then wait for both.",
+        gather_send_first,
+    ),
+    mistake(
+        "Everybody sends to everybody. In a ring a rank talks to its neighbours only.",
+        "Send to `(rank + 1) % world_size`.",
+        gather_to_all,
+    ),
+)
 
 
 def reduce_by_gathering(group: Any, tensor: Tensor) -> Tensor:
@@ -232,18 +267,32 @@ def reduce_view(group: Any, tensor: Tensor) -> Tensor:
 
 
 ALL_REDUCE = (
-    mistake("Each rank gathers all tensors and adds them up by itself: N - 1 whole tensors on the "
-            "wire, and other bits on each rank.", "Reduce-scatter first: each rank adds up one "
-            "chunk only.", reduce_by_gathering),
+    mistake(
+        "Each rank gathers all tensors and adds them up by itself: N - 1 whole tensors on the "
+        "wire, and other bits on each rank.",
+        "Reduce-scatter first: each rank adds up one chunk only.",
+        reduce_by_gathering,
+    ),
     mistake("The sum has lost its shape.", "`.view(tensor.shape)` at the end.", reduce_flat),
-    mistake("What is left over when the tensor is cut into equal chunks is not added up.",
-            "`tensor_split(world_size)` makes chunks that differ by one at most.",
-            reduce_rest_lost),
+    mistake(
+        "What is left over when the tensor is cut into equal chunks is not added up.",
+        "`tensor_split(world_size)` makes chunks that differ by one at most.",
+        reduce_rest_lost,
+    ),
     mistake("You divide by the number of ranks: that is the mean.", "The sum.", reduce_mean),
-    mistake("You return your chunk of the sum, not all of it.", "The all-gather is missing.",
-            reduce_only_scatter),
-    mistake("`chunk` makes fewer chunks than there are ranks if the numbers are few.",
-            "`tensor_split` always makes as many as you ask for.", reduce_chunk),
-    mistake("`view` fails on a tensor whose numbers do not lie in one piece.",
-            "`.contiguous().flatten()`, or `.reshape(-1)`.", reduce_view),
-)  # fmt: skip
+    mistake(
+        "You return your chunk of the sum, not all of it.",
+        "The all-gather is missing.",
+        reduce_only_scatter,
+    ),
+    mistake(
+        "`chunk` makes fewer chunks than there are ranks if the numbers are few.",
+        "`tensor_split` always makes as many as you ask for.",
+        reduce_chunk,
+    ),
+    mistake(
+        "`view` fails on a tensor whose numbers do not lie in one piece.",
+        "`.contiguous().flatten()`, or `.reshape(-1)`.",
+        reduce_view,
+    ),
+)

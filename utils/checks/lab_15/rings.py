@@ -68,8 +68,10 @@ def tell_ranks(given: Given) -> str:
     per_rank = given.args[0]
     shapes = [tuple(t.shape) for t in (per_rank[0] if isinstance(per_rank[0], list) else per_rank)]
     words = f"{len(per_rank)} ranks, shapes {shapes}"
-    numbers = [[_rounded(t) for t in mine] if isinstance(mine, list) else _rounded(mine)
-               for mine in per_rank]  # fmt: skip
+    numbers = [
+        [_rounded(t) for t in mine] if isinstance(mine, list) else _rounded(mine)
+        for mine in per_rank
+    ]
     return words + (f", {numbers}" if len(str(numbers)) < 120 else "")
 
 
@@ -82,16 +84,22 @@ REDUCE_SCATTER = Contract(
     judge=ThroughRun(added_chunks, run_reduce_scatter, wrong=_all_but_own),
     passed="Right, on 1 to 5 ranks, also where chunks have different sizes or none at all. Each "
     "rank sends every chunk but its own, once.",
-    clauses=CLAUSES | {
-        "returns": Clause("The sum is wrong. {says}", "Write down for 3 ranks who holds which "
-                          "chunk after each step. Chunk `r` must end at rank `r`."),
-        "bytes": Clause("A rank sends more than it must: {got}; {expected}.",
-                        "Pass on one chunk in each of `world_size - 1` steps."),
+    clauses=CLAUSES
+    | {
+        "returns": Clause(
+            "The sum is wrong. {says}",
+            "Write down for 3 ranks who holds which "
+            "chunk after each step. Chunk `r` must end at rank `r`.",
+        ),
+        "bytes": Clause(
+            "A rank sends more than it must: {got}; {expected}.",
+            "Pass on one chunk in each of `world_size - 1` steps.",
+        ),
     },
     mistakes=wrong.REDUCE_SCATTER,
     tell=tell_ranks,
     examples=60,
-)  # fmt: skip
+)
 
 
 def draw_owned(c: Choices) -> Given:
@@ -126,17 +134,21 @@ ALL_GATHER = Contract(
     judge=ThroughRun(all_tensors, run_all_gather, wrong=_all_but_next),
     passed="Right, on 1 to 5 ranks and with tensors of different sizes. Each rank sends every "
     "tensor but its next neighbour's, once.",
-    clauses=CLAUSES | {
-        "returns": Clause("A rank has not got what the others have, in their order. {says}",
-                          "In step `s` a rank passes on what it got in step `s - 1`: that of rank "
-                          "`rank - s`."),
-        "bytes": Clause("A rank sends more than it must: {got}; {expected}.",
-                        "After `world_size - 1` steps everybody has everything."),
+    clauses=CLAUSES
+    | {
+        "returns": Clause(
+            "A rank has not got what the others have, in their order. {says}",
+            "In step `s` a rank passes on what it got in step `s - 1`: that of rank `rank - s`.",
+        ),
+        "bytes": Clause(
+            "A rank sends more than it must: {got}; {expected}.",
+            "After `world_size - 1` steps everybody has everything.",
+        ),
     },
     mistakes=wrong.ALL_GATHER,
     tell=tell_ranks,
     examples=60,
-)  # fmt: skip
+)
 
 
 def draw_tensors(c: Choices) -> Given:
@@ -166,15 +178,23 @@ ALL_REDUCE = Contract(
     judge=ThroughRun(sums, run_all_reduce, wrong=_twice_the_share),
     passed="Right: the sum, with the same bits on all ranks, for any shape and any number of ranks "
     "up to 5. Nobody sends more than 2 (N - 1) chunks.",
-    clauses=CLAUSES | {
-        "returns": Clause("The sum is wrong. {says}", "Cut the flat tensor into chunks, "
-                          "reduce-scatter, all-gather, put together, give it its shape."),
-        "same bits": Clause("The ranks have different bits: each has added up in another order.",
-                            "Add up each number on one rank, and copy the sum from there."),
-        "bytes": Clause("A rank sends too much: {got}; {expected}, 2 (N - 1) chunks.",
-                        "Send chunks, not the whole tensor."),
+    clauses=CLAUSES
+    | {
+        "returns": Clause(
+            "The sum is wrong. {says}",
+            "Cut the flat tensor into chunks, "
+            "reduce-scatter, all-gather, put together, give it its shape.",
+        ),
+        "same bits": Clause(
+            "The ranks have different bits: each has added up in another order.",
+            "Add up each number on one rank, and copy the sum from there.",
+        ),
+        "bytes": Clause(
+            "A rank sends too much: {got}; {expected}, 2 (N - 1) chunks.",
+            "Send chunks, not the whole tensor.",
+        ),
     },
     mistakes=wrong.ALL_REDUCE,
     tell=tell_ranks,
     examples=60,
-)  # fmt: skip
+)

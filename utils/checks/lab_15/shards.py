@@ -89,31 +89,55 @@ def _round_robin(heads: int, kv_heads: int, rank: int, size: int) -> Any:
 HEADS = Contract(
     inputs=draw_heads,
     judge=Returns(dealt_heads, wrong=_two_ranges),
-    passed=lambda answer: f"Right. With your function the bundled model's 9 heads on 2 ranks: "
-    f"query heads {answer(9, 3, 0, 2)[0]} and {answer(9, 3, 1, 2)[0]}.",
+    passed=lambda answer: (
+        f"Right. With your function the bundled model's 9 heads on 2 ranks: "
+        f"query heads {answer(9, 3, 0, 2)[0]} and {answer(9, 3, 1, 2)[0]}."
+    ),
     clauses={
         "form": Clause("Expected a tuple of two ranges, like {expected}; got {got}."),
-        "queries": Clause("The query heads are wrong.", "Each KV head serves `num_heads // "
-                          "num_kv_heads` query heads that stand together. They stay together."),
+        "queries": Clause(
+            "The query heads are wrong.",
+            "Each KV head serves `num_heads // "
+            "num_kv_heads` query heads that stand together. They stay together.",
+        ),
         "kv": Clause("The KV heads are wrong.", "Shares differ by one at most, larger ones first."),
         "refuses": Clause("A rank would get no KV head: that must be refused with a {expected}."),
     },
     mistakes=(
-        mistake("The query heads are dealt out by themselves. Where KV heads do not divide, a rank "
-                "gets queries whose KV head is elsewhere.", "Deal out KV heads; queries follow.",
-                _kv_only_divided),
-        mistake("The heads that are left over belong to nobody.", "The first `num_kv_heads % "
-                "tp_size` ranks get one more.", _rounded_down),
-        mistake("All that is left over goes to the last rank. All others wait for it.",
-                "The first `num_kv_heads % tp_size` ranks get one more.", _rest_to_the_last),
-        mistake("Shares are rounded up, so the last ranks get too few, or none.",
-                "Shares may differ by one at most.", _rounded_up),
-        mistake("A rank without a KV head is not refused.", "`if tp_size > num_kv_heads: raise "
-                "ValueError(...)`.", _too_many_ranks_allowed),
-        mistake("Heads are dealt out one by one in turn. A rank's must stand together: it is one "
-                "slice of the weight.", "Neighbouring heads.", _round_robin),
+        mistake(
+            "The query heads are dealt out by themselves. Where KV heads do not divide, a rank "
+            "gets queries whose KV head is elsewhere.",
+            "Deal out KV heads; queries follow.",
+            _kv_only_divided,
+        ),
+        mistake(
+            "The heads that are left over belong to nobody.",
+            "The first `num_kv_heads % tp_size` ranks get one more.",
+            _rounded_down,
+        ),
+        mistake(
+            "All that is left over goes to the last rank. All others wait for it.",
+            "The first `num_kv_heads % tp_size` ranks get one more.",
+            _rest_to_the_last,
+        ),
+        mistake(
+            "Shares are rounded up, so the last ranks get too few, or none.",
+            "Shares may differ by one at most.",
+            _rounded_up,
+        ),
+        mistake(
+            "A rank without a KV head is not refused.",
+            "`if tp_size > num_kv_heads: raise ValueError(...)`.",
+            _too_many_ranks_allowed,
+        ),
+        mistake(
+            "Heads are dealt out one by one in turn. A rank's must stand together: it is one "
+            "slice of the weight.",
+            "Neighbouring heads.",
+            _round_robin,
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def draw_mlp(c: Choices) -> Given:
@@ -121,8 +145,9 @@ def draw_mlp(c: Choices) -> Given:
     hidden, width = c.size(1, 6), c.size(1, 9)
     size = c.integer(1, min(4, width))
     gate_up = tensor(c, (2 * width, hidden), values=("plain",))
-    return Given(gate_up, tensor(c, (hidden, width), values=("plain",)), c.integer(0, size - 1),
-                 size)  # fmt: skip
+    return Given(
+        gate_up, tensor(c, (hidden, width), values=("plain",)), c.integer(0, size - 1), size
+    )
 
 
 def cut_mlp(gate_up: Tensor, down: Tensor, tp_rank: int, tp_size: int) -> tuple[Tensor, Tensor]:
@@ -184,27 +209,47 @@ MLP = Contract(
     "MLP's, and nothing had to be sent in between.",
     clauses={
         "form": Clause("Expected a tuple of two tensors; got {got}."),
-        "gate_up": Clause("The rank's part of `gate_up` is wrong. {says}",
-                          "Rows of `gate_up` are outputs: the first half gate, the second up."),
-        "down": Clause("The rank's part of `down` is wrong. {says}",
-                       "The inputs of `down` are its columns."),
+        "gate_up": Clause(
+            "The rank's part of `gate_up` is wrong. {says}",
+            "Rows of `gate_up` are outputs: the first half gate, the second up.",
+        ),
+        "down": Clause(
+            "The rank's part of `down` is wrong. {says}", "The inputs of `down` are its columns."
+        ),
     },
     mistakes=(
-        mistake("You cut the stack as one matrix: the first ranks get only rows of gate, the last "
-                "only rows of up.", "`gate, up = gate_up.chunk(2)`; cut each; `torch.cat`.",
-                _cut_stacked),
-        mistake("`down` is cut by its outputs. It takes what this rank's columns yield.",
-                "`down.tensor_split(tp_size, dim=1)`.", _down_by_rows),
-        mistake("`down` is whole, but its inputs are only this rank's.",
-                "`down.tensor_split(tp_size, dim=1)`.", _down_whole),
-        mistake("`gate_up` is cut by its inputs. Every rank has all of `x`: cut the outputs.",
-                "Rows of a weight are outputs.", _gate_up_columns),
+        mistake(
+            "You cut the stack as one matrix: the first ranks get only rows of gate, the last "
+            "only rows of up.",
+            "`gate, up = gate_up.chunk(2)`; cut each; `torch.cat`.",
+            _cut_stacked,
+        ),
+        mistake(
+            "`down` is cut by its outputs. It takes what this rank's columns yield.",
+            "`down.tensor_split(tp_size, dim=1)`.",
+            _down_by_rows,
+        ),
+        mistake(
+            "`down` is whole, but its inputs are only this rank's.",
+            "`down.tensor_split(tp_size, dim=1)`.",
+            _down_whole,
+        ),
+        mistake(
+            "`gate_up` is cut by its inputs. Every rank has all of `x`: cut the outputs.",
+            "Rows of a weight are outputs.",
+            _gate_up_columns,
+        ),
         mistake("Columns that are left over belong to nobody.", "`tensor_split`.", _equal_parts),
-        mistake("Rows of gate and up alternate. `silu_and_mul` expects all of gate first.",
-                "`torch.cat([gate, up])`.", _interleaved),
+        mistake(
+            "Rows of gate and up alternate. `silu_and_mul` expects all of gate first.",
+            "`torch.cat([gate, up])`.",
+            _interleaved,
+        ),
         mistake("Up stands before gate.", "`torch.cat([gate, up])`.", _up_first),
     ),
-    tell=lambda given: f"gate_up {tuple(given.args[0].shape)}, down {tuple(given.args[1].shape)}, "
-    f"tp_rank {given.args[2]}, tp_size {given.args[3]}",
+    tell=lambda given: (
+        f"gate_up {tuple(given.args[0].shape)}, down {tuple(given.args[1].shape)}, "
+        f"tp_rank {given.args[2]}, tp_size {given.args[3]}"
+    ),
     examples=100,
-)  # fmt: skip
+)

@@ -11,15 +11,26 @@ from torch import Tensor
 
 from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Stage, mistake
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e5m2,
-    torch.float8_e4m3fn, torch.uint8, torch.float64,
-)}  # fmt: skip
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.float8_e5m2,
+        torch.float8_e4m3fn,
+        torch.uint8,
+        torch.float64,
+    )
+}
 
 # The bits of a NaN may change when it is converted, in one way or another: extract has none, so
 # that those who convert are told apart from others, and alike from each other.
-STRANGE = {"infinite": [torch.inf, -torch.inf],
-           "NaN or infinite": [torch.nan, torch.inf, -torch.inf]}  # fmt: skip
+STRANGE = {
+    "infinite": [torch.inf, -torch.inf],
+    "NaN or infinite": [torch.nan, torch.inf, -torch.inf],
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,11 @@ class Memory:
 
     def __str__(self) -> str:
         shape = (self.num_blocks, *self.tail)
-        view = "" if self.order == tuple(range(len(shape))) else (
-            f", a view: in memory its axes lie in the order {self.order}")  # fmt: skip
+        view = (
+            ""
+            if self.order == tuple(range(len(shape)))
+            else (f", a view: in memory its axes lie in the order {self.order}")
+        )
         view += ", with gaps between the numbers" if self.gaps else ""
         odd = f", some {self.odd}" if self.odd else ""
         payload = f", payload: {self.payload} bytes" if self.payload else ""
@@ -80,13 +94,16 @@ def draw_order(c: Choices, num_axes: int) -> tuple[int, ...]:
     """The axes as they lie in memory: some layouts that engines have, or any."""
     blocks, *inner = range(num_axes)
     plain = (blocks, *inner)
-    return c.pick([
-        plain, plain,
-        (inner[0], blocks, *inner[1:]),  # keys and values in front, as in our engine
-        *[(blocks, *inner[:1], *inner[2:], *inner[1:2])] * 2,  # channels last, known to torch
-        (blocks, *inner[::-1]),  # each block turned, as by a transpose
-        tuple(c.shuffled(plain)),
-    ])  # fmt: skip
+    return c.pick(
+        [
+            plain,
+            plain,
+            (inner[0], blocks, *inner[1:]),  # keys and values in front, as in our engine
+            *[(blocks, *inner[:1], *inner[2:], *inner[1:2])] * 2,  # channels last, known to torch
+            (blocks, *inner[::-1]),  # each block turned, as by a transpose
+            tuple(c.shuffled(plain)),
+        ]
+    )
 
 
 def draw_memory(c: Choices, dtypes: Sequence[str] = tuple(DTYPES)) -> Memory:
@@ -94,9 +111,15 @@ def draw_memory(c: Choices, dtypes: Sequence[str] = tuple(DTYPES)) -> Memory:
     num_blocks = c.integer(1, 4)
     tail = c.pick([(2, 2, 1, 2), (1, 2, 4), (3,), (2, 3), (2, 3, 2, 2), (2, 2, 3, 4)])
     return Memory(
-        c.integer(1, 3), num_blocks, tail, c.pick(dtypes), draw_order(c, 1 + len(tail)),
-        c.rarely(4), c.pick(["", "", "infinite"]), c.integer(0, num_blocks - 1),
-    )  # fmt: skip
+        c.integer(1, 3),
+        num_blocks,
+        tail,
+        c.pick(dtypes),
+        draw_order(c, 1 + len(tail)),
+        c.rarely(4),
+        c.pick(["", "", "infinite"]),
+        c.integer(0, num_blocks - 1),
+    )
 
 
 def draw_payload(c: Choices) -> Memory:
@@ -136,9 +159,12 @@ def payload_of(memory: Memory) -> bytes:
     """Bytes for a block, right or not."""
     right = right_extract(memory.tensors(seed=1), memory.block_id)
     return {
-        "another block's": right, "too few": right[:-1], "too many": right + b"\x00", "no": b"",
+        "another block's": right,
+        "too few": right[:-1],
+        "too many": right + b"\x00",
+        "no": b"",
         "half the": right[: len(right) // 2],
-    }[memory.payload]  # fmt: skip
+    }[memory.payload]
 
 
 def play_extract(stage: Stage, function: Any, memory: Memory) -> None:
@@ -172,37 +198,60 @@ EXTRACT_BLOCK = Contract(
     judge=InLockstep(play_extract, right_extract),
     passed="Right for numbers of 8, 4, 2 and 1 bytes, and for memory that is a view.",
     clauses={
-        "extract": Clause("The bytes are not those of the block. {says}",
-                          "`torch.stack([cache[block_id] for cache in kv_caches]).contiguous()`, "
-                          "and its bytes as they are."),
+        "extract": Clause(
+            "The bytes are not those of the block. {says}",
+            "`torch.stack([cache[block_id] for cache in kv_caches]).contiguous()`, "
+            "and its bytes as they are.",
+        )
     },
     mistakes=(
-        mistake("Only the first layer is there.", "All of `kv_caches`, one after the other.",
-                lambda caches, b: _raw(caches[0][b])),
-        mistake("The numbers are converted. A block must come back exactly as it was, and in "
-                "bfloat16 a number has 2 bytes.", "`.view(torch.uint8)` reads the bytes as they "
-                "are, of every dtype.",
-                lambda caches, b: _raw(_stacked(caches, b).float()),
-                lambda caches, b: _raw(_stacked(caches, b).half())),
-        mistake("The layers are mixed: first comes a piece of each layer.",
-                "All of the first layer, then all of the second.",
-                lambda caches, b: _raw(torch.stack([c[b] for c in caches], dim=-1)),
-                lambda caches, b: _raw(torch.stack([c[b] for c in caches], dim=1))),
-        mistake("The layers come in the other order.", "The first layer first.",
-                lambda caches, b: _raw(_stacked(caches[::-1], b))),
-        mistake("The numbers come in the order of memory. In a view that is not the order of its "
-                "axes.", "`.contiguous()` lays them side by side in the order of the axes.",
-                lambda caches, b: b"".join(bytes(c[b].clone().untyped_storage()) for c in caches)),
-        mistake("`.view(torch.uint8)` refuses numbers that do not lie side by side. `torch.stack` "
-                "keeps a layout that all blocks share.", "`.contiguous()` before it.",
-                lambda caches, b: _stacked(caches, b).view(torch.uint8).numpy().tobytes()),
-        mistake("This is not the block that was asked for.", "`cache[block_id]`.",
-                lambda caches, b: _raw(_stacked(caches, 0)),
-                lambda caches, b: _raw(torch.stack(caches))),
-        mistake("What you return is no `bytes`.", "`tensor.numpy().tobytes()`.",
-                lambda caches, b: _stacked(caches, b).contiguous().view(torch.uint8).numpy()),
+        mistake(
+            "Only the first layer is there.",
+            "All of `kv_caches`, one after the other.",
+            lambda caches, b: _raw(caches[0][b]),
+        ),
+        mistake(
+            "The numbers are converted. A block must come back exactly as it was, and in "
+            "bfloat16 a number has 2 bytes.",
+            "`.view(torch.uint8)` reads the bytes as they are, of every dtype.",
+            lambda caches, b: _raw(_stacked(caches, b).float()),
+            lambda caches, b: _raw(_stacked(caches, b).half()),
+        ),
+        mistake(
+            "The layers are mixed: first comes a piece of each layer.",
+            "All of the first layer, then all of the second.",
+            lambda caches, b: _raw(torch.stack([c[b] for c in caches], dim=-1)),
+            lambda caches, b: _raw(torch.stack([c[b] for c in caches], dim=1)),
+        ),
+        mistake(
+            "The layers come in the other order.",
+            "The first layer first.",
+            lambda caches, b: _raw(_stacked(caches[::-1], b)),
+        ),
+        mistake(
+            "The numbers come in the order of memory. In a view that is not the order of its axes.",
+            "`.contiguous()` lays them side by side in the order of the axes.",
+            lambda caches, b: b"".join(bytes(c[b].clone().untyped_storage()) for c in caches),
+        ),
+        mistake(
+            "`.view(torch.uint8)` refuses numbers that do not lie side by side. `torch.stack` "
+            "keeps a layout that all blocks share.",
+            "`.contiguous()` before it.",
+            lambda caches, b: _stacked(caches, b).view(torch.uint8).numpy().tobytes(),
+        ),
+        mistake(
+            "This is not the block that was asked for.",
+            "`cache[block_id]`.",
+            lambda caches, b: _raw(_stacked(caches, 0)),
+            lambda caches, b: _raw(torch.stack(caches)),
+        ),
+        mistake(
+            "What you return is no `bytes`.",
+            "`tensor.numpy().tobytes()`.",
+            lambda caches, b: _stacked(caches, b).contiguous().view(torch.uint8).numpy(),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def _half_way(kv_caches: list[Tensor], block_id: int, payload: bytes) -> bool:
@@ -254,27 +303,42 @@ INJECT_BLOCK = Contract(
     inputs=draw_payload,
     judge=InLockstep(play_inject, right_inject),
     passed="Right: what fits is in its block, all else is as it was, and what does not fit is "
-           "refused.",
+    "refused.",
     clauses={
-        "inject": Clause("`inject_block` returns {got}; expected {expected}.",
-                         "True when the payload fits. False, and nothing changed, when it does "
-                         "not."),
-        "block": Clause("The block does not hold what it should. {says}",
-                        "Bytes to numbers with `torch.frombuffer(bytearray(payload), dtype=...)`. "
-                        "When the payload does not fit, nothing may change."),
+        "inject": Clause(
+            "`inject_block` returns {got}; expected {expected}.",
+            "True when the payload fits. False, and nothing changed, when it does not.",
+        ),
+        "block": Clause(
+            "The block does not hold what it should. {says}",
+            "Bytes to numbers with `torch.frombuffer(bytearray(payload), dtype=...)`. "
+            "When the payload does not fit, nothing may change.",
+        ),
         "others": Clause("Another block has changed.", "Write to `cache[block_id]` only."),
     },
     mistakes=(
-        mistake("A payload of another length is not refused.",
-                "Compare `len(payload)` with the bytes of a block, and return False.", _unchecked),
-        mistake("Half of a block is written before you notice that the payload is too short.",
-                "Compare the lengths first.", _half_way),
-        mistake("The numbers are written into a copy.",
-                "`cache[block_id] = ...` writes into the memory itself.", _into_a_copy),
+        mistake(
+            "A payload of another length is not refused.",
+            "Compare `len(payload)` with the bytes of a block, and return False.",
+            _unchecked,
+        ),
+        mistake(
+            "Half of a block is written before you notice that the payload is too short.",
+            "Compare the lengths first.",
+            _half_way,
+        ),
+        mistake(
+            "The numbers are written into a copy.",
+            "`cache[block_id] = ...` writes into the memory itself.",
+            _into_a_copy,
+        ),
         mistake("All blocks are overwritten.", "Only `cache[block_id]`.", _everywhere),
         mistake("Your function says nothing.", "`return True` at the end.", _says_nothing),
         mistake("Only the first layer is written.", "All of `kv_caches`.", _only_the_first),
-        mistake("A payload with NaN or infinity is refused. Only its length counts.",
-                "Compare the lengths, nothing else.", _finite_only),
+        mistake(
+            "A payload with NaN or infinity is refused. Only its length counts.",
+            "Compare the lengths, nothing else.",
+            _finite_only,
+        ),
     ),
-)  # fmt: skip
+)

@@ -37,9 +37,16 @@ def right_keys(namespace: bytes, token_ids: Sequence[int], block_size: int) -> l
 
 
 def variant(
-    namespace: bytes, token_ids: Sequence[int], block_size: int, *, chain: str = "keys",
-    size: int = 4, order: str = "little", partial: bool = False, text: bool = False,
-) -> list[bytes]:  # fmt: skip
+    namespace: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    *,
+    chain: str = "keys",
+    size: int = 4,
+    order: str = "little",
+    partial: bool = False,
+    text: bool = False,
+) -> list[bytes]:
     """The keys with one switch per known mistake. Serves to recognise, never as oracle."""
     keys: list[bytes] = []
     packed = b"".join(t.to_bytes(size, order) for t in token_ids)  # type: ignore[arg-type]
@@ -64,35 +71,60 @@ CHUNK_KEYS = Contract(
     judge=Returns(right_keys),
     passed="Right: every process that agrees on the namespace finds the same keys.",
     clauses={
-        "returns": Clause("The keys are not those that the contract describes. {says}",
-                          "Namespace, or key before; then 4 bytes for each token of the block, the "
-                          "lowest byte first; all of it through SHA-256."),
+        "returns": Clause(
+            "The keys are not those that the contract describes. {says}",
+            "Namespace, or key before; then 4 bytes for each token of the block, the "
+            "lowest byte first; all of it through SHA-256.",
+        )
     },
     tell=told,
     mistakes=(
-        mistake("Each block is hashed by itself. The same tokens behind other tokens have other "
-                "keys and values, and would be found.", "Hash the key of the block before, too.",
-                lambda n, t, b: variant(n, t, b, chain="none")),
-        mistake("The tokens after the last full block get a key, too. Only full blocks have one.",
-                "`range(0, len(token_ids) - block_size + 1, block_size)`.",
-                lambda n, t, b: variant(n, t, b, partial=True)),
-        mistake("The namespace is left out: keys and values of another model would be found.",
-                "The first block is hashed behind the namespace.",
-                lambda n, t, b: variant(n, t, b, chain="no namespace")),
-        mistake("You hash all tokens from the first on, in place of the key before. That tells "
-                "prefixes apart, but costs more with each block, and others have other keys.",
-                "Behind the key of the block before, only the block's own tokens.",
-                lambda n, t, b: variant(n, t, b, chain="all tokens")),
-        mistake("The namespace enters each block. It is in the key before already.",
-                "Only the first block is hashed behind the namespace itself.",
-                lambda n, t, b: variant(n, t, b, chain="namespace each time")),
-        mistake("A token takes 8 bytes in your keys; the contract says 4.", "`to_bytes(4, ...)`.",
-                lambda n, t, b: variant(n, t, b, size=8)),
-        mistake("The bytes of a token are in the other order.", "The lowest first: `little`.",
-                lambda n, t, b: variant(n, t, b, order="big")),
-        mistake("You hash the tokens as text.", "`token.to_bytes(4, 'little')` for each.",
-                lambda n, t, b: variant(n, t, b, text=True)),
-        mistake("Your keys are text; expected the 32 bytes themselves.", "`digest()`.",
-                lambda n, t, b: [key.hex() for key in right_keys(n, t, b)]),
+        mistake(
+            "Each block is hashed by itself. The same tokens behind other tokens have other "
+            "keys and values, and would be found.",
+            "Hash the key of the block before, too.",
+            lambda n, t, b: variant(n, t, b, chain="none"),
+        ),
+        mistake(
+            "The tokens after the last full block get a key, too. Only full blocks have one.",
+            "`range(0, len(token_ids) - block_size + 1, block_size)`.",
+            lambda n, t, b: variant(n, t, b, partial=True),
+        ),
+        mistake(
+            "The namespace is left out: keys and values of another model would be found.",
+            "The first block is hashed behind the namespace.",
+            lambda n, t, b: variant(n, t, b, chain="no namespace"),
+        ),
+        mistake(
+            "You hash all tokens from the first on, in place of the key before. That tells "
+            "prefixes apart, but costs more with each block, and others have other keys.",
+            "Behind the key of the block before, only the block's own tokens.",
+            lambda n, t, b: variant(n, t, b, chain="all tokens"),
+        ),
+        mistake(
+            "The namespace enters each block. It is in the key before already.",
+            "Only the first block is hashed behind the namespace itself.",
+            lambda n, t, b: variant(n, t, b, chain="namespace each time"),
+        ),
+        mistake(
+            "A token takes 8 bytes in your keys; the contract says 4.",
+            "`to_bytes(4, ...)`.",
+            lambda n, t, b: variant(n, t, b, size=8),
+        ),
+        mistake(
+            "The bytes of a token are in the other order.",
+            "The lowest first: `little`.",
+            lambda n, t, b: variant(n, t, b, order="big"),
+        ),
+        mistake(
+            "You hash the tokens as text.",
+            "`token.to_bytes(4, 'little')` for each.",
+            lambda n, t, b: variant(n, t, b, text=True),
+        ),
+        mistake(
+            "Your keys are text; expected the 32 bytes themselves.",
+            "`digest()`.",
+            lambda n, t, b: [key.hex() for key in right_keys(n, t, b)],
+        ),
     ),
-)  # fmt: skip
+)

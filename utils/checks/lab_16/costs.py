@@ -57,9 +57,18 @@ def right_seconds(num_tokens: int, shape: Shape, machine: Machine) -> tuple[floa
 
 
 def variant(
-    n: int, shape: Shape, machine: Machine, *, kv: int = 2, gqa: bool = True, trip: bool = True,
-    attention: int = 4, linear: int = 22, layers: bool = True, size: bool = True,
-) -> tuple[float, float]:  # fmt: skip
+    n: int,
+    shape: Shape,
+    machine: Machine,
+    *,
+    kv: int = 2,
+    gqa: bool = True,
+    trip: bool = True,
+    attention: int = 4,
+    linear: int = 22,
+    layers: bool = True,
+    size: bool = True,
+) -> tuple[float, float]:
     """The formulas with one switch per known mistake. Serves to recognise, never as oracle."""
     count, d = shape.num_layers if layers else 1, shape.hidden_size
     numbers = n * count * kv * d / (shape.heads_per_kv_head if gqa else 1)
@@ -88,27 +97,50 @@ FETCH_OR_COMPUTE = Contract(
     judge=Returns(right_seconds, rtol=1e-6),
     passed=told,
     clauses={
-        "returns": Clause("The seconds are wrong. {says}",
-                          "Fetch: round trip + bytes / B. Compute: flops / G."),
+        "returns": Clause(
+            "The seconds are wrong. {says}", "Fetch: round trip + bytes / B. Compute: flops / G."
+        )
     },
     mistakes=(
-        mistake("Keys and values are two numbers; you count one.",
-                "`2 * hidden_size / heads_per_kv_head` numbers per token and layer.",
-                lambda *a: variant(*a, kv=1)),
-        mistake("Query heads that share a KV head share its keys and values.",
-                "Divide by `heads_per_kv_head`.", lambda *a: variant(*a, gqa=False)),
-        mistake("The round trip is left out.", "It comes before the first byte.",
-                lambda *a: variant(*a, trip=False)),
-        mistake("The bytes of one layer are fetched, of all others nothing.",
-                "Multiply by `num_layers`.", lambda *a: variant(*a, layers=False)),
-        mistake("You count numbers; expected bytes.", "Multiply by `bytes_per_number`.",
-                lambda *a: variant(*a, size=False)),
-        mistake("The part that grows with the square of the tokens is missing: attention.",
-                "`4 * n * n * d + 22 * n * d * d` per layer.",
-                lambda *a: variant(*a, attention=0)),
-        mistake("4 and 22 are exchanged.", "4 belongs to attention, `n * n * d`.",
-                lambda *a: variant(*a, attention=22, linear=4)),
-        mistake("The two times are exchanged.", "First the seconds to fetch.",
-                lambda *a: right_seconds(*a)[::-1]),
+        mistake(
+            "Keys and values are two numbers; you count one.",
+            "`2 * hidden_size / heads_per_kv_head` numbers per token and layer.",
+            lambda *a: variant(*a, kv=1),
+        ),
+        mistake(
+            "Query heads that share a KV head share its keys and values.",
+            "Divide by `heads_per_kv_head`.",
+            lambda *a: variant(*a, gqa=False),
+        ),
+        mistake(
+            "The round trip is left out.",
+            "It comes before the first byte.",
+            lambda *a: variant(*a, trip=False),
+        ),
+        mistake(
+            "The bytes of one layer are fetched, of all others nothing.",
+            "Multiply by `num_layers`.",
+            lambda *a: variant(*a, layers=False),
+        ),
+        mistake(
+            "You count numbers; expected bytes.",
+            "Multiply by `bytes_per_number`.",
+            lambda *a: variant(*a, size=False),
+        ),
+        mistake(
+            "The part that grows with the square of the tokens is missing: attention.",
+            "`4 * n * n * d + 22 * n * d * d` per layer.",
+            lambda *a: variant(*a, attention=0),
+        ),
+        mistake(
+            "4 and 22 are exchanged.",
+            "4 belongs to attention, `n * n * d`.",
+            lambda *a: variant(*a, attention=22, linear=4),
+        ),
+        mistake(
+            "The two times are exchanged.",
+            "First the seconds to fetch.",
+            lambda *a: right_seconds(*a)[::-1],
+        ),
     ),
-)  # fmt: skip
+)

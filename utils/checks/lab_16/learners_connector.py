@@ -60,9 +60,12 @@ class LearnersConnector(KVConnectorBase):
 
     def _matched(self, request: Request, num_computed_tokens: int) -> int:
         return self.parts.matched_tokens(
-            self._keys_of(request), Stored(self.kv_store),
-            request.num_tokens, self.block_size, num_computed_tokens,
-        )  # fmt: skip
+            self._keys_of(request),
+            Stored(self.kv_store),
+            request.num_tokens,
+            self.block_size,
+            num_computed_tokens,
+        )
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -79,10 +82,14 @@ class LearnersConnector(KVConnectorBase):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """See `KVConnectorBase`."""
-        return Steps(self.side.build_connector_meta([
-            Scheduled(r, list(r.block_ids), r.num_computed_tokens, r.num_scheduled_tokens)
-            for r in scheduler_output.scheduled_requests
-        ]))  # fmt: skip
+        return Steps(
+            self.side.build_connector_meta(
+                [
+                    Scheduled(r, list(r.block_ids), r.num_computed_tokens, r.num_scheduled_tokens)
+                    for r in scheduler_output.scheduled_requests
+                ]
+            )
+        )
 
     def request_finished(
         self, request: Request, block_ids: list[int]

@@ -41,10 +41,11 @@ def prompts() -> list[list[int]]:
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
-            tokenize=False, add_generation_prompt=True,
+            tokenize=False,
+            add_generation_prompt=True,
         )
         for question in QUESTIONS
-    ]  # fmt: skip
+    ]
     return [tokenizer.encode(cast(str, text), add_special_tokens=False) for text in texts]
 
 
@@ -67,8 +68,13 @@ def rehearse(make_parts: Callable[[], Parts]) -> Parts:
     call(side.build_connector_meta, [Scheduled(request, [0, 1], 0, 3)], given=given)
     call(side.request_finished, request, given=given)
     caches = [torch.zeros(2, 2, 1)]
-    call(parts.inject_block, caches, 0, call(parts.extract_block, caches, 1, given=given),
-         given=given)  # fmt: skip
+    call(
+        parts.inject_block,
+        caches,
+        0,
+        call(parts.extract_block, caches, 1, given=given),
+        given=given,
+    )
     return parts
 
 
@@ -105,9 +111,11 @@ class _Trial:
                 decode = model().get_tokenizer().decode
                 raise Mismatch(
                     "With your connector the engine says something else than without one.",
-                    input=f"{what}; question {number + 1}", expected=repr(decode(want)),
-                    got=repr(decode(got)), look=look,
-                )  # fmt: skip
+                    input=f"{what}; question {number + 1}",
+                    expected=repr(decode(want)),
+                    got=repr(decode(got)),
+                    look=look,
+                )
         return connector, found
 
 
@@ -127,18 +135,27 @@ def judge(make_parts: Callable[[], Parts]) -> Passed:
         "or keys and blocks that do not belong together in `SchedulerSide`.",
     )
     _hits_as_predicted(trial, second, found)
-    other, _ = trial.run(store, "another tenant, with the salt 'ada'",
-                         "Keys of other namespaces must differ.", salt="ada")  # fmt: skip
+    other, _ = trial.run(
+        store,
+        "another tenant, with the salt 'ada'",
+        "Keys of other namespaces must differ.",
+        salt="ada",
+    )
     if other.stats.hits:
-        raise Mismatch("Another tenant finds blocks that are not its own.",
-                       look="`chunk_keys` must begin with the namespace.")  # fmt: skip
+        raise Mismatch(
+            "Another tenant finds blocks that are not its own.",
+            look="`chunk_keys` must begin with the namespace.",
+        )
     sizes = {0}
     for key in (*first.saved_keys, *other.saved_keys):
         if (value := call(store.retrieve, key)) is not None:
             sizes.add(len(value))
             call(store.store, key, value[:-1])
-    trial.run(store, "a store whose values have all lost their last byte",
-              "`inject_block` must return False for a payload of another length.")  # fmt: skip
+    trial.run(
+        store,
+        "a store whose values have all lost their last byte",
+        "`inject_block` must return False for a payload of another length.",
+    )
     _small_store(trial, max(sizes))
     total = sum(found)
     lengths = sum(map(len, trial.prompts))
@@ -165,7 +182,7 @@ def _hits_as_predicted(trial: _Trial, second: LearnersConnector, found: list[int
             look="Are all full blocks saved, in every step? The checks of exercises 1, 2 and 4.",
             figure=prefix_pictures.prompts(trial.prompts, BLOCK_SIZE, want, found),
             alt="The prompts in blocks, and which of them are found.",
-        )  # fmt: skip
+        )
 
 
 def _small_store(trial: _Trial, block_bytes: int) -> None:
@@ -174,9 +191,14 @@ def _small_store(trial: _Trial, block_bytes: int) -> None:
     store = call(trial.parts.store, budget)
     for name in ("first", "second"):
         trial.run(
-            store, f"the {name} of two engines, a store with room for two blocks",
+            store,
+            f"the {name} of two engines, a store with room for two blocks",
             "A block that is gone must not be promised: `contains`, `matched_tokens`.",
-        )  # fmt: skip
+        )
         if store.num_bytes > budget:
-            raise Mismatch("The store holds more than its budget.", expected=f"at most {budget}",
-                           got=str(store.num_bytes), look="The check of exercise 3.")  # fmt: skip
+            raise Mismatch(
+                "The store holds more than its budget.",
+                expected=f"at most {budget}",
+                got=str(store.num_bytes),
+                look="The check of exercise 3.",
+            )

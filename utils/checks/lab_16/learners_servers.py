@@ -33,9 +33,11 @@ def try_in_vllm(make_parts: Callable[[], Parts]) -> None:
         kept = replace(parts, store=dict, scheduler_side=dict, matched_tokens=dict)  # type: ignore[arg-type]
         file.write_bytes(cloudpickle.dumps(kept))
         first, second = connected_servers(
-            store.port, connector="LearnersConnector", module="utils.checks.lab_16.inside_vllm",
+            store.port,
+            connector="LearnersConnector",
+            module="utils.checks.lab_16.inside_vllm",
             extra_config={"parts": str(file)},
-        )  # fmt: skip
+        )
         with first, second:
             one = complete(first, prompt, MAX_TOKENS)
             before = cache_counts(second)

@@ -43,9 +43,12 @@ def draw(c: Choices) -> Given:
 
 
 def right_match(
-    keys: Sequence[bytes], stored: Container[bytes], num_tokens: int, block_size: int,
+    keys: Sequence[bytes],
+    stored: Container[bytes],
+    num_tokens: int,
+    block_size: int,
     num_computed_tokens: int,
-) -> int:  # fmt: skip
+) -> int:
     """Try all ends: the largest one before the last token up to which nothing is missing."""
     ends = [
         end
@@ -56,10 +59,17 @@ def right_match(
 
 
 def variant(
-    keys: Sequence[bytes], stored: Container[bytes], num_tokens: int, block_size: int,
-    num_computed_tokens: int, *, stop: bool = True, start: bool = True, last: int = 1,
+    keys: Sequence[bytes],
+    stored: Container[bytes],
+    num_tokens: int,
+    block_size: int,
+    num_computed_tokens: int,
+    *,
+    stop: bool = True,
+    start: bool = True,
+    last: int = 1,
     minus: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """The search with one switch per known mistake. Serves to recognise, never as oracle."""
     first = num_computed_tokens // block_size if start else 0
     found = 0
@@ -77,30 +87,49 @@ MATCHED_TOKENS = Contract(
     judge=Returns(right_match),
     passed="Right: up to the first miss, behind what the engine has, and never the last token.",
     clauses={
-        "returns": Clause("{got} tokens; expected {expected}.",
-                          "Walk the keys from the first block that the engine lacks. Stop at the "
-                          "first that is not stored, and before the block of the last token."),
+        "returns": Clause(
+            "{got} tokens; expected {expected}.",
+            "Walk the keys from the first block that the engine lacks. Stop at the "
+            "first that is not stored, and before the block of the last token.",
+        )
     },
     mistakes=(
-        mistake("Blocks behind a miss are counted. Without the block before them they are of no "
-                "use.", "`break` at the first key that is not stored.",
-                lambda *a: variant(*a, stop=False)),
-        mistake("All tokens of the prompt are taken from the store, and none is left to compute. "
-                "The next token comes from what the model makes of the last one.",
-                "At most `(num_tokens - 1) // block_size` blocks.",
-                lambda *a: variant(*a, last=0)),
-        mistake("You search from the first block on, also where the engine has blocks of its own.",
-                "Begin at block `num_computed_tokens // block_size`.",
-                lambda *a: variant(*a, start=False),
-                lambda *a: max(0, variant(*a, start=False) - a[4])),
-        mistake("The tokens that the engine has itself are counted as well.",
-                "Only those beyond `num_computed_tokens`.", lambda *a: variant(*a, minus=False)),
-        mistake("You count blocks; expected tokens.", "Multiply by `block_size`.",
-                lambda *a: variant(*a) // a[3]),
-        mistake("A whole block is left, also where the last token's block is not full.",
-                "`(num_tokens - 1) // block_size`, not `num_tokens // block_size - 1`.",
-                lambda *a: variant(a[0][: max(0, a[2] // a[3] - 1)], *a[1:])),
-        mistake("You answer after the first block.", "Go on while keys are found.",
-                lambda *a: min(variant(*a), a[3])),
+        mistake(
+            "Blocks behind a miss are counted. Without the block before them they are of no use.",
+            "`break` at the first key that is not stored.",
+            lambda *a: variant(*a, stop=False),
+        ),
+        mistake(
+            "All tokens of the prompt are taken from the store, and none is left to compute. "
+            "The next token comes from what the model makes of the last one.",
+            "At most `(num_tokens - 1) // block_size` blocks.",
+            lambda *a: variant(*a, last=0),
+        ),
+        mistake(
+            "You search from the first block on, also where the engine has blocks of its own.",
+            "Begin at block `num_computed_tokens // block_size`.",
+            lambda *a: variant(*a, start=False),
+            lambda *a: max(0, variant(*a, start=False) - a[4]),
+        ),
+        mistake(
+            "The tokens that the engine has itself are counted as well.",
+            "Only those beyond `num_computed_tokens`.",
+            lambda *a: variant(*a, minus=False),
+        ),
+        mistake(
+            "You count blocks; expected tokens.",
+            "Multiply by `block_size`.",
+            lambda *a: variant(*a) // a[3],
+        ),
+        mistake(
+            "A whole block is left, also where the last token's block is not full.",
+            "`(num_tokens - 1) // block_size`, not `num_tokens // block_size - 1`.",
+            lambda *a: variant(a[0][: max(0, a[2] // a[3] - 1)], *a[1:]),
+        ),
+        mistake(
+            "You answer after the first block.",
+            "Go on while keys are found.",
+            lambda *a: min(variant(*a), a[3]),
+        ),
     ),
-)  # fmt: skip
+)

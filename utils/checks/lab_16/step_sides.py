@@ -15,8 +15,14 @@ class RightSide:
     """Plain and right. The switches make known mistakes."""
 
     forgets, skips_local, begins, rounds, at_question, answers, cleans = (
-        True, True, "computed", "down", False, True, True,
-    )  # fmt: skip
+        True,
+        True,
+        "computed",
+        "down",
+        False,
+        True,
+        True,
+    )
 
     def __init__(self, block_size: int, keys_of: KeysOf, matched_tokens: Matched) -> None:
         self.block_size, self.keys_of, self.matched_tokens = block_size, keys_of, matched_tokens

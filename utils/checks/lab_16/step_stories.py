@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.checks.lab_16.learners_parts import BareRequest, Scheduled, Transfers
 from utils.checks.lab_16.step_sides import (
     LoadsByKey,
@@ -85,17 +77,34 @@ def draw(c: Choices) -> Story:
         waits, lost = c.pick((0, 0, 1, 3)), c.pick((0, 0, 1, 2))
         found = c.integer(0, most)
         loaded = c.integer(0, most - found)
-        return Plan(num_tokens, local * size, external * size, earlier, not c.rarely(4), chunks,
-                    c.integer(0, 2 * size), waits, lost, c.rarely(4), (found * size, loaded * size),
-                    c.pick((0, 0, 1)), c.pick((0, 1, 99)),
-                    c.pick(("", "", "", "same start", "same tokens")))  # fmt: skip
+        return Plan(
+            num_tokens,
+            local * size,
+            external * size,
+            earlier,
+            not c.rarely(4),
+            chunks,
+            c.integer(0, 2 * size),
+            waits,
+            lost,
+            c.rarely(4),
+            (found * size, loaded * size),
+            c.pick((0, 0, 1)),
+            c.pick((0, 1, 99)),
+            c.pick(("", "", "", "same start", "same tokens")),
+        )
 
     plans = c.some(plan, 1, 3)
     plans[0] = replace(plans[0], twin="")
     for number, twin in enumerate(plans):
         if twin.twin == "same start":
-            plans[number] = replace(plans[number - 1], twin=twin.twin, chunks=twin.chunks,
-                                    answer=twin.answer, lost=twin.lost)  # fmt: skip
+            plans[number] = replace(
+                plans[number - 1],
+                twin=twin.twin,
+                chunks=twin.chunks,
+                answer=twin.answer,
+                lost=twin.lost,
+            )
         elif twin.twin:  # at the same time, too: one may load what the other computes
             plans[number] = replace(twin, waits=plans[number - 1].waits)
     together = c.rarely(2) or any(p.twin for p in plans)
@@ -126,9 +135,11 @@ def play(stage: Stage, side_class: Any, story: Story) -> None:
     for i, p in enumerate(story.plans):
         first = requests[-1].all_token_ids[0] if p.twin else 100 * i
         # The same id again, if they come one after another: what was kept of the first is wrong.
-        requests.append(BareRequest(
-            f"request {i if story.together else 0}", [first + t for t in range(p.num_tokens)]
-        ))  # fmt: skip
+        requests.append(
+            BareRequest(
+                f"request {i if story.together else 0}", [first + t for t in range(p.num_tokens)]
+            )
+        )
 
     def keys_of(request: BareRequest) -> list[bytes]:
         return [key_of(request, end) for end in range(size, request.num_tokens + 1, size)]
@@ -150,15 +161,26 @@ def play(stage: Stage, side_class: Any, story: Story) -> None:
             parts = [(job, part) for job in wave if (part := next(job[1], OVER)) is not OVER]
             wave = [job for job, _ in parts]
             for engine in engines if wave else ():
-                _run(stage, engine, [
-                    part for job, part in parts if job[0] is engine and isinstance(part, Scheduled)
-                ])  # fmt: skip
+                _run(
+                    stage,
+                    engine,
+                    [
+                        part
+                        for job, part in parts
+                        if job[0] is engine and isinstance(part, Scheduled)
+                    ],
+                )
 
 
 def _steps(  # type: ignore[no-untyped-def]
-    stage: Stage, engine: Engine, size: int, number: int, request: BareRequest, plan: Plan,
+    stage: Stage,
+    engine: Engine,
+    size: int,
+    number: int,
+    request: BareRequest,
+    plan: Plan,
     stored: dict[int, int],
-):  # fmt: skip
+):
     """One request's part of each step; a generator, so that several can run together."""
     side, name = engine.side, engine.name
     ids: list[int] = []
@@ -223,56 +245,90 @@ def _run(stage: Stage, engine: Engine, scheduled: list[Scheduled]) -> None:
     stage.see("meta", type(meta).__name__ if not isinstance(meta, Raised) else meta)
 
 
-_SAVES = "From block `num_computed_tokens // block_size` up to, but without, block " \
-         "`(num_computed_tokens + num_scheduled_tokens) // block_size`; their numbers are in " \
-         "the step's own `block_ids`."  # fmt: skip
+_SAVES = (
+    "From block `num_computed_tokens // block_size` up to, but without, block "
+    "`(num_computed_tokens + num_scheduled_tokens) // block_size`; their numbers are in "
+    "the step's own `block_ids`."
+)
 SCHEDULER_SIDE = Contract(
     inputs=draw,
     judge=InLockstep(play, RightSide),
     passed="Right in all stories: what is promised is loaded once, and each block is saved in the "
-           "step that fills it.",
+    "step that fills it.",
     clauses={
         "new": Clause("`SchedulerSide(block_size, keys_of, matched_tokens)` makes no connector."),
         "get_num_new_matched_tokens": Clause(
             "`get_num_new_matched_tokens` returns {got}; expected {expected}.",
-            "The number that `matched_tokens` says, and False: nothing is loaded beside steps."),
+            "The number that `matched_tokens` says, and False: nothing is loaded beside steps.",
+        ),
         "update_state_after_alloc": Clause("`update_state_after_alloc` returns {got}, not None."),
         "meta": Clause("`build_connector_meta` returns {got}; expected a `Transfers`."),
-        "loads": Clause("`loads` are {got}; expected {expected}.",
-                        "The external tokens are the last of the first `num_computed_tokens`. "
-                        "Pair their keys with the blocks at the same places, once."),
+        "loads": Clause(
+            "`loads` are {got}; expected {expected}.",
+            "The external tokens are the last of the first `num_computed_tokens`. "
+            "Pair their keys with the blocks at the same places, once.",
+        ),
         "saves": Clause("`saves` are {got}; expected {expected}.", _SAVES),
-        "earlier": Clause("What `build_connector_meta` returned for an earlier step is changed: "
-                          "{got}; it was {expected}.", "New lists for each step."),
+        "earlier": Clause(
+            "What `build_connector_meta` returned for an earlier step is changed: "
+            "{got}; it was {expected}.",
+            "New lists for each step.",
+        ),
         "request_finished": Clause("`request_finished` returns {got}; expected (False, None)."),
     },
     mistakes=(
-        mistake("What was loaded is loaded again in the next step.",
-                "Begin a new list when `build_connector_meta` has handed the old one over.",
-                with_switches(forgets=False)),
-        mistake("The first blocks are loaded, although the engine has those itself. The external "
-                "tokens come behind them.",
-                "They end at block `request.num_computed_tokens // block_size`.",
-                with_switches(skips_local=False)),
-        mistake("Blocks are saved again in each step, and loaded ones, too.", _SAVES,
-                with_switches(begins="zero")),
+        mistake(
+            "What was loaded is loaded again in the next step.",
+            "Begin a new list when `build_connector_meta` has handed the old one over.",
+            with_switches(forgets=False),
+        ),
+        mistake(
+            "The first blocks are loaded, although the engine has those itself. The external "
+            "tokens come behind them.",
+            "They end at block `request.num_computed_tokens // block_size`.",
+            with_switches(skips_local=False),
+        ),
+        mistake(
+            "Blocks are saved again in each step, and loaded ones, too.",
+            _SAVES,
+            with_switches(begins="zero"),
+        ),
         mistake("A block is saved before it is full.", _SAVES, with_switches(rounds="up")),
-        mistake("Blocks that an answer fills are not saved. The next turn of the conversation "
-                "begins with them.", _SAVES, with_switches(answers=False)),
-        mistake("Loads are noted when somebody asks. Asking promises nothing, and the blocks are "
-                "not known yet.", "Note them in `update_state_after_alloc`.",
-                with_switches(at_question=True)),
-        mistake("Only the first step of a request is saved. A long prompt takes several.", _SAVES,
-                SavesOnce),
-        mistake("Of two requests that load the same key in one step, only one gets its block.",
-                "Keep pairs in a list. A dict has each key once.", LoadsByKey),
-        mistake("In a step that computes nothing, or nothing of this request, what is settled is "
-                "not told.", "All that has been settled since the last step, whoever computes.",
-                NoEmptySteps, OfThoseWhoCompute),
-        mistake("A request that comes again loads nothing. Its blocks are new, and empty.",
-                "It begins anew: note its loads again.", LoadsOnce),
-        mistake("Two connectors share a list.", "Make it in `__init__`, not in the class.",
-                Shared),
+        mistake(
+            "Blocks that an answer fills are not saved. The next turn of the conversation "
+            "begins with them.",
+            _SAVES,
+            with_switches(answers=False),
+        ),
+        mistake(
+            "Loads are noted when somebody asks. Asking promises nothing, and the blocks are "
+            "not known yet.",
+            "Note them in `update_state_after_alloc`.",
+            with_switches(at_question=True),
+        ),
+        mistake(
+            "Only the first step of a request is saved. A long prompt takes several.",
+            _SAVES,
+            SavesOnce,
+        ),
+        mistake(
+            "Of two requests that load the same key in one step, only one gets its block.",
+            "Keep pairs in a list. A dict has each key once.",
+            LoadsByKey,
+        ),
+        mistake(
+            "In a step that computes nothing, or nothing of this request, what is settled is "
+            "not told.",
+            "All that has been settled since the last step, whoever computes.",
+            NoEmptySteps,
+            OfThoseWhoCompute,
+        ),
+        mistake(
+            "A request that comes again loads nothing. Its blocks are new, and empty.",
+            "It begins anew: note its loads again.",
+            LoadsOnce,
+        ),
+        mistake("Two connectors share a list.", "Make it in `__init__`, not in the class.", Shared),
     ),
     examples=300,
-)  # fmt: skip
+)

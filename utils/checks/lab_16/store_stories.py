@@ -6,15 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from utils.checks.kit.contracts import (
-    Choices,
-    Clause,
-    Contract,
-    InLockstep,
-    Raised,
-    Stage,
-    mistake,
-)
+from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage, mistake
 from utils.engine.kv_transfer.store import MemoryStore
 
 
@@ -109,35 +101,64 @@ LRU_STORE = Contract(
     inputs=draw,
     judge=InLockstep(play, MemoryStore),
     passed="Right in all stories of two stores: never above the budget, and the least recently "
-           "used value goes first.",
+    "used value goes first.",
     clauses={
         "new": Clause("`LRUStore(max_bytes)` makes no store."),
         "store": Clause("`store` returns {got}; expected None."),
-        "retrieve": Clause("`retrieve` returns {got}; expected {expected}.",
-                           "Who was used longest ago goes first; storing and retrieving are uses."),
-        "contains": Clause("`contains` returns {got}; expected {expected}.",
-                           "Who was used longest ago goes first; storing and retrieving are uses."),
-        "num_bytes": Clause("`num_bytes` is {got}; expected {expected}.",
-                            "The lengths of all values that are kept, together."),
+        "retrieve": Clause(
+            "`retrieve` returns {got}; expected {expected}.",
+            "Who was used longest ago goes first; storing and retrieving are uses.",
+        ),
+        "contains": Clause(
+            "`contains` returns {got}; expected {expected}.",
+            "Who was used longest ago goes first; storing and retrieving are uses.",
+        ),
+        "num_bytes": Clause(
+            "`num_bytes` is {got}; expected {expected}.",
+            "The lengths of all values that are kept, together.",
+        ),
     },
     mistakes=(
-        mistake("A value that is retrieved does not count as used. That is first in, first out.",
-                "`move_to_end` when a value is retrieved.", with_switches(touch=False)),
-        mistake("To ask `contains` counts as a use. Many ask for keys that they never fetch.",
-                "Only `store` and `retrieve` are uses.", with_switches(look=True)),
-        mistake("A value that is replaced is still counted.",
-                "Subtract the old value's length first.", with_switches(replace=False)),
-        mistake("A value that would just fit makes another one go.",
-                "As long as the sum is *larger* than `max_bytes`.", with_switches(fits=False)),
-        mistake("You count values; the budget is in bytes.", "Add up the lengths.",
-                with_switches(entries=True)),
-        mistake("A value that is larger than the whole store throws out everything else.",
-                "Look at its length first. It is not kept, and nobody goes for it.",
-                with_switches(oversize="clear")),
-        mistake("A value that is larger than the whole store is kept.", "Then it is not kept.",
-                with_switches(oversize="keep")),
-        mistake("A value that is stored again keeps its old place in the queue.",
-                "To store is a use: it goes to the end.", with_switches(order=1)),
+        mistake(
+            "A value that is retrieved does not count as used. That is first in, first out.",
+            "`move_to_end` when a value is retrieved.",
+            with_switches(touch=False),
+        ),
+        mistake(
+            "To ask `contains` counts as a use. Many ask for keys that they never fetch.",
+            "Only `store` and `retrieve` are uses.",
+            with_switches(look=True),
+        ),
+        mistake(
+            "A value that is replaced is still counted.",
+            "Subtract the old value's length first.",
+            with_switches(replace=False),
+        ),
+        mistake(
+            "A value that would just fit makes another one go.",
+            "As long as the sum is *larger* than `max_bytes`.",
+            with_switches(fits=False),
+        ),
+        mistake(
+            "You count values; the budget is in bytes.",
+            "Add up the lengths.",
+            with_switches(entries=True),
+        ),
+        mistake(
+            "A value that is larger than the whole store throws out everything else.",
+            "Look at its length first. It is not kept, and nobody goes for it.",
+            with_switches(oversize="clear"),
+        ),
+        mistake(
+            "A value that is larger than the whole store is kept.",
+            "Then it is not kept.",
+            with_switches(oversize="keep"),
+        ),
+        mistake(
+            "A value that is stored again keeps its old place in the queue.",
+            "To store is a use: it goes to the end.",
+            with_switches(order=1),
+        ),
     ),
     examples=250,
-)  # fmt: skip
+)

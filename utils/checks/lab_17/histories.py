@@ -221,32 +221,59 @@ ROUTING_HISTORY = Contract(
         "matches": Clause("`matches` returns {got}; expected {expected}.", FORGET),
         "remembers": Clause(
             "The history remembers something else: for a prompt, `matches` gives {got} leading "
-            "blocks per replica; expected {expected}.", FORGET,
+            "blocks per replica; expected {expected}.",
+            FORGET,
         ),
         "earlier": Clause(
             "What `matches` has returned is changed by later calls: it is {got}, and was "
-            "{expected}.", "Make a new list in each call.",
+            "{expected}.",
+            "Make a new list in each call.",
         ),
     },
     mistakes=(
-        mistake("Nothing is ever forgotten: the router believes in blocks that are long evicted.",
-                "Keep at most `max_blocks` for each replica.", _Endless),
-        mistake("Of a prompt, the first block is forgotten first, and with it all others are "
-                "useless.", FORGET, _HeadFirst),
-        mistake("A block that is sent again keeps its old age.", "`move_to_end` for known blocks, "
-                "too.", _FirstInFirstOut),
-        mistake("A prompt that brings nothing new counts as used, too: its blocks become the "
-                "youngest.", "`move_to_end` for each block of each prompt.", _NothingNew),
-        mistake("`max_blocks` is for all replicas together.", "Each replica has its own cache.",
-                _OneLimit),
-        mistake("A replica that died keeps its blocks.", "`lost` forgets all of this replica.",
-                _NothingLost),
-        mistake("When one replica dies, the blocks of all are forgotten.", "Only its own.",
-                _AllLost),
-        mistake("To ask is not to send: `matches` must not make blocks young again.",
-                "Change nothing in `matches`.", _AskingCounts),
-        mistake("One block fewer than `max_blocks` is remembered.", "Forget while there are *more* "
-                "than `max_blocks`.", _OneOff),
+        mistake(
+            "Nothing is ever forgotten: the router believes in blocks that are long evicted.",
+            "Keep at most `max_blocks` for each replica.",
+            _Endless,
+        ),
+        mistake(
+            "Of a prompt, the first block is forgotten first, and with it all others are useless.",
+            FORGET,
+            _HeadFirst,
+        ),
+        mistake(
+            "A block that is sent again keeps its old age.",
+            "`move_to_end` for known blocks, too.",
+            _FirstInFirstOut,
+        ),
+        mistake(
+            "A prompt that brings nothing new counts as used, too: its blocks become the youngest.",
+            "`move_to_end` for each block of each prompt.",
+            _NothingNew,
+        ),
+        mistake(
+            "`max_blocks` is for all replicas together.",
+            "Each replica has its own cache.",
+            _OneLimit,
+        ),
+        mistake(
+            "A replica that died keeps its blocks.",
+            "`lost` forgets all of this replica.",
+            _NothingLost,
+        ),
+        mistake(
+            "When one replica dies, the blocks of all are forgotten.", "Only its own.", _AllLost
+        ),
+        mistake(
+            "To ask is not to send: `matches` must not make blocks young again.",
+            "Change nothing in `matches`.",
+            _AskingCounts,
+        ),
+        mistake(
+            "One block fewer than `max_blocks` is remembered.",
+            "Forget while there are *more* than `max_blocks`.",
+            _OneOff,
+        ),
     ),
     examples=120,
-)  # fmt: skip
+)

@@ -71,24 +71,33 @@ FIND_MATCHES = Contract(
             "The leading blocks are wrong. {says}",
             "For each replica, go through the prompt's blocks and stop at the first it lacks.",
         ),
-        "raises": Clause(
-            "It raises an error. {says}",
-            "`holders.get(name, set())`.",
-        ),
+        "raises": Clause("It raises an error. {says}", "`holders.get(name, set())`."),
     },
     mistakes=(
-        mistake("Blocks behind a gap are counted. They cannot be reused: what they hold depends on "
-                "the blocks before them.", "Stop at the first block that is missing.", _counted),
-        mistake("Blocks behind a gap are counted.", "Stop at the first block that is missing.",
-                _last),
-        mistake("Only the best replica's match is reported.",
-                "The policy needs all: the best one may be busy.", _only_the_best),
-        mistake("All replicas get the same number.", "One may hold more than another.",
-                _all_replicas),
-        mistake("A block that nobody holds raises a KeyError.", "`holders.get(name, set())`.",
-                _key_error),
+        mistake(
+            "Blocks behind a gap are counted. They cannot be reused: what they hold depends on "
+            "the blocks before them.",
+            "Stop at the first block that is missing.",
+            _counted,
+        ),
+        mistake(
+            "Blocks behind a gap are counted.", "Stop at the first block that is missing.", _last
+        ),
+        mistake(
+            "Only the best replica's match is reported.",
+            "The policy needs all: the best one may be busy.",
+            _only_the_best,
+        ),
+        mistake(
+            "All replicas get the same number.", "One may hold more than another.", _all_replicas
+        ),
+        mistake(
+            "A block that nobody holds raises a KeyError.",
+            "`holders.get(name, set())`.",
+            _key_error,
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 4
 
@@ -139,8 +148,10 @@ def _dead_too(num_tokens: int, size: int, matches: Any, waiting: Any) -> int:
     if not waiting:
         raise ValueError("nobody")
     rest = (num_tokens - 1) // size
-    return min(range(len(matches)), key=lambda i: (
-        waiting.get(i, 0) - size * min(matches[i], rest), waiting.get(i, 0), i))  # fmt: skip
+    return min(
+        range(len(matches)),
+        key=lambda i: (waiting.get(i, 0) - size * min(matches[i], rest), waiting.get(i, 0), i),
+    )
 
 
 CHOOSE_REPLICA = Contract(
@@ -152,34 +163,54 @@ CHOOSE_REPLICA = Contract(
             "Another replica would compute the first token sooner. {says}",
             "`waiting_tokens[i] + num_tokens - block_size * matches[i]`, as small as possible.",
         ),
-        "refuses": Clause("Without a live replica there is nothing to choose: a ValueError.",
-                          "`if not waiting_tokens: raise ValueError(...)`."),
-        "raises": Clause("`choose_replica` raises an error.",
-                         "The live replicas are the keys of `waiting_tokens`."),
+        "refuses": Clause(
+            "Without a live replica there is nothing to choose: a ValueError.",
+            "`if not waiting_tokens: raise ValueError(...)`.",
+        ),
+        "raises": Clause(
+            "`choose_replica` raises an error.",
+            "The live replicas are the keys of `waiting_tokens`.",
+        ),
     },
     mistakes=(
-        mistake("Only the prefix counts, so that everybody stands in one queue.",
-                "Add the tokens that wait there.",
-                _ranked(lambda n, s, m, w, i: (-min(m, (n - 1) // s), w, i))),
-        mistake("Only the queue counts, and the caches are useless.",
-                "Subtract the tokens that need not be computed.",
-                _ranked(lambda n, s, m, w, i: (w, i))),
-        mistake("Blocks are weighed against tokens: `matches` counts blocks.",
-                "A block is `block_size` tokens.",
-                _ranked(lambda n, s, m, w, i: (w - min(m, (n - 1) // s), w, i))),
-        mistake("A prompt that is cached to its last token counts as no work. One token is always "
-                "computed, and with it its whole block.",
-                "`min(matches[i], (num_tokens - 1) // block_size)`.",
-                _ranked(lambda n, s, m, w, i: (w - s * m, w, i))),
-        mistake("A dead replica is chosen.", "Live replicas are the keys of `waiting_tokens`.",
-                _dead_too),
-        mistake("Of equally good replicas, not the one with the shorter queue is chosen.",
-                "Compare pairs: `(cost, waiting_tokens[i], i)`.",
-                _ranked(lambda n, s, m, w, i: (w - s * min(m, (n - 1) // s), i))),
-        mistake("The slowest replica is chosen.", "The smallest cost wins.",
-                _ranked(lambda n, s, m, w, i: (-(w - s * min(m, (n - 1) // s)), w, i))),
+        mistake(
+            "Only the prefix counts, so that everybody stands in one queue.",
+            "Add the tokens that wait there.",
+            _ranked(lambda n, s, m, w, i: (-min(m, (n - 1) // s), w, i)),
+        ),
+        mistake(
+            "Only the queue counts, and the caches are useless.",
+            "Subtract the tokens that need not be computed.",
+            _ranked(lambda n, s, m, w, i: (w, i)),
+        ),
+        mistake(
+            "Blocks are weighed against tokens: `matches` counts blocks.",
+            "A block is `block_size` tokens.",
+            _ranked(lambda n, s, m, w, i: (w - min(m, (n - 1) // s), w, i)),
+        ),
+        mistake(
+            "A prompt that is cached to its last token counts as no work. One token is always "
+            "computed, and with it its whole block.",
+            "`min(matches[i], (num_tokens - 1) // block_size)`.",
+            _ranked(lambda n, s, m, w, i: (w - s * m, w, i)),
+        ),
+        mistake(
+            "A dead replica is chosen.",
+            "Live replicas are the keys of `waiting_tokens`.",
+            _dead_too,
+        ),
+        mistake(
+            "Of equally good replicas, not the one with the shorter queue is chosen.",
+            "Compare pairs: `(cost, waiting_tokens[i], i)`.",
+            _ranked(lambda n, s, m, w, i: (w - s * min(m, (n - 1) // s), i)),
+        ),
+        mistake(
+            "The slowest replica is chosen.",
+            "The smallest cost wins.",
+            _ranked(lambda n, s, m, w, i: (-(w - s * min(m, (n - 1) // s)), w, i)),
+        ),
     ),
-)  # fmt: skip
+)
 
 # Exercise 5
 
@@ -197,7 +228,7 @@ def draw_queues(c: Choices) -> Given:
 
 def seconds_left(
     tokens_ahead: Sequence[float], tokens_per_second: float, ttft_limit: float
-) -> float:  # fmt: skip
+) -> float:
     """In exact fractions, over all replicas."""
     if not tokens_ahead:
         raise ValueError("no replica is alive")
@@ -223,24 +254,45 @@ SECONDS_UNTIL_ROOM = Contract(
         f"hears `Retry-After: {answer([6000, 9000], 2500.0, 2.0):.1f}`."
     ),
     clauses={
-        "returns": Clause("The time is wrong. {says}",
-                          "The replica with the fewest tokens ahead decides."),
-        "refuses": Clause("Without a live replica no time can be named: a ValueError.",
-                          "`if not tokens_ahead: raise ValueError(...)`."),
+        "returns": Clause(
+            "The time is wrong. {says}", "The replica with the fewest tokens ahead decides."
+        ),
+        "refuses": Clause(
+            "Without a live replica no time can be named: a ValueError.",
+            "`if not tokens_ahead: raise ValueError(...)`.",
+        ),
     },
     mistakes=(
-        mistake("The time is negative where there is room already.", "`max(0.0, ...)`.",
-                _room(lambda t, r, m: min(t) / r - m)),
-        mistake("The fullest replica decides.", "One replica with room is enough: `min`.",
-                _room(lambda t, r, m: max(0.0, max(t) / r - m))),
-        mistake("All queues are added up.", "The request goes to one replica.",
-                _room(lambda t, r, m: max(0.0, sum(t) / r - m))),
-        mistake("The mean of the queues decides.", "The request goes to the shortest: `min`.",
-                _room(lambda t, r, m: max(0.0, sum(t) / len(t) / r - m))),
-        mistake("The limit is not subtracted: the client may come back when the answer would be in "
-                "time, not when the queue is empty.", "`tokens / tokens_per_second - ttft_limit`.",
-                _room(lambda t, r, m: min(t) / r if min(t) / r > m else 0.0)),
-        mistake("These are tokens, not seconds.", "Divide by `tokens_per_second`.",
-                _room(lambda t, r, m: max(0.0, min(t) - m * r))),
+        mistake(
+            "The time is negative where there is room already.",
+            "`max(0.0, ...)`.",
+            _room(lambda t, r, m: min(t) / r - m),
+        ),
+        mistake(
+            "The fullest replica decides.",
+            "One replica with room is enough: `min`.",
+            _room(lambda t, r, m: max(0.0, max(t) / r - m)),
+        ),
+        mistake(
+            "All queues are added up.",
+            "The request goes to one replica.",
+            _room(lambda t, r, m: max(0.0, sum(t) / r - m)),
+        ),
+        mistake(
+            "The mean of the queues decides.",
+            "The request goes to the shortest: `min`.",
+            _room(lambda t, r, m: max(0.0, sum(t) / len(t) / r - m)),
+        ),
+        mistake(
+            "The limit is not subtracted: the client may come back when the answer would be in "
+            "time, not when the queue is empty.",
+            "`tokens / tokens_per_second - ttft_limit`.",
+            _room(lambda t, r, m: min(t) / r if min(t) / r > m else 0.0),
+        ),
+        mistake(
+            "These are tokens, not seconds.",
+            "Divide by `tokens_per_second`.",
+            _room(lambda t, r, m: max(0.0, min(t) - m * r)),
+        ),
     ),
-)  # fmt: skip
+)

@@ -7,13 +7,7 @@ from typing import Any
 
 from utils.checks.kit.runner import Mismatch, call
 from utils.hub import load_tokenizer, resolve_model
-from utils.kv_events.kv_events import (
-    MEDIUM_GPU,
-    AllBlocksCleared,
-    BlockStored,
-    Event,
-    KVEventBatch,
-)
+from utils.kv_events.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockStored, Event, KVEventBatch
 from utils.routing.fleet.experiments import ask_warmed, warm_behind
 from utils.routing.fleet.replicas import course_replicas
 from utils.routing.fleet.workload import (
@@ -59,9 +53,10 @@ def against_round_robin(make_router: MakeRouter) -> str:
         raise Mismatch(
             "Prompts whose beginning a server had computed were sent to the other one.",
             input=f"{NUM_WARMED} prompts that were sent to the servers directly, past your router",
-            expected=f"all {NUM_WARMED} where their beginning is", got=f"{warmed.num_right}",
+            expected=f"all {NUM_WARMED} where their beginning is",
+            got=f"{warmed.num_right}",
             look="Does `heard` book all events, also those of prompts that you never saw?",
-        )  # fmt: skip
+        )
     return (
         f"Your router stands in front of two real servers. Of the prompts' tokens, round robin "
         f"finds {plain.hit_rate:.1%} in the caches (foretold: {plain_foretold:.1%}), yours "
@@ -82,11 +77,13 @@ def judge(run: RunReport, plain: RunReport, foretold: float) -> None:
             got=f"{run.hit_rate:.1%}, requests per server {run.num_requests}",
         )
     if abs(run.hit_rate - foretold) > TOLERANCE:
-        raise Mismatch("The servers' counters are not as foretold.",
-                       input="the same prompts, to your router and two pretended servers",
-                       expected=f"{foretold:.1%} of the tokens found", got=f"{run.hit_rate:.1%}",
-                       look="Does your router remember something from one run to the "
-                       "next?")  # fmt: skip
+        raise Mismatch(
+            "The servers' counters are not as foretold.",
+            input="the same prompts, to your router and two pretended servers",
+            expected=f"{foretold:.1%} of the tokens found",
+            got=f"{run.hit_rate:.1%}",
+            look="Does your router remember something from one run to the next?",
+        )
 
 
 def foretell(router: Any, prompts: Sequence[GroupedPrompt], tokenizer: Any) -> float:
@@ -108,9 +105,14 @@ def stored(token_ids: Sequence[int]) -> BlockStored:
     """What a server says that has computed a prompt: all of its full blocks."""
     names = block_names(token_ids, BLOCK_SIZE)
     return BlockStored(
-        [name ^ 1 for name in names], None, list(token_ids[: len(names) * BLOCK_SIZE]), BLOCK_SIZE,
-        None, MEDIUM_GPU, None,
-    )  # fmt: skip
+        [name ^ 1 for name in names],
+        None,
+        list(token_ids[: len(names) * BLOCK_SIZE]),
+        BLOCK_SIZE,
+        None,
+        MEDIUM_GPU,
+        None,
+    )
 
 
 class Learners:
@@ -132,8 +134,10 @@ class Learners:
     def complain(self) -> None:
         """Raise a `Mismatch` if something in the learner's router has failed."""
         if self.error is not None:
-            raise Mismatch("Your router raised an error in front of the servers.",
-                           got=f"{type(self.error).__name__}: {self.error}")  # fmt: skip
+            raise Mismatch(
+                "Your router raised an error in front of the servers.",
+                got=f"{type(self.error).__name__}: {self.error}",
+            )
 
     def _try(self, action: Callable[[], Any]) -> Any:
         try:

@@ -92,8 +92,10 @@ def play(stage: Stage, make_router: Any, story: Story) -> None:
             replicas = replicas[::-1] if turned else replicas
             names = block_names(tokens, story.routers[which][1])
             waiting = {r.index: r.waiting_tokens for r in replicas}
-            stage.step(f"{name}: choose({len(tokens)} tokens from {tokens[0]} on, waiting tokens "
-                       f"{waiting})")  # fmt: skip
+            stage.step(
+                f"{name}: choose({len(tokens)} tokens from {tokens[0]} on, waiting tokens "
+                f"{waiting})"
+            )
             request = RoutingRequest(number, names, len(tokens))
             stage.see("choose", stage.call(routers[which], "choose", request, replicas))
 
@@ -158,21 +160,35 @@ REHEARSAL = Contract(
     passed="Right in all stories.",
     clauses={
         "new": Clause("`MyRouter(num_replicas, block_size)` gives no router."),
-        "methods": Clause("Your router has no method {got}.",
-                          "Keep the methods of the cell above."),
-        "choose": Clause("Your router sends a prompt to the wrong replica: {got}; expected "
-                         "{expected}.", PARTS),
+        "methods": Clause(
+            "Your router has no method {got}.", "Keep the methods of the cell above."
+        ),
+        "choose": Clause(
+            "Your router sends a prompt to the wrong replica: {got}; expected {expected}.", PARTS
+        ),
     },
     mistakes=(
-        mistake("Blocks have 16 tokens in your router, whatever `block_size` says.",
-                "Keep `block_size` in `__init__`.", _Sixteen),
-        mistake("The replicas of the first call are asked about in later ones, too. Some have died "
-                "since.", "Look at `replicas` in each call.", _FirstReplicas),
-        mistake("When a replica is dead, the others' matches are mixed up: `matches` begins at "
-                "replica 0, live or not.", "Pass on what your `KVIndex` returns.", _MatchesOfLive),
-        mistake("You weigh waiting requests, not the tokens that wait.", "`waiting_tokens`.",
-                _Requests),
+        mistake(
+            "Blocks have 16 tokens in your router, whatever `block_size` says.",
+            "Keep `block_size` in `__init__`.",
+            _Sixteen,
+        ),
+        mistake(
+            "The replicas of the first call are asked about in later ones, too. Some have died "
+            "since.",
+            "Look at `replicas` in each call.",
+            _FirstReplicas,
+        ),
+        mistake(
+            "When a replica is dead, the others' matches are mixed up: `matches` begins at "
+            "replica 0, live or not.",
+            "Pass on what your `KVIndex` returns.",
+            _MatchesOfLive,
+        ),
+        mistake(
+            "You weigh waiting requests, not the tokens that wait.", "`waiting_tokens`.", _Requests
+        ),
         mistake("The queues do not count.", "`waiting_tokens` of each replica.", _NoLoad),
     ),
     examples=200,
-)  # fmt: skip
+)

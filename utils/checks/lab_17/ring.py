@@ -65,8 +65,9 @@ def walk(
 
     nearest = [
         (min(distance(place_of(f"{replica}/{k}")) for k in range(num_points)), replica)
-        for replica in loads if loads[replica] < limit
-    ]  # fmt: skip
+        for replica in loads
+        if loads[replica] < limit
+    ]
     return min(nearest)[1]
 
 
@@ -83,8 +84,11 @@ def _ring(change: str = "") -> Callable[..., int]:
             ring.sort(key=lambda point: (point[0], str(point[1])))
         if change == "floats":
             ring, begin = sorted((float(place), r) for place, r in ring), float(begin)
-        after = [r for place, r in ring if place > begin or (
-            place == begin and change != "strictly after")]  # fmt: skip
+        after = [
+            r
+            for place, r in ring
+            if place > begin or (place == begin and change != "strictly after")
+        ]
         order = after + [r for _, r in ring]
         if change == "before":
             order = [r for place, r in reversed(ring) if place <= begin] + order[::-1]
@@ -121,39 +125,75 @@ RING_OWNER = Contract(
             "Sort all points as pairs (place, replica). The first at or after the key's place is "
             "its own; behind the last point, the first one follows.",
         ),
-        "refuses": Clause("Without a live replica the ring is empty: a ValueError.",
-                          "`if not loads: raise ValueError(...)`."),
-        "raises": Clause("`ring_owner` raises an error.", "Is there a point after the key's place? "
-                         "If not, the ring begins anew."),
+        "refuses": Clause(
+            "Without a live replica the ring is empty: a ValueError.",
+            "`if not loads: raise ValueError(...)`.",
+        ),
+        "raises": Clause(
+            "`ring_owner` raises an error.",
+            "Is there a point after the key's place? If not, the ring begins anew.",
+        ),
     },
     mistakes=(
-        mistake("That is `hash % N`: when a replica goes, nearly all keys move.",
-                "Put points on a ring.", _modulo),
-        mistake("The ring ends: a key behind the last point belongs to the first one.",
-                "`ring[place % len(ring)]`.", _ring("no wrap")),
-        mistake("A point at the key's own place is passed over.", "`>=`, or `bisect_left`.",
-                _ring("strictly after")),
-        mistake("Two replicas stand at one place, and their numbers are compared as texts: \"10\" "
-                "comes before \"8\" then.", "Sort pairs `(place, replica)` of whole numbers.",
-                _ring("texts")),
-        mistake("Places are numbers of 64 bits. As floats, neighbouring ones become equal.",
-                "Keep the whole numbers that `place_of` returns.", _ring("floats")),
-        mistake("The point *before* the key is taken.", "Go on in the direction of larger places.",
-                _ring("before")),
-        mistake("Each replica has one point only, so that shares are very unequal.",
-                'Places `place_of(f"{replica}/{k}")` for `k in range(num_points)`.',
-                _ring("one point")),
-        mistake("The bound is ignored, or it is of the sum and not of the mean.",
-                "Pass over who has `bound` times the mean already.",
-                _ring("no bound"), _ring("no mean")),
-        mistake("Whoever is at the limit already gets one more.", "`loads[r] < limit`.",
-                _ring("or equal")),
-        mistake("The new request is missing in the mean: in an idle cluster nobody would be below "
-                "the limit.", "`bound * (sum(loads.values()) + 1) / len(loads)`.",
-                _ring("without this request")),
-        mistake("When the owner is full, the request must go on along the ring, not to the least "
-                "loaded: the next time it should find its prefix there.",
-                "Try the points one after the other.", _ring("least")),
+        mistake(
+            "That is `hash % N`: when a replica goes, nearly all keys move.",
+            "Put points on a ring.",
+            _modulo,
+        ),
+        mistake(
+            "The ring ends: a key behind the last point belongs to the first one.",
+            "`ring[place % len(ring)]`.",
+            _ring("no wrap"),
+        ),
+        mistake(
+            "A point at the key's own place is passed over.",
+            "`>=`, or `bisect_left`.",
+            _ring("strictly after"),
+        ),
+        mistake(
+            'Two replicas stand at one place, and their numbers are compared as texts: "10" '
+            'comes before "8" then.',
+            "Sort pairs `(place, replica)` of whole numbers.",
+            _ring("texts"),
+        ),
+        mistake(
+            "Places are numbers of 64 bits. As floats, neighbouring ones become equal.",
+            "Keep the whole numbers that `place_of` returns.",
+            _ring("floats"),
+        ),
+        mistake(
+            "The point *before* the key is taken.",
+            "Go on in the direction of larger places.",
+            _ring("before"),
+        ),
+        mistake(
+            "Each replica has one point only, so that shares are very unequal.",
+            'Places `place_of(f"{replica}/{k}")` for `k in range(num_points)`.',
+            _ring("one point"),
+        ),
+        mistake(
+            "The bound is ignored, or it is of the sum and not of the mean.",
+            "Pass over who has `bound` times the mean already.",
+            _ring("no bound"),
+            _ring("no mean"),
+        ),
+        mistake(
+            "Whoever is at the limit already gets one more.",
+            "`loads[r] < limit`.",
+            _ring("or equal"),
+        ),
+        mistake(
+            "The new request is missing in the mean: in an idle cluster nobody would be below "
+            "the limit.",
+            "`bound * (sum(loads.values()) + 1) / len(loads)`.",
+            _ring("without this request"),
+        ),
+        mistake(
+            "When the owner is full, the request must go on along the ring, not to the least "
+            "loaded: the next time it should find its prefix there.",
+            "Try the points one after the other.",
+            _ring("least"),
+        ),
     ),
     examples=1000,
-)  # fmt: skip
+)

@@ -22,9 +22,14 @@ from utils.routing.router.block_names import block_name, block_names
 
 # Prompts, and the size of their blocks. Each event has its own.
 PROMPTS: tuple[tuple[tuple[int, ...], int], ...] = (
-    ((1, 2, 3, 4), 2), ((1, 2, 3, 4, 5, 6), 2), ((1, 2, 7, 8), 2), ((5, 6), 2), ((5, 6, 3, 4), 2),
-    ((9, 9, 9, 9, 9, 9), 2), ((1, 2, 3, 4, 5, 6), 3),
-)  # fmt: skip
+    ((1, 2, 3, 4), 2),
+    ((1, 2, 3, 4, 5, 6), 2),
+    ((1, 2, 7, 8), 2),
+    ((5, 6), 2),
+    ((5, 6, 3, 4), 2),
+    ((9, 9, 9, 9, 9, 9), 2),
+    ((1, 2, 3, 4, 5, 6), 3),
+)
 NAMES_OF = [block_names(*prompt) for prompt in PROMPTS]
 ASKED = [NAMES_OF[i] for i in (1, 2, 4, 5, 6)]  # the others are beginnings of these
 NAMES = list(dict.fromkeys(name for names in NAMES_OF for name in names))
@@ -73,8 +78,16 @@ def draw_story(c: Choices) -> Story:
     return Story(num_replicas, hashes, tuple(c.some(step, 0, 30)))
 
 
-KINDS = ("the same", "different", "small", "bytes as", "bytes, all alike at both ends, as",
-         "zeros in bytes as", "neighbouring large", "far apart")  # fmt: skip
+KINDS = (
+    "the same",
+    "different",
+    "small",
+    "bytes as",
+    "bytes, all alike at both ends, as",
+    "zeros in bytes as",
+    "neighbouring large",
+    "far apart",
+)
 
 
 @functools.cache
@@ -86,12 +99,15 @@ def external(hashes: str, replica: int, name: int, cleared: int) -> ExternalBloc
     count = (NAMES.index(name) - replica - cleared) % len(NAMES)
     of_name = name * 0x9E3779B97F4A7C15 + 1
     kinds: tuple[ExternalBlockHash, ...] = (
-        of_name % 2**64, (of_name + replica) % 2**64, count,
+        of_name % 2**64,
+        (of_name + replica) % 2**64,
+        count,
         hashlib.blake2b(f"{name} {replica}".encode(), digest_size=32).digest(),
-        b"all begin" + bytes([count]) + b"and end so", bytes(1 + count),
+        b"all begin" + bytes([count]) + b"and end so",
+        bytes(1 + count),
         2**63 + count,  # as floats they are equal
         count << 56,  # their lower bits are equal
-    )  # fmt: skip
+    )
     return kinds[KINDS.index(hashes)]
 
 
@@ -106,9 +122,14 @@ def event_of(story: Story, step: Step, cleared: int = 0) -> Event:
         return BlockRemoved([hashes[i] for i in rest[1]], MEDIUM_GPU)
     first, last = rest[1], rest[2]
     return BlockStored(
-        hashes[first : last + 1], hashes[first - 1] if first else None,
-        list(prompt[first * size : (last + 1) * size]), size, None, MEDIUM_GPU, None,
-    )  # fmt: skip
+        hashes[first : last + 1],
+        hashes[first - 1] if first else None,
+        list(prompt[first * size : (last + 1) * size]),
+        size,
+        None,
+        MEDIUM_GPU,
+        None,
+    )
 
 
 def play(stage: Stage, index_class: Any, story: Story) -> None:
@@ -229,17 +250,31 @@ class _NoParent(PlainIndex):
     def store(self, names: Any, bag: Any, event: Any) -> None:
         parent = event.parent_block_hash
         if parent is None or parent in names:
-            super().store(names, bag, BlockStored(
-                event.block_hashes, None, event.token_ids, event.block_size, None, None, None,
-            ))  # fmt: skip
+            super().store(
+                names,
+                bag,
+                BlockStored(
+                    event.block_hashes, None, event.token_ids, event.block_size, None, None, None
+                ),
+            )
 
 
 class _FirstBlockOnly(PlainIndex):
     def store(self, names: Any, bag: Any, event: Any) -> None:
         size = event.block_size
-        super().store(names, bag, BlockStored(
-            event.block_hashes[:1], event.parent_block_hash, event.token_ids[:size], size, None,
-            None, None))  # fmt: skip
+        super().store(
+            names,
+            bag,
+            BlockStored(
+                event.block_hashes[:1],
+                event.parent_block_hash,
+                event.token_ids[:size],
+                size,
+                None,
+                None,
+                None,
+            ),
+        )
 
 
 class _OrphansAtTheStart(PlainIndex):
@@ -286,35 +321,69 @@ KV_INDEX = Contract(
     "have said it.",
     clauses={
         "new": Clause("`KVIndex(num_replicas)` gives no index."),
-        "apply": Clause("`apply(replica, event)` returns nothing, and raises nothing, also for a "
-                        "block that the index does not know.", "`dict.get`, `dict.pop(x, None)`."),
-        "event": Clause("`apply` changes the event. Others are told of it, too.",
-                        "Slices, such as `event.token_ids[i * size : (i + 1) * size]`."),
+        "apply": Clause(
+            "`apply(replica, event)` returns nothing, and raises nothing, also for a "
+            "block that the index does not know.",
+            "`dict.get`, `dict.pop(x, None)`.",
+        ),
+        "event": Clause(
+            "`apply` changes the event. Others are told of it, too.",
+            "Slices, such as `event.token_ids[i * size : (i + 1) * size]`.",
+        ),
         "matches": Clause("`matches` returns {got}; expected {expected} leading blocks.", CHAIN),
-        "earlier": Clause("What `matches` has returned is changed by later calls: it is {got}, and "
-                          "was {expected}.", "Make a new list in each call."),
+        "earlier": Clause(
+            "What `matches` has returned is changed by later calls: it is {got}, and "
+            "was {expected}.",
+            "Make a new list in each call.",
+        ),
     },
     mistakes=(
-        mistake("A block is gone though a copy is left. Several requests can compute the same "
-                "block at the same time; each copy is stored, and removed, by itself.",
-                "Count the copies: `Counter`.", _OneCopy, _TwoAtMost),
-        mistake("A block that was forgotten and comes back seems to have two copies: its old count "
-                "has stayed.", "`copies.pop(block_hash, None)`, as for `names`.", _CountStays),
-        mistake("A removed hash that is not known counts as less than no copy. When it is stored "
-                "later, a copy is missing.", "Count down only what is more than 1.",
-                _LessThanNone),
-        mistake("All engines share one book. An engine's hash means nothing elsewhere.",
-                "A dictionary for each replica.", _OneBook),
+        mistake(
+            "A block is gone though a copy is left. Several requests can compute the same "
+            "block at the same time; each copy is stored, and removed, by itself.",
+            "Count the copies: `Counter`.",
+            _OneCopy,
+            _TwoAtMost,
+        ),
+        mistake(
+            "A block that was forgotten and comes back seems to have two copies: its old count "
+            "has stayed.",
+            "`copies.pop(block_hash, None)`, as for `names`.",
+            _CountStays,
+        ),
+        mistake(
+            "A removed hash that is not known counts as less than no copy. When it is stored "
+            "later, a copy is missing.",
+            "Count down only what is more than 1.",
+            _LessThanNone,
+        ),
+        mistake(
+            "All engines share one book. An engine's hash means nothing elsewhere.",
+            "A dictionary for each replica.",
+            _OneBook,
+        ),
         mistake("A block's name ignores its parent.", CHAIN, _NoParent),
-        mistake("Only the first block of an event is stored.", "Go through `event.block_hashes`; "
-                "block i has the tokens from `i * block_size` on.", _FirstBlockOnly),
-        mistake("A block whose parent is unknown is taken for the beginning of a prompt.",
-                "What is before it? Nobody knows, so leave it out.", _OrphansAtTheStart),
-        mistake("Removed blocks stay.", "`BlockRemoved` holds the engine's hashes: look up the "
-                "names that you gave them.", _NeverRemoves),
-        mistake("`AllBlocksCleared` is about one engine.", "Clear the books of this replica.",
-                _ClearsAll),
+        mistake(
+            "Only the first block of an event is stored.",
+            "Go through `event.block_hashes`; block i has the tokens from `i * block_size` on.",
+            _FirstBlockOnly,
+        ),
+        mistake(
+            "A block whose parent is unknown is taken for the beginning of a prompt.",
+            "What is before it? Nobody knows, so leave it out.",
+            _OrphansAtTheStart,
+        ),
+        mistake(
+            "Removed blocks stay.",
+            "`BlockRemoved` holds the engine's hashes: look up the names that you gave them.",
+            _NeverRemoves,
+        ),
+        mistake(
+            "`AllBlocksCleared` is about one engine.",
+            "Clear the books of this replica.",
+            _ClearsAll,
+        ),
         mistake("`AllBlocksCleared` is ignored.", "Clear the books of this replica.", _Uncleared),
     ),
     examples=220,
-)  # fmt: skip
+)

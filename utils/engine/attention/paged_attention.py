@@ -153,10 +153,11 @@ def paged_attention(
     for group in metadata.decode_groups if at_once else ():
         size, _, _, length = group.mask.shape
         key, value = (  # [G, H_kv, length, D]
-            cache.index_select(0, group.block_table).view(size, length, *cache.shape[2:])
+            cache.index_select(0, group.block_table)
+            .view(size, length, *cache.shape[2:])
             .transpose(1, 2)
             for cache in (key_cache, value_cache)
-        )  # fmt: skip
+        )
         # As in `attention`, the heads of a group pose as the positions of a sequence.
         grouped = query[group.rows].view(size, key.shape[1], -1, query.shape[2])
         out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=group.mask, scale=scale)
@@ -202,8 +203,11 @@ def _decode_groups(metadata: AttentionMetadata, key_cache: Tensor) -> list[Decod
         positions = torch.arange(longest * block_size, device=tables.device)
         beyond = positions >= seq_lens[:, None, None, None]
         mask = torch.zeros(beyond.shape, dtype=key_cache.dtype, device=tables.device)
-        groups.append(DecodeGroup(
-            tables.new_tensor([rows[i] for i in group]), tables.flatten(),
-            mask.masked_fill_(beyond, -torch.inf),
-        ))  # fmt: skip
+        groups.append(
+            DecodeGroup(
+                tables.new_tensor([rows[i] for i in group]),
+                tables.flatten(),
+                mask.masked_fill_(beyond, -torch.inf),
+            )
+        )
     return groups

@@ -53,9 +53,13 @@ class PagedKVCache:
     def for_engine(cls, model: ModelConfig, engine: EngineConfig) -> PagedKVCache:
         """The memory that an engine's settings ask for."""
         return cls(
-            model, engine.num_gpu_blocks, engine.block_size, engine.dtype, engine.device,
+            model,
+            engine.num_gpu_blocks,
+            engine.block_size,
+            engine.dtype,
+            engine.device,
             engine.num_cpu_blocks,
-        )  # fmt: skip
+        )
 
     @property
     def nbytes(self) -> int:
@@ -83,9 +87,10 @@ class PagedKVCache:
             flat[:, :, list(to_slots)] = flat[:, :, list(from_slots)]
         device, host = self.device_memory, self.host_memory
         for source, target, pairs in (
-            (device, host, copies.swap_out), (device, device, copies.copy),
+            (device, host, copies.swap_out),
+            (device, device, copies.copy),
             (host, device, copies.swap_in),
-        ):  # fmt: skip
+        ):
             for from_block, to_block in pairs:
                 target[:, :, to_block] = source[:, :, from_block].to(target.device)
 

@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 DEFAULT_KV_CACHE_MEMORY = 1 << 30
 # How a field of this type is read from a command line. Fields of other types cannot be given there.
 FROM_TEXT = {
-    "str": str, "str | Path": str, "str | SchedulingPolicy": str, "int": int, "int | None": int,
-    "float": float, "SpeculativeConfig | dict[str, Any] | None": json.loads,
-}  # fmt: skip
+    "str": str,
+    "str | Path": str,
+    "str | SchedulingPolicy": str,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "SpeculativeConfig | dict[str, Any] | None": json.loads,
+}
 
 
 @dataclass(frozen=True)
@@ -147,10 +152,12 @@ class EngineArgs(EngineParts):
             most = max(self.max_num_seqs, 1) * blocks_per_request
             num_gpu_blocks = min(num_gpu_blocks, most)
         resolved = {
-            "max_model_len": max_model_len, "dtype": dtype, "device": device,
+            "max_model_len": max_model_len,
+            "dtype": dtype,
+            "device": device,
             "num_gpu_blocks": num_gpu_blocks,
             "num_cpu_blocks": int(self.swap_space * (1 << 30)) // block_bytes,
-        }  # fmt: skip
+        }
         return EngineConfig(**(self.of(EngineConfig) | resolved))
 
     @classmethod

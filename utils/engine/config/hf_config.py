@@ -10,15 +10,18 @@ from typing import Any
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 # What the entries of config.json are, where they are there: (in words, what holds for it, which).
 KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("a whole number above 0", lambda v: type(v) is int and v > 0,
-     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-     "num_key_value_heads head_dim max_position_embeddings sliding_window"),
+    (
+        "a whole number above 0",
+        lambda v: type(v) is int and v > 0,
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim max_position_embeddings sliding_window",
+    ),
     ("a number above 0", lambda v: type(v) in (int, float) and v > 0, "rms_norm_eps rope_theta"),
     ("true or false", lambda v: isinstance(v, bool), "tie_word_embeddings"),
     ("a text", lambda v: isinstance(v, str), "dtype torch_dtype"),
     ("an object", lambda v: isinstance(v, dict), "rope_parameters rope_scaling"),
     ("a list", lambda v: isinstance(v, list), "architectures"),
-)  # fmt: skip
+)
 NEVER_NULL = ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")
 
 

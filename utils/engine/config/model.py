@@ -65,8 +65,13 @@ class ModelConfig:
         """
         raw = read_json(Path(path) / "config.json")
         refuse_unsupported(raw)
-        required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                    "num_attention_heads")  # fmt: skip
+        required = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        )
         if missing := [name for name in required if raw.get(name) is None]:
             raise ValueError(f"{path}/config.json lacks {', '.join(missing)}.")
         heads = raw["num_attention_heads"]

@@ -37,9 +37,12 @@ def make_kv_cache_manager(config: EngineConfig) -> KVCacheManager:
     hash_fn = get_hash_fn_by_name(config.prefix_caching_hash_algo)
     hasher = get_request_block_hasher(config.block_size, hash_fn)
     return KVCacheManager(
-        config.num_gpu_blocks, config.block_size, config.enable_prefix_caching, hasher,
+        config.num_gpu_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        hasher,
         config.num_cpu_blocks,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,22 +56,34 @@ class SpeculativeConfig:
 
         k, method = self.num_speculative_tokens, self.method
         require(method in METHODS, f"unknown method {method!r}. Expected {', '.join(METHODS)}.")
-        require(isinstance(k, int) and k >= 1,
-                f"num_speculative_tokens must be an integer of at least 1, got {k!r}.")  # fmt: skip
-        require(1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
-                f"expected 1 <= prompt_lookup_min <= prompt_lookup_max, got "
-                f"{self.prompt_lookup_min} and {self.prompt_lookup_max}.")  # fmt: skip
-        require(self.draft_token_cost > 0,
-                f"draft_token_cost must be above 0, got {self.draft_token_cost!r}.")  # fmt: skip
+        require(
+            isinstance(k, int) and k >= 1,
+            f"num_speculative_tokens must be an integer of at least 1, got {k!r}.",
+        )
+        require(
+            1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
+            f"expected 1 <= prompt_lookup_min <= prompt_lookup_max, got "
+            f"{self.prompt_lookup_min} and {self.prompt_lookup_max}.",
+        )
+        require(
+            self.draft_token_cost > 0,
+            f"draft_token_cost must be above 0, got {self.draft_token_cost!r}.",
+        )
         needs_model = method in ("draft_model", "medusa")
-        require((self.model is not None) == needs_model,
-                f"method {method!r} {'needs' if needs_model else 'takes no'} model.")  # fmt: skip
-        require((self.proposer is not None) == (method == "custom_class"),
-                "a proposer belongs to method 'custom_class', and to no other.")  # fmt: skip
+        require(
+            (self.model is not None) == needs_model,
+            f"method {method!r} {'needs' if needs_model else 'takes no'} model.",
+        )
+        require(
+            (self.proposer is not None) == (method == "custom_class"),
+            "a proposer belongs to method 'custom_class', and to no other.",
+        )
         if (widths := self.tree_widths) is not None:
             require(method == "medusa", "tree_widths belongs to method 'medusa'.")
-            require(all(isinstance(w, int) and w >= 1 for w in widths) and len(widths) > 0,
-                    f"tree_widths must be positive integers, got {widths!r}.")  # fmt: skip
+            require(
+                all(isinstance(w, int) and w >= 1 for w in widths) and len(widths) > 0,
+                f"tree_widths must be positive integers, got {widths!r}.",
+            )
             require(not self.adaptive, "a tree has one size: adaptive must be False.")
             object.__setattr__(self, "num_speculative_tokens", tree_size(widths))
 

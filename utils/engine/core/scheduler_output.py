@@ -73,14 +73,22 @@ class ScheduledRequest:
             paths = draft.paths()
             bitmasks = [grammar.bitmask(request.output_token_ids, path) for path in paths]
         return cls(
-            request.request_id, request.all_token_ids, len(request.prompt_token_ids),
-            request.num_computed_tokens, num_new_tokens, block_ids, draft,
-            request.sampling_params, request.seed, request.stopping_token_ids,
+            request.request_id,
+            request.all_token_ids,
+            len(request.prompt_token_ids),
+            request.num_computed_tokens,
+            num_new_tokens,
+            block_ids,
+            draft,
+            request.sampling_params,
+            request.seed,
+            request.stopping_token_ids,
             None if known is None else len(known),
             bitmasks,
             [(fork.request_id, fork.seed) for fork in request.forks],
-            request.cache_salt, request.lora_name,
-        )  # fmt: skip
+            request.cache_salt,
+            request.lora_name,
+        )
 
     @property
     def num_tokens(self) -> int:

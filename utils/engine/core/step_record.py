@@ -74,6 +74,11 @@ def record_step(
     }
     finished = [state.request_id for state in updated if state.is_finished]
     return StepRecord(
-        *times, tokens, output.preempted_req_ids, output.resumed_req_ids, finished, num_waiting,
+        *times,
+        tokens,
+        output.preempted_req_ids,
+        output.resumed_req_ids,
+        finished,
+        num_waiting,
         kv_cache_usage,
-    )  # fmt: skip
+    )

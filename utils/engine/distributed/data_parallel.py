@@ -50,9 +50,11 @@ class EngineReplica:
         self.state = initialize_model_parallel()
         self.shares_experts = args.enable_expert_parallel
         alone = replace(
-            args, data_parallel_size=1, enable_expert_parallel=False,
+            args,
+            data_parallel_size=1,
+            enable_expert_parallel=False,
             upcycle=None if self.shares_experts else args.upcycle,
-        )  # fmt: skip
+        )
         self.llm = llm_class(**vars(alone))
         if self.shares_experts and args.upcycle is not None:
             upcycle(self.llm.model, args.upcycle, self.state.ep)

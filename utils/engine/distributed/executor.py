@@ -89,9 +89,16 @@ class ModelWorkers(Workers):
         # The rank that samples: of the last stage, the first.
         self.answering_rank = parallel.world_size - parallel.tensor_parallel_size
         super().__init__(
-            parallel, parallel.world_size, Worker,
-            path, config, parallel, engine.dtype, str(engine.device), ops,
-        )  # fmt: skip
+            parallel,
+            parallel.world_size,
+            Worker,
+            path,
+            config,
+            parallel,
+            engine.dtype,
+            str(engine.device),
+            ops,
+        )
 
     def collective_rpc(self, method: str, *args: Any, only_on: int | None = None) -> list[Any]:
         """See `Workers`."""

@@ -66,9 +66,7 @@ class MoE(nn.Module):
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Each of this rank's experts on its rows, which are sorted by expert: [n, hidden]."""
         parts = rows.split(counts.tolist())
-        return torch.cat([
-            expert(part) for expert, part in zip(self.experts, parts, strict=True)
-        ])  # fmt: skip
+        return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
 
     def _run_on_ranks(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Send each row to the rank that has its expert, and get the results back in order."""

@@ -120,9 +120,9 @@ class GroupCoordinator:
             counts: [world_size, n] int64.
         """
         with self._counted_as("counts"):
-            return torch.stack([
-                row.flatten() for row in self._exchange(list(counts.split(1)), [1] * len(counts))
-            ])  # fmt: skip
+            return torch.stack(
+                [row.flatten() for row in self._exchange(list(counts.split(1)), [1] * len(counts))]
+            )
 
     def _exchange(self, outgoing: Sequence[Tensor], num_incoming: Sequence[int]) -> list[Tensor]:
         me, shape = self.rank_in_group, outgoing[0].shape[1:]

@@ -27,8 +27,17 @@ from utils.model_folder import cache_dir
 SOURCE = Path(__file__).parent / "csrc" / "kernels.cpp"
 HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 TORCH = Path(torch.__file__).parent
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-std=c++20",
-         "-shared", "-fPIC", "-fvisibility=hidden")  # fmt: skip
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+)
 
 
 @cache
@@ -55,9 +64,12 @@ def load_fast_ops() -> LlamaOps | None:
     kernels = torch.ops.llm_course
 
     def paged_attention(
-        query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
         scale: float,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         tables = metadata.as_tensors
         output: Tensor = kernels.paged_attention(query, key_cache, value_cache, *tables, scale)
         return output
@@ -87,9 +99,15 @@ def _compiled() -> Path:
             "There is no C++ compiler (g++ or c++) on the PATH: see docs/troubleshooting.md."
         )
     command = [
-        compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-I{TORCH / 'include'}", str(SOURCE), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+        compiler,
+        *FLAGS,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-I{TORCH / 'include'}",
+        str(SOURCE),
+        f"-L{TORCH / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     sources = [path.read_text() for path in (SOURCE, *HEADERS)]
     made_from = [*command, *sources, torch.__version__, _processor()]
     name = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]

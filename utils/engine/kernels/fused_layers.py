@@ -31,9 +31,17 @@ class FusedLayers:
         assert isinstance(batch, PagedBatch)
         cache, metadata = batch.kv_cache, batch.metadata
         output: Tensor = torch.ops.llm_course.decoder_layers(
-            x, cos, sin, model.packed_weights, cache.keys, cache.values, metadata.slot_mapping,
-            *metadata.as_tensors, self.scale, self.eps,
-        )  # fmt: skip
+            x,
+            cos,
+            sin,
+            model.packed_weights,
+            cache.keys,
+            cache.values,
+            metadata.slot_mapping,
+            *metadata.as_tensors,
+            self.scale,
+            self.eps,
+        )
         return output
 
 

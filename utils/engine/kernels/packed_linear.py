@@ -119,6 +119,10 @@ def _weights(layer: Any) -> list[Tensor]:
     """Of a packed decoder layer, in the order in which `FusedLayers` takes them."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
-        layer.input_layernorm.weight, attention.qkv_proj.packed, attention.o_proj.packed,
-        layer.post_attention_layernorm.weight, mlp.gate_up_proj.packed, mlp.down_proj.packed,
-    ]  # fmt: skip
+        layer.input_layernorm.weight,
+        attention.qkv_proj.packed,
+        attention.o_proj.packed,
+        layer.post_attention_layernorm.weight,
+        mlp.gate_up_proj.packed,
+        mlp.down_proj.packed,
+    ]

@@ -100,9 +100,11 @@ class Child:
             if request.is_finished:
                 del self.times[request.request_id]
                 answer = {
-                    "token_ids": request.output_token_ids, "arrival": times[0],
-                    "times": times[1:], "num_cached_tokens": request.num_cached_tokens,
-                }  # fmt: skip
+                    "token_ids": request.output_token_ids,
+                    "arrival": times[0],
+                    "times": times[1:],
+                    "num_cached_tokens": request.num_cached_tokens,
+                }
                 self.answers.result(int(request.request_id), answer)
 
 

@@ -72,9 +72,10 @@ class EngineProcess:
         **llm: Any,
     ) -> None:
         environment = os.environ | {
-            "OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE",
+            "OMP_NUM_THREADS": str(num_threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
+        }
         self._process = LineProcess([sys.executable, "-m", CHILD], environment, patience=patience)
         try:
             extra = kv_connector_extra_config or {}

@@ -92,7 +92,10 @@ class KeyChain:
     def of(self, request: Request | ScheduledRequest) -> list[bytes]:
         """The keys of the request's full blocks by now."""
         self.keys = block_keys(
-            self.namespace, request.all_token_ids, self.block_size,
-            generate_block_hash_extra_keys(request), self.keys,
-        )  # fmt: skip
+            self.namespace,
+            request.all_token_ids,
+            self.block_size,
+            generate_block_hash_extra_keys(request),
+            self.keys,
+        )
         return self.keys

@@ -118,9 +118,13 @@ class P2pProducer(PoolConnector):
     """
 
     def __init__(
-        self, port: int, host: str = "127.0.0.1", layers_per_value: int | None = None,
-        timeout: float = 1.0, retry_after: float = 5.0,
-    ) -> None:  # fmt: skip
+        self,
+        port: int,
+        host: str = "127.0.0.1",
+        layers_per_value: int | None = None,
+        timeout: float = 1.0,
+        retry_after: float = 5.0,
+    ) -> None:
         super().__init__(Outbox(port, host, timeout), layers_per_value, timeout, retry_after)
 
     def get_num_new_matched_tokens(
@@ -144,9 +148,13 @@ class P2pConsumer(PoolConnector):
     """
 
     def __init__(
-        self, port: int = 0, min_tokens: int = 0, patience: float = 10.0,
-        layers_per_value: int | None = None, max_bytes: int = 1 << 30,
-    ) -> None:  # fmt: skip
+        self,
+        port: int = 0,
+        min_tokens: int = 0,
+        patience: float = 10.0,
+        layers_per_value: int | None = None,
+        max_bytes: int = 1 << 30,
+    ) -> None:
         self.inbox = Inbox(port, max_bytes=max_bytes)
         super().__init__(self.inbox, layers_per_value)
         self.min_tokens, self.patience = min_tokens, patience

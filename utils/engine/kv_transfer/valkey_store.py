@@ -77,9 +77,13 @@ class ValkeyStore(KVCacheStore):
         host, port = self.address
         if self._client is None:
             self._client = Redis(
-                host, port, socket_timeout=self.timeout, socket_connect_timeout=self.timeout,
-                socket_read_size=1 << 20, retry=Retry(NoBackoff(), 0),
-            )  # fmt: skip
+                host,
+                port,
+                socket_timeout=self.timeout,
+                socket_connect_timeout=self.timeout,
+                socket_read_size=1 << 20,
+                retry=Retry(NoBackoff(), 0),
+            )
         try:
             yield self._client
         except RedisTimeout as error:

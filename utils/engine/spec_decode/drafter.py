@@ -135,10 +135,7 @@ class Drafter:
                 )
 
     def propose(
-        self,
-        requests: Sequence[Request],
-        output: SchedulerOutput,
-        last_hidden: dict[str, Tensor],
+        self, requests: Sequence[Request], output: SchedulerOutput, last_hidden: dict[str, Tensor]
     ) -> None:
         """Give the requests their guesses for the next step.
 

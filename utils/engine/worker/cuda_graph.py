@@ -28,9 +28,14 @@ class DecodeGraph:
     """All layers, recorded for `size` requests of at most `num_blocks` blocks, one token each."""
 
     def __init__(
-        self, model: LlamaModel, kv_cache: PagedKVCache, x: Tensor, cos: Tensor, size: int,
+        self,
+        model: LlamaModel,
+        kv_cache: PagedKVCache,
+        x: Tensor,
+        cos: Tensor,
+        size: int,
         num_blocks: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         def buffer(*shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=x.device)
 
@@ -79,9 +84,13 @@ class DecodeGraph:
         beyond = self.positions >= seq_lens[:, None, None, None]
         mask = torch.zeros_like(beyond, dtype=x.dtype).masked_fill_(beyond, -torch.inf)
         for buffer, new in (
-            (self.x, x), (self.cos, cos), (self.sin, sin), (self.slots, metadata.slot_mapping),
-            (self.table[:, : tables.shape[1]], tables), (self.mask, mask),
-        ):  # fmt: skip
+            (self.x, x),
+            (self.cos, cos),
+            (self.sin, sin),
+            (self.slots, metadata.slot_mapping),
+            (self.table[:, : tables.shape[1]], tables),
+            (self.mask, mask),
+        ):
             buffer[:count] = new
             buffer[count:] = new[:1]
         self.graph.replay()

@@ -7,11 +7,7 @@ from statistics import mean
 
 
 def hit_time(
-    shared: Sequence[int],
-    miss: Sequence[float],
-    hit: Sequence[float],
-    first: float,
-    second: float,
+    shared: Sequence[int], miss: Sequence[float], hit: Sequence[float], first: float, second: float
 ) -> str:
     """Which of two predictions of a hit's time is better, and how flat is the line of hits?
 

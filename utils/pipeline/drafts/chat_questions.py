@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import random
 
+
+def _topics(text: str) -> tuple[str, ...]:
+    return tuple(" ".join(topic.split()) for topic in text.split(","))
+
+
 FORMS = (
     "What is {}?",
     "Explain {} to a child.",
@@ -30,26 +35,24 @@ FORMS = (
     "Summarize the history of {}.",
     "Ask me three quiz questions about {}, with the answers.",
 )
-TRAIN_TOPICS = (
-    "gravity", "inflation", "rain", "baking bread", "democracy", "volcanoes", "sleep", "magnets",
-    "the tides", "photosynthesis", "memory", "fire", "rivers", "vaccines", "batteries", "chess",
-    "healthy soil", "the Moon", "the human heart", "glass", "paper", "salt", "coffee", "trains",
-    "bridges", "libraries", "the Roman Empire", "dinosaurs", "recycling", "saving money", "yoga",
-    "a lost dog", "a lighthouse", "space travel", "prime numbers", "sorting a list", "computers",
-    "the internet", "robots", "museums", "teamwork", "friendship", "moving to a new city",
-    "learning to swim", "gardening", "birds in winter", "honey bees", "wolves", "elephants",
-    "the ocean", "deserts", "mountains", "earthquakes", "climate change", "solar power",
-    "wind turbines", "airplanes", "bicycles", "public transport", "maps", "calendars", "clocks",
-    "probability", "fractions", "the alphabet", "learning a language", "poetry", "jazz", "painting",
-    "photography", "theatre", "cooking soup", "breakfast", "vegetables", "chocolate", "markets",
-    "taxes", "job interviews", "stage fright", "exercise", "stress", "allergies", "the brain",
-)  # fmt: skip
-HELD_OUT_TOPICS = (
-    "lightning", "cheese", "elections", "glaciers", "dreams", "compasses", "whales", "tea",
-    "football", "castles", "the planet Mars", "bacteria", "triangles", "reversing a string",
-    "telephones", "kindness", "camping", "forests", "electric cars", "opera", "pizza", "insurance",
-    "public speaking", "the immune system",
-)  # fmt: skip
+TRAIN_TOPICS = _topics("""
+    gravity, inflation, rain, baking bread, democracy, volcanoes, sleep, magnets, the tides,
+    photosynthesis, memory, fire, rivers, vaccines, batteries, chess, healthy soil, the Moon, the
+    human heart, glass, paper, salt, coffee, trains, bridges, libraries, the Roman Empire,
+    dinosaurs, recycling, saving money, yoga, a lost dog, a lighthouse, space travel, prime numbers,
+    sorting a list, computers, the internet, robots, museums, teamwork, friendship, moving to a new
+    city, learning to swim, gardening, birds in winter, honey bees, wolves, elephants, the ocean,
+    deserts, mountains, earthquakes, climate change, solar power, wind turbines, airplanes,
+    bicycles, public transport, maps, calendars, clocks, probability, fractions, the alphabet,
+    learning a language, poetry, jazz, painting, photography, theatre, cooking soup, breakfast,
+    vegetables, chocolate, markets, taxes, job interviews, stage fright, exercise, stress,
+    allergies, the brain
+""")
+HELD_OUT_TOPICS = _topics("""
+    lightning, cheese, elections, glaciers, dreams, compasses, whales, tea, football, castles, the
+    planet Mars, bacteria, triangles, reversing a string, telephones, kindness, camping, forests,
+    electric cars, opera, pizza, insurance, public speaking, the immune system
+""")
 
 
 def chat_questions(split: str, count: int, seed: int = 0) -> list[str]:

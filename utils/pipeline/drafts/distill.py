@@ -62,9 +62,13 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             name=DATA,
             function=run_data,
             needs=(BASE,),
-            settings={"num_chats": profile.draft_chats,
-                      "num_extractions": profile.draft_chats // 6, "max_tokens": 112,
-                      "temperature": 0.7, "seed": seed},
+            settings={
+                "num_chats": profile.draft_chats,
+                "num_extractions": profile.draft_chats // 6,
+                "max_tokens": 112,
+                "temperature": 0.7,
+                "seed": seed,
+            },
             packages=packages,
             bytes_needed=200_000_000,
             title="answers of the model, to learn from (about 1 minute)",
@@ -73,8 +77,15 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             name=DRAFT,
             function=run_draft,
             needs=(BASE, DATA),
-            settings={"hidden_size": 192, "num_layers": 2, "steps": profile.draft_steps,
-                      "batch_size": 12, "learning_rate": 2e-3, "num_hard": 600, "seed": seed},
+            settings={
+                "hidden_size": 192,
+                "num_layers": 2,
+                "steps": profile.draft_steps,
+                "batch_size": 12,
+                "learning_rate": 2e-3,
+                "num_hard": 600,
+                "seed": seed,
+            },
             packages=packages,
             bytes_needed=300_000_000,
             title="a draft model (about 2 minutes)",
@@ -83,13 +94,18 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             name=MEDUSA,
             function=run_medusa,
             needs=(BASE, DATA),
-            settings={"num_heads": 4, "steps": profile.draft_steps // 2, "batch_size": 192,
-                      "learning_rate": 2e-3, "seed": seed},
+            settings={
+                "num_heads": 4,
+                "steps": profile.draft_steps // 2,
+                "batch_size": 192,
+                "learning_rate": 2e-3,
+                "seed": seed,
+            },
             packages=packages,
             bytes_needed=50_000_000,
             title="Medusa heads (about 1 minute)",
         ),
-    ]  # fmt: skip
+    ]
 
 
 # --- the functions ------------------------------------------------------------------------------

@@ -84,8 +84,9 @@ def train_draft(
         for answer, rows in zip(answers, _split(targets, answers), strict=True)
     ]
     sure = [Example(tokens, certain(tokens.answer)) for tokens in hard]
-    losses = _train(model, _within(soft, vocabulary), _within(sure, vocabulary),
-                    vocabulary, settings)  # fmt: skip
+    losses = _train(
+        model, _within(soft, vocabulary), _within(sure, vocabulary), vocabulary, settings
+    )
     write_draft(model, target_dir, out_dir)
     guessed = whole_strips(vocabulary, len(lm_head))
     write_draft_vocabulary(out_dir, guessed)
@@ -185,9 +186,11 @@ def _train(
         batch, targets = next(sources[step % len(sources)])
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             hidden = model.model(
-                input_ids=batch.input_ids, position_ids=batch.position_ids, lengths=batch.lengths,
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                lengths=batch.lengths,
                 use_cache=False,
-            ).last_hidden_state[0]  # fmt: skip
+            ).last_hidden_state[0]
         of_answers = hidden[batch.predictors[: len(targets.probs)]].float()
         return soft_cross_entropy(of_answers, lm_head, targets.token_ids, targets.probs)
 
@@ -209,10 +212,18 @@ def write_draft(model: HFLlama, target_dir: Path, out_dir: Path) -> None:
             shutil.copy2(path, out_dir / path.name)
     # transformers 4 and 5 write different names into it; the target's file speaks to both.
     config = model.config
-    sizes = {name: getattr(config, name) for name in (
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "tie_word_embeddings",
-    )}  # fmt: skip
+    sizes = {
+        name: getattr(config, name)
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "tie_word_embeddings",
+        )
+    }
     raw.pop("layer_types", None)
     raw |= sizes | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
     (out_dir / "config.json").write_text(json.dumps(raw, indent=2))

@@ -123,8 +123,9 @@ def new_draft(
 def draft_config(target_dir: Path, settings: DraftSettings) -> dict[str, Any]:
     """The target's config.json with the draft's sizes."""
     if settings.hidden_size % HEAD_DIM or settings.hidden_size < HEAD_DIM:
-        raise ValueError(f"hidden_size must be a multiple of {HEAD_DIM}, "
-                         f"got {settings.hidden_size}.")  # fmt: skip
+        raise ValueError(
+            f"hidden_size must be a multiple of {HEAD_DIM}, got {settings.hidden_size}."
+        )
     raw = json.loads((target_dir / "config.json").read_text())
     for key in ("layer_types", "_name_or_path", "_model_name_or_path", "quantization_config"):
         raw.pop(key, None)

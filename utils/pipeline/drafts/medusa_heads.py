@@ -86,15 +86,20 @@ def states_with_future(answers: list[Answer], num_heads: int) -> Tensor:
         rows += range(start, start + len(answer.answer) - num_heads)
         start += len(answer.answer)
     if not rows:
-        raise ValueError(f"All answers are too short: {num_heads} heads need more than "
-                         f"{num_heads} tokens.")  # fmt: skip
+        raise ValueError(
+            f"All answers are too short: {num_heads} heads need more than {num_heads} tokens."
+        )
     return torch.tensor(rows)
 
 
 def head_loss(
-    heads: MedusaHeads, head: int, hidden: Tensor, rows: Tensor, lm_head: Tensor,
+    heads: MedusaHeads,
+    head: int,
+    hidden: Tensor,
+    rows: Tensor,
+    lm_head: Tensor,
     targets: SoftTargets,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Cross-entropy of what head `head` guesses from `hidden[rows]`, a scalar.
 
     The goal is what the target itself says, `head + 1` tokens later.

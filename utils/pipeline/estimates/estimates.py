@@ -92,9 +92,14 @@ def _finetune(profile: Profile, shape: TrainShape, lengths: Lengths, card: Card)
     """QLoRA. Frozen weights get no gradients, so backward costs one forward, not two."""
     tokens = lengths.batch(profile.train_batch_size)
     memory = training_memory(
-        shape, "qlora", tokens, num_predicted=round(profile.train_batch_size * lengths.answer),
-        r=profile.lora_r, checkpointing=profile.gradient_checkpointing, paged_optimizer=True,
-    )  # fmt: skip
+        shape,
+        "qlora",
+        tokens,
+        num_predicted=round(profile.train_batch_size * lengths.answer),
+        r=profile.lora_r,
+        checkpointing=profile.gradient_checkpointing,
+        paged_optimizer=True,
+    )
     masters = 2 * FLOAT * shape.lora_parameters(profile.lora_r)  # weights and gradients
     passes = 3 if profile.gradient_checkpointing else 2
     matmul = compute_seconds(passes * tokens, shape, card, TRAINING_EFFICIENCY)
@@ -168,8 +173,7 @@ def _vllm(
     That is `determine_available_memory` of vllm/v1/worker/gpu_worker.py.
     """
     engine = EngineSettings(
-        max_model_len=profile.max_model_len,
-        gpu_memory_utilization=profile.gpu_memory_utilization,
+        max_model_len=profile.max_model_len, gpu_memory_utilization=profile.gpu_memory_utilization
     ).arguments()
     seqs, block = engine["max_num_seqs"], engine["block_size"]
     budget = profile.gpu_memory_utilization * card.memory_bytes

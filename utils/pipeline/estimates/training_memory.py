@@ -104,7 +104,11 @@ def training_memory(
         gradients=HALF * trained,
         optimizer=0 if paged_optimizer else FULL * (1 + ADAM_STATES) * trained,
         activations=activation_bytes(
-            shape, method, num_tokens, r=r, target_modules=target_modules,
+            shape,
+            method,
+            num_tokens,
+            r=r,
+            target_modules=target_modules,
             checkpointing=checkpointing,
         ),
         recomputed=checkpointing
@@ -112,7 +116,7 @@ def training_memory(
         logits=FULL * logits,
         # While the loss is computed: the 16-bit logits and their float32 copy.
         workspace=max(temporary, (HALF + FULL) * logits),
-    )  # fmt: skip
+    )
 
 
 def layer_activation_bytes(

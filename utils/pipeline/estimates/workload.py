@@ -107,9 +107,14 @@ def load_seconds(shape: TrainShape) -> float:
 
 
 def answer_seconds(
-    requests: int, shape: TrainShape, lengths: Lengths, card: Card, weights: float, seqs: int,
+    requests: int,
+    shape: TrainShape,
+    lengths: Lengths,
+    card: Card,
+    weights: float,
+    seqs: int,
     prefix_caching: bool,
-) -> float:  # fmt: skip
+) -> float:
     """All messages at once: prefill by compute, decode by whichever is slower."""
     new = requests * (lengths.message if prefix_caching else lengths.prompt)
     prefill = compute_seconds(new, shape, card)

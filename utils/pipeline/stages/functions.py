@@ -1,7 +1,4 @@
-"""What the stages do: settings and folders in, one folder out.
-
-Each function can be called by itself; notebooks 10 to 13 do.
-"""
+"""What the stages do: settings and folders in, one folder out. Notebooks 10 to 13 call them."""
 
 from __future__ import annotations
 
@@ -71,10 +68,16 @@ def run_quantize(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -
     examples = settings["calibration_examples"]
     texts = calibration_texts(inputs["merge"] / MODEL, inputs["data"], examples)
     return quantize(
-        settings["method"], settings["tool"], inputs["merge"] / MODEL, out / MODEL, texts,
-        group_size=settings["group_size"], seed=settings["seed"],
-        check_tokens=settings["check_tokens"], calibration_tokens=settings["calibration_tokens"],
-    )  # fmt: skip
+        settings["method"],
+        settings["tool"],
+        inputs["merge"] / MODEL,
+        out / MODEL,
+        texts,
+        group_size=settings["group_size"],
+        seed=settings["seed"],
+        check_tokens=settings["check_tokens"],
+        calibration_tokens=settings["calibration_tokens"],
+    )
 
 
 def run_evaluate(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:

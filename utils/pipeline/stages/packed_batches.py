@@ -129,15 +129,24 @@ def pad(batch: Batch, each: int = 16, total: int = 64) -> Batch:
 
 def _common_prefix(sequences: list[list[int]]) -> list[int]:
     first, last = min(sequences), max(sequences)  # in dictionary order, these differ the most
-    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
-                  min(len(first), len(last)))  # fmt: skip
+    length = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+        min(len(first), len(last)),
+    )
     return first[:length]
 
 
 def shared_prefix_attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
-    *, scaling: float, lengths: list[int], **_: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    lengths: list[int],
+    **_: Any,
+) -> tuple[Tensor, None]:
     """Causal attention for a `Batch`: the prefix sees itself; each rest the prefix and itself.
 
     Written as products of matrices: with lengths of a few hundred tokens they take half the time of

@@ -57,14 +57,10 @@ class Route:
 
 ROUTES = {
     ("gptq", "gptqmodel"): Route(
-        _QUANTIZERS / "gptqmodel_gptq.py",
-        pipeline_python,
-        lambda: package_version("gptqmodel"),
+        _QUANTIZERS / "gptqmodel_gptq.py", pipeline_python, lambda: package_version("gptqmodel")
     ),
     ("awq", "gptqmodel"): Route(
-        _QUANTIZERS / "gptqmodel_awq.py",
-        pipeline_python,
-        lambda: package_version("gptqmodel"),
+        _QUANTIZERS / "gptqmodel_awq.py", pipeline_python, lambda: package_version("gptqmodel")
     ),
     ("gptq", "auto-gptq"): Route(
         _QUANTIZERS / "classic" / "run_auto_gptq.py",

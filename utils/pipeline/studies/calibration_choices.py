@@ -73,11 +73,13 @@ def layer_inputs(
     blocks = model.model.layers
     caught: dict[str, list[Tensor]] = {name: [] for name in names}
     hooks = [
-        blocks[number].get_submodule(name).register_forward_pre_hook(
+        blocks[number]
+        .get_submodule(name)
+        .register_forward_pre_hook(
             lambda _, args, kept=kept: kept.append(args[0].flatten(0, 1).float().cpu())
         )
         for name, kept in caught.items()
-    ]  # fmt: skip
+    ]
     model.model.layers = blocks[: number + 1]
     try:
         for window in windows:

@@ -38,9 +38,12 @@ def keep_last_layers(model: Any, batches: Sequence[Batch], keep: int = 2) -> lis
     handed_up = []
     for batch in batches:
         states = model.model(
-            batch.input_ids, position_ids=batch.position_ids, lengths=batch.lengths,
-            use_cache=False, output_hidden_states=True,
-        ).hidden_states  # fmt: skip
+            batch.input_ids,
+            position_ids=batch.position_ids,
+            lengths=batch.lengths,
+            use_cache=False,
+            output_hidden_states=True,
+        ).hidden_states
         handed_up.append(states[count - keep].clone())
     model.model.layers = model.model.layers[-keep:]
     return handed_up
@@ -49,7 +52,10 @@ def keep_last_layers(model: Any, batches: Sequence[Batch], keep: int = 2) -> lis
 def last_layers_loss(model: Any, batch: Batch, handed_up: Tensor) -> Tensor:
     """The loss of the answers in `batch`, float32, from what `keep_last_layers` returned for it."""
     logits = model(
-        inputs_embeds=handed_up, position_ids=batch.position_ids, lengths=batch.lengths,
-        use_cache=False, logits_to_keep=batch.predictors,
-    ).logits[0]  # fmt: skip
+        inputs_embeds=handed_up,
+        position_ids=batch.position_ids,
+        lengths=batch.lengths,
+        use_cache=False,
+        logits_to_keep=batch.predictors,
+    ).logits[0]
     return F.cross_entropy(logits.float(), batch.targets)

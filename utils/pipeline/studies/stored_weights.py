@@ -96,9 +96,14 @@ def gptq_weight(folder: Path, layer: int, name: str, row: int, channel: int) -> 
     word = int(parts["qweight"][channel // 8, row])
     first = channel // 8 * 8
     return _affine(
-        word, [f"in {first + i}" for i in range(8)], channel % 8, zero, scale,
-        column[members], int((members == channel).nonzero()),
-    )  # fmt: skip
+        word,
+        [f"in {first + i}" for i in range(8)],
+        channel % 8,
+        zero,
+        scale,
+        column[members],
+        int((members == channel).nonzero()),
+    )
 
 
 def awq_weight(folder: Path, layer: int, name: str, row: int, channel: int) -> StoredWeight:
@@ -113,9 +118,14 @@ def awq_weight(folder: Path, layer: int, name: str, row: int, channel: int) -> S
     scale = float(parts["scales"][group, row])
     first = row // 8 * 8
     return _affine(
-        words[channel % size], [f"out {first + i}" for i in AWQ_ORDER], place, zero, scale,
-        codes, channel % size,
-    )  # fmt: skip
+        words[channel % size],
+        [f"out {first + i}" for i in AWQ_ORDER],
+        place,
+        zero,
+        scale,
+        codes,
+        channel % size,
+    )
 
 
 def gguf_weight(reader: Any, layer: int, name: str, row: int, channel: int) -> StoredWeight:
@@ -138,10 +148,16 @@ def gguf_weight(reader: Any, layer: int, name: str, row: int, channel: int) -> S
     word, first = int(packed[at % 16]), channel - at
     code = int(codes[at])
     return StoredWeight(
-        word, 8, (word & 15, word >> 4), (f"in {first + at % 16}", f"in {first + at % 16 + 16}"),
-        at // 16, f"{code} · {scale:.5f} + ({least:.5f}) = {code * scale + least:.5f}",
-        code * scale + least, codes.float() * scale + least, at,
-    )  # fmt: skip
+        word,
+        8,
+        (word & 15, word >> 4),
+        (f"in {first + at % 16}", f"in {first + at % 16 + 16}"),
+        at // 16,
+        f"{code} · {scale:.5f} + ({least:.5f}) = {code * scale + least:.5f}",
+        code * scale + least,
+        codes.float() * scale + least,
+        at,
+    )
 
 
 def _affine(
@@ -150,9 +166,16 @@ def _affine(
     code = int(codes[at])
     value = (code - zero) * scale
     return StoredWeight(
-        word % 2**32, 32, tuple(_nibbles(word)), tuple(owners), place,
-        f"({code} - {zero}) · {scale:.5f} = {value:.5f}", value, (codes - zero) * scale, at,
-    )  # fmt: skip
+        word % 2**32,
+        32,
+        tuple(_nibbles(word)),
+        tuple(owners),
+        place,
+        f"({code} - {zero}) · {scale:.5f} = {value:.5f}",
+        value,
+        (codes - zero) * scale,
+        at,
+    )
 
 
 def _nibbles(word: int) -> list[int]:

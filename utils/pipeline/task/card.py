@@ -26,8 +26,10 @@ def data_card() -> str:
     """The card: header and text."""
     splits = {name: generate(name, SAMPLE) for name in ("train", "held_out")}
     shown = splits["train"][0]
-    sizes = [f"| `{name}` | {profile.train_examples} | {profile.eval_examples} |"
-             for name, profile in PROFILES.items()]  # fmt: skip
+    sizes = [
+        f"| `{name}` | {profile.train_examples} | {profile.eval_examples} |"
+        for name, profile in PROFILES.items()
+    ]
     return f"""\
 {_header()}
 # Customer messages with their answers
@@ -145,8 +147,10 @@ def _counts(splits: dict[str, list[Example]]) -> str:
     add("characters, median", [f"{median(found):.0f}" for found in lengths])
     add("characters, longest", [str(found[-1]) for found in lengths])
     for field in FIELDS:
-        shares = [sum(e.answer[field] is None for e in examples) / len(examples)
-                  for examples in splits.values()]  # fmt: skip
+        shares = [
+            sum(e.answer[field] is None for e in examples) / len(examples)
+            for examples in splits.values()
+        ]
         if any(shares):
             add(f"`{field}` is null", [f"{share:.0%}" for share in shares])
     for field, values in (("issue", ISSUES), ("request", REQUESTS)):

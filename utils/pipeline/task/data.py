@@ -13,8 +13,16 @@ from typing import Any
 from utils.pipeline.task.phrases import TRAIN
 
 FIELDS = (
-    "customer", "order_id", "product", "quantity", "amount", "currency", "date", "issue", "request",
-)  # fmt: skip
+    "customer",
+    "order_id",
+    "product",
+    "quantity",
+    "amount",
+    "currency",
+    "date",
+    "issue",
+    "request",
+)
 ISSUES = tuple(TRAIN.issues)
 REQUESTS = tuple(TRAIN.requests)
 

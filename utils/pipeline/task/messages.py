@@ -38,11 +38,27 @@ def generate(split: str, count: int, seed: int = 0) -> list[Example]:
 
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September",
-           "October", "November", "December")  # fmt: skip
+_MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 # Which slots of distractors look like which slots of facts.
-RIVALS = {"other_name": "customer", "other_order": "order_id", "other_amount": "amount",
-          "other_date": "date"}  # fmt: skip
+RIVALS = {
+    "other_name": "customer",
+    "other_order": "order_id",
+    "other_amount": "amount",
+    "other_date": "date",
+}
 
 
 def _is_held_out(number: int) -> bool:
@@ -188,14 +204,18 @@ def _plain(cents: int) -> str:
 
 
 _MONEY: dict[str, tuple[Callable[[int], str], ...]] = {
-    "EUR": (lambda c: f"{_german(c)} EUR", lambda c: f"{_german(c)} €", lambda c: f"€{_us(c)}",
-            lambda c: f"{_plain(c)} euros"),
+    "EUR": (
+        lambda c: f"{_german(c)} EUR",
+        lambda c: f"{_german(c)} €",
+        lambda c: f"€{_us(c)}",
+        lambda c: f"{_plain(c)} euros",
+    ),
     "USD": (lambda c: f"${_us(c)}", lambda c: f"{_us(c)} USD", lambda c: f"{_plain(c)} dollars"),
     "GBP": (lambda c: f"£{_us(c)}", lambda c: f"{_us(c)} GBP", lambda c: f"{_plain(c)} pounds"),
     "CHF": (lambda c: f"CHF {_grouped(c, chr(39), '.')}", lambda c: f"{_plain(c)} CHF"),
     "SEK": (lambda c: f"{_grouped(c, ' ', ',')} kr", lambda c: f"{_plain(c)} SEK"),
     "PLN": (lambda c: f"{_grouped(c, ' ', ',')} zł", lambda c: f"{_plain(c)} PLN"),
-}  # fmt: skip
+}
 
 
 _DATE_STYLES: tuple[Callable[[dt.date], str], ...] = (

@@ -131,8 +131,14 @@ def kill_under_load(
     begun, errors = [threading.Event() for _ in prompts], []
 
     def one(i: int) -> None:
-        body = {"model": replicas.model, "prompt": prompts[i].text, "max_tokens": max_tokens,
-                "temperature": 0, "ignore_eos": True, "stream": True}  # fmt: skip
+        body = {
+            "model": replicas.model,
+            "prompt": prompts[i].text,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         try:
             answers[i] = _read_stream(url, body, begun[i])
         except (httpx.HTTPError, RuntimeError) as error:

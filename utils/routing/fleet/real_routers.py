@@ -71,11 +71,14 @@ def real_router(
     require_live(urls)
     metrics_port = free_port()
     arguments: dict[str, Any] = {
-        "policy": policy, "prometheus_host": HOST, "prometheus_port": metrics_port,
+        "policy": policy,
+        "prometheus_host": HOST,
+        "prometheus_port": metrics_port,
         "log_level": "warn" if program == "smg" else "warning",
         # A replica that dies is noticed after seconds, not minutes.
-        "health_check_interval_secs": 2, "worker_startup_check_interval": 1,
-    }  # fmt: skip
+        "health_check_interval_secs": 2,
+        "worker_startup_check_interval": 1,
+    }
     command = [*as_options(arguments | options), "--worker-urls", *urls]
     if policy == "kv_aware":
         command += ["--kv-event-model", model, "--kv-event-block-size", str(kv_event_block_size)]
@@ -85,9 +88,13 @@ def real_router(
     name, *rest = PROGRAMS[program]
     return RealRouter(
         [str(python.parent / name), *rest, *command],
-        os.environ | worker_environment(), model,
-        metrics_port=metrics_port, name=f"{program} ({policy})", port=port, verbose=verbose,
-    )  # fmt: skip
+        os.environ | worker_environment(),
+        model,
+        metrics_port=metrics_port,
+        name=f"{program} ({policy})",
+        port=port,
+        verbose=verbose,
+    )
 
 
 def require_live(urls: Sequence[str]) -> None:

@@ -16,13 +16,7 @@ import torch
 import zmq
 
 from utils.environments.pipeline import pipeline_python, worker_environment
-from utils.processes.server import (
-    HOST,
-    LocalServer,
-    as_options,
-    free_port,
-    start_together,
-)
+from utils.processes.server import HOST, LocalServer, as_options, free_port, start_together
 from utils.serving.scrape import Reading, scrape
 from utils.vllm.engine_settings import EngineSettings, vllm_environment
 from utils.vllm.serve import SERVER_MODULE
@@ -153,23 +147,31 @@ def course_replicas(
 
     def start(index: int, port: int | None = None) -> LocalServer:
         arguments: dict[str, Any] = {
-            "model": model, "served_model_name": MODEL_NAME, "block_size": block_size,
-        }  # fmt: skip
+            "model": model,
+            "served_model_name": MODEL_NAME,
+            "block_size": block_size,
+        }
         arguments |= options
         if kv_events:
             arguments |= _event_options(events[index], replays[index])
         return LocalServer(
             [str(pipeline_python()), "-m", "utils.serving", *as_options(arguments)],
             os.environ | worker_environment() | {"OMP_NUM_THREADS": "1"},
-            arguments["served_model_name"], name=f"replica {index} of ours", port=port,
-        )  # fmt: skip
+            arguments["served_model_name"],
+            name=f"replica {index} of ours",
+            port=port,
+        )
 
     servers = start_together(start, num_replicas, "our server", verbose)
     urls = [server.url for server in servers]
     return Replicas(
-        servers, block_size, dict(zip(urls, events, strict=False)),
-        dict(zip(urls, replays, strict=False)), [], start,
-    )  # fmt: skip
+        servers,
+        block_size,
+        dict(zip(urls, events, strict=False)),
+        dict(zip(urls, replays, strict=False)),
+        [],
+        start,
+    )
 
 
 def vllm_replicas(
@@ -204,9 +206,12 @@ def vllm_replicas(
         if not torch.cuda.is_available():
             env |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": _core(index)}
         return LocalServer(
-            [str(pipeline_python()), *SERVER_MODULE, *as_options(arguments)], env,
-            arguments["served_model_name"], name=f"replica {index} of vLLM", port=port,
-        )  # fmt: skip
+            [str(pipeline_python()), *SERVER_MODULE, *as_options(arguments)],
+            env,
+            arguments["served_model_name"],
+            name=f"replica {index} of vLLM",
+            port=port,
+        )
 
     try:
         servers = start_together(start, num_replicas, "vLLM's server", verbose)
@@ -221,9 +226,11 @@ def vllm_replicas(
 
 def _event_options(endpoint: str, replay_endpoint: str) -> dict[str, Any]:
     config: Mapping[str, Any] = {
-        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint,
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
         "replay_endpoint": replay_endpoint,
-    }  # fmt: skip
+    }
     return {"kv_events_config": json.dumps(config), "enable_scale_out": True}
 
 

@@ -19,9 +19,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WORDS = (
-    "river", "stone", "market", "winter", "engine", "garden", "music", "doctor", "letter",
-    "bridge", "silver", "forest", "teacher", "island", "history", "window", "copper", "harbour",
-)  # fmt: skip
+    "river",
+    "stone",
+    "market",
+    "winter",
+    "engine",
+    "garden",
+    "music",
+    "doctor",
+    "letter",
+    "bridge",
+    "silver",
+    "forest",
+    "teacher",
+    "island",
+    "history",
+    "window",
+    "copper",
+    "harbour",
+)
 PATIENCE = 300.0  # seconds for one answer
 
 
@@ -138,9 +154,12 @@ def report(gained: Sequence[Reading], seconds: float, errors: list[str]) -> RunR
         return [int(reading.value(name)) for reading in gained]
 
     return RunReport(
-        counts("vllm:e2e_request_latency_seconds_count"), counts("vllm:prefix_cache_queries_total"),
-        counts("vllm:prefix_cache_hits_total"), seconds, errors,
-    )  # fmt: skip
+        counts("vllm:e2e_request_latency_seconds_count"),
+        counts("vllm:prefix_cache_queries_total"),
+        counts("vllm:prefix_cache_hits_total"),
+        seconds,
+        errors,
+    )
 
 
 def complete(client: httpx.Client, model: str, prompt: GroupedPrompt, max_tokens: int = 1) -> str:
@@ -152,6 +171,7 @@ def complete(client: httpx.Client, model: str, prompt: GroupedPrompt, max_tokens
     if response.is_error:
         raise httpx.HTTPStatusError(
             f"status {response.status_code}: {response.text[:200]}",
-            request=response.request, response=response,
-        )  # fmt: skip
+            request=response.request,
+            response=response,
+        )
     return response.json()["choices"][0]["text"]

@@ -94,9 +94,11 @@ class Exchange:
 
     async def _begin(self, client: httpx.AsyncClient, path: str, content: bytes) -> None:
         request = client.stream(
-            "POST", self.replica.url + path, content=content,
+            "POST",
+            self.replica.url + path,
+            content=content,
             headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         try:
             response = await self._stack.enter_async_context(request)
             self._rest = response.aiter_bytes()

@@ -132,8 +132,9 @@ class Router:
                     answer = await self._client.get(
                         f"{replica.url}/v1/models", timeout=CHECK_PATIENCE
                     )
-                    return Response(answer.content, answer.status_code,
-                                    media_type="application/json")  # fmt: skip
+                    return Response(
+                        answer.content, answer.status_code, media_type="application/json"
+                    )
         return error_response(503, str(NoLiveReplicaError()), headers=RETRY_AFTER)
 
     async def describe(self, body: dict[str, Any], headers: Mapping[str, str]) -> RoutingRequest:

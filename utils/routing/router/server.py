@@ -95,7 +95,7 @@ class RouterServer:
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             build_router_app(router), log_level="error", timeout_graceful_shutdown=2
-        )  # fmt: skip
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="router", daemon=True

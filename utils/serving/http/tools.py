@@ -94,8 +94,12 @@ def error_response(
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError",
-             503: "ServiceUnavailableError"}  # fmt: skip
+    kinds = {
+        400: "BadRequestError",
+        404: "NotFoundError",
+        413: "BadRequestError",
+        503: "ServiceUnavailableError",
+    }
     kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     # A message may quote the client, and half of a surrogate pair cannot be sent.
     message = message.encode(errors="backslashreplace").decode()

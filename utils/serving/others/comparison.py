@@ -99,8 +99,10 @@ def summary(rounds: Sequence[Mapping[str, Mapping[str, float]]], base: str) -> d
     found: dict[str, Any] = {}
     for name in rounds[0]:
         speeds = [a_round[name]["tokens_per_second"] for a_round in rounds]
-        ratios = [a_round[name]["tokens_per_second"] / a_round[base]["tokens_per_second"]
-                  for a_round in rounds]  # fmt: skip
+        ratios = [
+            a_round[name]["tokens_per_second"] / a_round[base]["tokens_per_second"]
+            for a_round in rounds
+        ]
         measured = [m for m in rounds[0][name] if all(m in a_round[name] for a_round in rounds)]
         found[name] = {m: statistics.median(r[name][m] for r in rounds) for m in measured}
         found[name] |= {"rounds": speeds, "times_base": statistics.median(ratios)}

@@ -66,9 +66,14 @@ def start_contenders(chosen: dict[str, Contender], verbose: bool) -> dict[str, L
 
 def _ours(dtype: str) -> LocalServer:
     return course_server(
-        "bundled", dtype=dtype, kernels="cpp", max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, env=preloaded(), verbose=False,
-    )  # fmt: skip
+        "bundled",
+        dtype=dtype,
+        kernels="cpp",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
+        env=preloaded(),
+        verbose=False,
+    )
 
 
 def _vllm(dtype: str, compiled: bool) -> LocalServer:

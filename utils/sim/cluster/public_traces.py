@@ -51,9 +51,12 @@ class LoadedTrace:
 
     def rows(self) -> Iterator[Row]:
         columns = zip(
-            self.arrivals.tolist(), self.num_tokens.tolist(), self.output_lens.tolist(),
-            self.names, strict=True,
-        )  # fmt: skip
+            self.arrivals.tolist(),
+            self.num_tokens.tolist(),
+            self.output_lens.tolist(),
+            self.names,
+            strict=True,
+        )
         for number, (now, tokens, output, names) in enumerate(columns):
             yield number, now, None, tokens, output, names
 
@@ -66,9 +69,13 @@ class LoadedTrace:
         if not times > 0:
             raise ValueError(f"times must be positive, not {times}")
         return LoadedTrace(
-            self.block_size, self.arrivals / times, self.num_tokens, self.output_lens, self.names,
+            self.block_size,
+            self.arrivals / times,
+            self.num_tokens,
+            self.output_lens,
+            self.names,
             self.sha256,
-        )  # fmt: skip
+        )
 
 
 def load_mooncake(path: str | Path) -> LoadedTrace:

@@ -60,10 +60,26 @@ class SimReplica:
     """
 
     __slots__ = (
-        "_constants", "_context", "_decoding", "_ending", "_run_start", "_step_seconds",
-        "_step_tokens", "_steps", "_waiting", "busy", "cache", "config", "end", "finished",
-        "first_token", "index", "num_running", "num_waiting", "waiting_tokens",
-    )  # fmt: skip
+        "_constants",
+        "_context",
+        "_decoding",
+        "_ending",
+        "_run_start",
+        "_step_seconds",
+        "_step_tokens",
+        "_steps",
+        "_waiting",
+        "busy",
+        "cache",
+        "config",
+        "end",
+        "finished",
+        "first_token",
+        "index",
+        "num_running",
+        "num_waiting",
+        "waiting_tokens",
+    )
 
     def __init__(
         self, index: int, config: ReplicaConfig, first_token: list[float], finished: list[float]
@@ -72,9 +88,13 @@ class SimReplica:
         self.first_token, self.finished = first_token, finished
         cost = config.cost
         self._constants = (
-            cost.per_step, cost.per_token, cost.per_pair, cost.per_context_token,
-            config.max_num_batched_tokens, config.max_num_seqs,
-        )  # fmt: skip
+            cost.per_step,
+            cost.per_token,
+            cost.per_pair,
+            cost.per_context_token,
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+        )
         self.cache = LruBlocks(config.num_blocks)
         self.num_running = self.num_waiting = self.waiting_tokens = 0
         self.busy = 0.0  # seconds in which a step ran
@@ -136,8 +156,11 @@ class SimReplica:
 
     def unfinished(self) -> list[int]:
         """Numbers of the requests that are here."""
-        return [*(row[0] for row in self._waiting), *(row[1] for row in self._decoding),
-                *(row[0] for row in self._ending)]  # fmt: skip
+        return [
+            *(row[0] for row in self._waiting),
+            *(row[1] for row in self._decoding),
+            *(row[0] for row in self._ending),
+        ]
 
     def _start(self, now: float) -> None:
         """Plan the next step, or a run of equal ones."""

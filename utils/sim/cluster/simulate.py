@@ -155,10 +155,16 @@ def simulate(
         while replica.end != NEVER:
             replica.advance(replica.end)
     return ClusterResult(
-        trace.arrivals, trace.num_tokens, np.array(chosen), np.array(cached_tokens),
-        np.array(first), np.array(last), np.array([replica.busy for replica in replicas]),
-        np.array(samples), sample_seconds,
-    )  # fmt: skip
+        trace.arrivals,
+        trace.num_tokens,
+        np.array(chosen),
+        np.array(cached_tokens),
+        np.array(first),
+        np.array(last),
+        np.array([replica.busy for replica in replicas]),
+        np.array(samples),
+        sample_seconds,
+    )
 
 
 def _report(replicas: Sequence[SimReplica], reports: Sequence[ReplicaLoad], when: float) -> None:

@@ -82,8 +82,15 @@ class Conversations:
     def rows(self) -> Iterator[Row]:
         count = self.system_blocks
         systems = {k: list(range(-count * (k + 1), -count * k)) for k in set(self.tenants.tolist())}
-        columns = (self.arrivals, self.sessions, self.num_tokens, self.output_lens,
-                   self.first_block, self.tenants, self.num_tokens // self.block_size)  # fmt: skip
+        columns = (
+            self.arrivals,
+            self.sessions,
+            self.num_tokens,
+            self.output_lens,
+            self.first_block,
+            self.tenants,
+            self.num_tokens // self.block_size,
+        )
         for number, (now, session, tokens, output, first, tenant, blocks) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
@@ -175,9 +182,15 @@ def conversations(
     order = np.argsort(arrivals, kind="stable")[:num_requests]
     arrivals = arrivals[order] - arrivals[order[0]]
     return Conversations(
-        block_size, arrivals, num_tokens[order], output[order], session[order],
-        first_block[session][order], tenant[session][order], system_blocks,
-    )  # fmt: skip
+        block_size,
+        arrivals,
+        num_tokens[order],
+        output[order],
+        session[order],
+        first_block[session][order],
+        tenant[session][order],
+        system_blocks,
+    )
 
 
 def _since_first(values: np.ndarray, is_first: np.ndarray, session: np.ndarray) -> np.ndarray:

@@ -91,16 +91,26 @@ def plot_choice(model: str, machine: str, link: str, share: float, efficiency: f
     figure, axes = plt.subplots(figsize=(8, 3.9))
     axes.plot(prefixes, compute, color=ORANGE, linestyle="--", label="compute again")
     axes.plot(prefixes, fetch, color=BLUE, label="fetch")
-    axes.fill_between(prefixes, fetch, compute, where=fetch < compute, color=BLUE, alpha=0.12,
-                      label="saved by fetching")  # fmt: skip
+    axes.fill_between(
+        prefixes,
+        fetch,
+        compute,
+        where=fetch < compute,
+        color=BLUE,
+        alpha=0.12,
+        label="saved by fetching",
+    )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens of the prefix")
     axes.set_ylabel("seconds")
     needed = smallest_bandwidth(shape, speed, 8192)
     factor = (compute / fetch)[np.argmin(np.abs(prefixes - 8192))]
-    wins = f"fetching is {factor:.1f} times as fast" if factor > 1 else (
-        f"computing is {1 / factor:.1f} times as fast")  # fmt: skip
+    wins = (
+        f"fetching is {factor:.1f} times as fast"
+        if factor > 1
+        else (f"computing is {1 / factor:.1f} times as fast")
+    )
     axes.set_title(f"8,192 tokens: {wins}; break-even at {needed / 1e9:.3g} GB/s")
     axes.axvline(8192, color=INK, linestyle=":", linewidth=1.2)
     axes.legend(loc="upper left")

@@ -26,10 +26,17 @@ def plot_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> Figure:
         if not len(seconds):
             continue
         longest = int(np.argmax(seconds))
-        axes.plot(ends[longest : longest + 2], [row, row], color=RED, linewidth=3.5,
-                  solid_capstyle="butt")  # fmt: skip
-        axes.annotate(f"{1e3 * seconds[longest]:.0f} ms", (ends[longest : longest + 2].mean(), row),
-                      (0, 9), textcoords="offset points", ha="center", color=RED)  # fmt: skip
+        axes.plot(
+            ends[longest : longest + 2], [row, row], color=RED, linewidth=3.5, solid_capstyle="butt"
+        )
+        axes.annotate(
+            f"{1e3 * seconds[longest]:.0f} ms",
+            (ends[longest : longest + 2].mean(), row),
+            (0, 9),
+            textcoords="offset points",
+            ha="center",
+            color=RED,
+        )
     axes.set_yticks(range(len(gaps)), list(gaps))
     axes.set_ylim(len(gaps) - 0.4, -0.7)
     axes.grid(axis="y", visible=False)
@@ -39,9 +46,13 @@ def plot_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def plot_fetch_or_compute(
-    bandwidths: Sequence[float], predicted: Sequence[float], measured: Mapping[float, float],
-    compute_predicted: float, compute_measured: float, crossing: float,
-) -> Figure:  # fmt: skip
+    bandwidths: Sequence[float],
+    predicted: Sequence[float],
+    measured: Mapping[float, float],
+    compute_predicted: float,
+    compute_measured: float,
+    crossing: float,
+) -> Figure:
     """Time to first token against the bandwidth of the store.
 
     Args:
@@ -52,16 +63,31 @@ def plot_fetch_or_compute(
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     axes.plot(np.divide(bandwidths, 1e6), predicted, color=BLUE, label="fetched, predicted")
-    axes.plot(np.divide(list(measured), 1e6), list(measured.values()), "D", color=BLUE,
-              markeredgecolor=INK, label="fetched, measured")  # fmt: skip
+    axes.plot(
+        np.divide(list(measured), 1e6),
+        list(measured.values()),
+        "D",
+        color=BLUE,
+        markeredgecolor=INK,
+        label="fetched, measured",
+    )
     axes.axhline(compute_predicted, color=ORANGE, linestyle="--", label="computed, predicted")
-    axes.plot([crossing / 1e6], [compute_measured], "s", color=ORANGE, markeredgecolor=INK,
-              label="computed, measured")  # fmt: skip
+    axes.plot(
+        [crossing / 1e6],
+        [compute_measured],
+        "s",
+        color=ORANGE,
+        markeredgecolor=INK,
+        label="computed, measured",
+    )
     axes.axvline(crossing / 1e6, color=INK, linestyle=":", linewidth=1.4)
     axes.annotate(
-        f"break-even, predicted:\n{crossing / 1e6:.0f} MB/s", (crossing / 1e6, 1.0), (6, -34),
-        xycoords=("data", "axes fraction"), textcoords="offset points",
-    )  # fmt: skip
+        f"break-even, predicted:\n{crossing / 1e6:.0f} MB/s",
+        (crossing / 1e6, 1.0),
+        (6, -34),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+    )
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("bandwidth of the store (MB/s, logarithmic)")
@@ -101,8 +127,15 @@ def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
     hatches = ("", "//", "..", "xx")
     for i, (source, values) in enumerate(rates.items()):
         places = np.arange(len(names)) + (i - (len(rates) - 1) / 2) * width
-        bars = axes.bar(places, [values[name] for name in names], width * 0.94, label=source,
-                        color=_LOOKS[i][0], hatch=hatches[i], edgecolor="white")  # fmt: skip
+        bars = axes.bar(
+            places,
+            [values[name] for name in names],
+            width * 0.94,
+            label=source,
+            color=_LOOKS[i][0],
+            hatch=hatches[i],
+            edgecolor="white",
+        )
         axes.bar_label(bars, fmt="%.1f")
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="x", visible=False)

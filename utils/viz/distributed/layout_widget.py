@@ -18,15 +18,27 @@ from utils.distributed.traffic import step_traffic
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 
-_GROUPS = {"tp": ("TP: adding up", ORANGE), "pp": ("PP: passing on", GREEN),
-           "ep": ("EP: experts", GREY)}  # fmt: skip
+_GROUPS = {
+    "tp": ("TP: adding up", ORANGE),
+    "pp": ("PP: passing on", GREEN),
+    "ep": ("EP: experts", GREY),
+}
 _WIDTH = 104  # characters of a line under the figure
 
 
 def plot_layout(
-    model: str, gpu: str, inside: str, between: str, tp: int, pp: int, dp: int, ep: bool,
-    requests: int, context: int, gpus_per_server: int = 8,
-) -> Figure:  # fmt: skip
+    model: str,
+    gpu: str,
+    inside: str,
+    between: str,
+    tp: int,
+    pp: int,
+    dp: int,
+    ep: bool,
+    requests: int,
+    context: int,
+    gpus_per_server: int = 8,
+) -> Figure:
     """What a layout costs: memory of the fullest card, a decode step's time, and what breaks.
 
     Args:
@@ -55,8 +67,14 @@ def plot_layout(
         _draw_time(time, shape, layout, where, requests, context)
     words.set_axis_off()
     for row, (text, color) in enumerate(lines):
-        words.text(0, 1 - (row + 0.9) / (len(lines) + 0.5), text, color=color, fontsize=10,
-                   transform=words.transAxes)  # fmt: skip
+        words.text(
+            0,
+            1 - (row + 0.9) / (len(lines) + 0.5),
+            text,
+            color=color,
+            fontsize=10,
+            transform=words.transAxes,
+        )
     name = f"{model} on {layout.world_size} {gpu}{'s' if layout.world_size > 1 else ''}, {layout}"
     figure.suptitle(f"{name}: {_verdict(problems)}", x=0.01, ha="left", weight="bold", fontsize=12)
     return figure
@@ -66,8 +84,11 @@ def _verdict(problems: list[Problem]) -> str:
     kinds = [problem.kind for problem in problems]
     if "refused" in kinds:
         return "refused"
-    for kind, words in (("does not fit", "does not fit"), ("slow", "the link is too slow"),
-                        ("waste", "runs, with waste")):  # fmt: skip
+    for kind, words in (
+        ("does not fit", "does not fit"),
+        ("slow", "the link is too slow"),
+        ("waste", "runs, with waste"),
+    ):
         if kind in kinds:
             return words
     return "runs"
@@ -109,8 +130,9 @@ def _draw_time(
     axes.barh([0], [left], color=BLUE, label=f"the GPUs' work {left:,.2f} ms")
     for group, seconds in step.communication.items():
         words, color = _GROUPS[group]
-        axes.barh([0], [1e3 * seconds], left=[left], color=color,
-                  label=f"{words} {1e3 * seconds:,.2f} ms")  # fmt: skip
+        axes.barh(
+            [0], [1e3 * seconds], left=[left], color=color, label=f"{words} {1e3 * seconds:,.2f} ms"
+        )
         left += 1e3 * seconds
     sender = Rank(shape, layout, layout.tensor_parallel_size - 1, 0, 0)
     sent = sum(part.sent_bytes for part in step_traffic(sender, 1, 1))

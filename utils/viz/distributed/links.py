@@ -30,9 +30,11 @@ def permitted(steps: Mapping[str, StepTime]) -> list[str]:
 
 
 def plot_links(
-    layouts: Mapping[str, tuple[str, Layout]], gpu: str = "H100", requests: int = 32,
+    layouts: Mapping[str, tuple[str, Layout]],
+    gpu: str = "H100",
+    requests: int = 32,
     context: int = 2048,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Communication of a decode step over each link, beside the work of the GPUs.
 
     Args:

@@ -33,9 +33,15 @@ def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3
     figure, axes = plt.subplots(figsize=(9, 1.3 + 0.55 * num_stages))
     end = scale * (max(run.end for run in runs) - start)
     axes.barh(
-        range(num_stages), [end] * num_stages, height=0.72, color="none", edgecolor=GREY,
-        hatch="////", linewidth=0, alpha=0.35,
-    )  # fmt: skip
+        range(num_stages),
+        [end] * num_stages,
+        height=0.72,
+        color="none",
+        edgecolor=GREY,
+        hatch="////",
+        linewidth=0,
+        alpha=0.35,
+    )
     dark = {BLUE, COLORS[3]}
     for run in runs:
         color = (BLUE, ORANGE, GREEN)[run.micro_batch % 3]
@@ -43,9 +49,14 @@ def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3
         axes.barh(run.stage, width, left=left, height=0.72, color=color, edgecolor="white")
         if width > 0.03 * end:
             axes.text(
-                left + width / 2, run.stage, str(run.micro_batch), ha="center", va="center",
-                color="white" if color in dark else "black", fontsize=9.5,
-            )  # fmt: skip
+                left + width / 2,
+                run.stage,
+                str(run.micro_batch),
+                ha="center",
+                va="center",
+                color="white" if color in dark else "black",
+                fontsize=9.5,
+            )
     axes.set_yticks(range(num_stages), [f"stage {i}" for i in range(num_stages)])
     axes.invert_yaxis()
     axes.set_xlim(0, end)

@@ -35,8 +35,16 @@ def plot_rank_memory(
     axes.barh(names, caches, left=weights, color=ORANGE, label="KV cache")
     if predicted is not None:
         sums = [sum(memory) / MIB for ranks in predicted.values() for memory in ranks]
-        axes.plot(sums, range(len(sums)), "|", color=INK, markersize=16, markeredgewidth=2.5,
-                  label="by the formula", linestyle="none")  # fmt: skip
+        axes.plot(
+            sums,
+            range(len(sums)),
+            "|",
+            color=INK,
+            markersize=16,
+            markeredgewidth=2.5,
+            label="by the formula",
+            linestyle="none",
+        )
     first = next(iter(layouts.values()))
     fullest = max(map(sum, rows[len(first) :] or rows)) / max(map(sum, first))
     axes.invert_yaxis()

@@ -26,11 +26,20 @@ def plot_padded_batch(prompt_lens: Sequence[int], output_lens: Sequence[int]) ->
     figure, axes = plt.subplots(figsize=(9.5, 0.33 * len(prompt_lens) + 1.3))
     for row, (prompt, output) in enumerate(zip(prompt_lens, output_lens, strict=True)):
         for left, width, color, hatch in (
-            (0, longest - prompt, WASTE, "////"), (longest - prompt, prompt, PROMPT, ""),
-            (longest, output, ANSWER, ""), (longest + output, steps - output, WASTE, "////"),
-        ):  # fmt: skip
-            box = Rectangle((left, row - 0.42), width, 0.84, facecolor=color, hatch=hatch,
-                            edgecolor="#c8c8c8" if hatch else color, linewidth=0)  # fmt: skip
+            (0, longest - prompt, WASTE, "////"),
+            (longest - prompt, prompt, PROMPT, ""),
+            (longest, output, ANSWER, ""),
+            (longest + output, steps - output, WASTE, "////"),
+        ):
+            box = Rectangle(
+                (left, row - 0.42),
+                width,
+                0.84,
+                facecolor=color,
+                hatch=hatch,
+                edgecolor="#c8c8c8" if hatch else color,
+                linewidth=0,
+            )
             axes.add_patch(box)
     useful = sum(prompt_lens) + sum(output_lens)
     waste = 1 - useful / (len(prompt_lens) * (longest + steps))
@@ -68,8 +77,9 @@ def plot_batch_sweep(
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
     for axes, scale in ((left, lambda b, s: b / s), (right, lambda b, s: 1e3 * s)):
         for seconds, style, color, label in (
-            (predicted, "--", INK, "predicted bound"), (measured, "o-", BLUE, "measured"),
-        ):  # fmt: skip
+            (predicted, "--", INK, "predicted bound"),
+            (measured, "o-", BLUE, "measured"),
+        ):
             values = [scale(b, s) for b, s in zip(batch_sizes, seconds, strict=True)]
             axes.plot(batch_sizes, values, style, color=color, label=label)
         for knee, style in zip(knees.values(), (":", "-"), strict=False):
@@ -80,8 +90,14 @@ def plot_batch_sweep(
         axes.set_xlabel("requests in the batch")
         axes.legend(loc="upper left")
     for row, (name, knee) in enumerate(knees.items()):
-        left.text(knee, 0.06 * row, f" {name}", color=INK, va="bottom",
-                  transform=left.get_xaxis_transform())  # fmt: skip
+        left.text(
+            knee,
+            0.06 * row,
+            f" {name}",
+            color=INK,
+            va="bottom",
+            transform=left.get_xaxis_transform(),
+        )
     left.set_title("More requests, more tokens ...")
     left.set_ylabel("new tokens per second")
     right.set_title("... but each waits longer for its next")
@@ -98,8 +114,9 @@ def plot_waits(runs: Mapping[str, Mapping[str, RequestMetrics]], title: str) -> 
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
     markers = ("s", "o", "^")
-    for (name, metrics), color, marker in zip(runs.items(), (ORANGE, BLUE, GREY), markers,
-                                              strict=False):  # fmt: skip
+    for (name, metrics), color, marker in zip(
+        runs.items(), (ORANGE, BLUE, GREY), markers, strict=False
+    ):
         ids = list(metrics)
         look: dict[str, Any] = dict(marker=marker, linestyle="", color=color, label=name, zorder=3)
         left.plot(ids, [m.ttft for m in metrics.values()], **look)
@@ -133,11 +150,13 @@ def plot_stalls(
         1, 2, figsize=(9.5, 4), gridspec_kw={"width_ratios": (2.4, 1)}
     )
     markers = ("s", "o", "^", "D")
-    for (name, (times, seconds)), color, marker in zip(gaps.items(), (RED, *COLORS), markers,
-                                                       strict=False):  # fmt: skip
+    for (name, (times, seconds)), color, marker in zip(
+        gaps.items(), (RED, *COLORS), markers, strict=False
+    ):
         milliseconds = [1e3 * s for s in seconds]
-        left.plot(times, milliseconds, marker=marker, markersize=4, linewidth=1.4, color=color,
-                  label=name)  # fmt: skip
+        left.plot(
+            times, milliseconds, marker=marker, markersize=4, linewidth=1.4, color=color, label=name
+        )
     left.set_ylim(bottom=0)
     left.set_xlabel("time since the long prompt came (s)")
     left.set_ylabel("time since the last token (ms)")
@@ -168,11 +187,13 @@ def plot_recovery(
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
     for (predicted, measured), color, marker, name in (
-        (recompute, ORANGE, "s", "recompute"), (swap, BLUE, "o", "swap"),
-    ):  # fmt: skip
+        (recompute, ORANGE, "s", "recompute"),
+        (swap, BLUE, "o", "swap"),
+    ):
         for seconds, style, label in (
-            (measured, marker + "-", f"{name}, measured"), (predicted, "--", f"{name}, predicted"),
-        ):  # fmt: skip
+            (measured, marker + "-", f"{name}, measured"),
+            (predicted, "--", f"{name}, predicted"),
+        ):
             values = [1e3 * s for s in seconds]
             left.plot(num_tokens, values, style, color=color, linewidth=1.8, label=label)
     left.set_ylabel("cost of coming back (ms)")
@@ -183,7 +204,7 @@ def plot_recovery(
     for seconds, style, label in (
         (recompute[1], "s-", "both cost the same, measured"),
         (recompute[0], "--", "both cost the same, predicted"),
-    ):  # fmt: skip
+    ):
         even = [b / s / 1e6 for b, s in zip(bytes_moved, seconds, strict=True)]
         right.plot(num_tokens, even, style, color=INK, linewidth=1.8, label=label)
     reached = [b / s / 1e6 for b, s in zip(bytes_moved, swap[1], strict=True)]

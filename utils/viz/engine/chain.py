@@ -35,19 +35,36 @@ def plot_station(number: int) -> Figure:
     for i in range(len(STATIONS)):
         reached = i < number
         place, now = (i + 0.5) / len(STATIONS), i == number - 1
-        axes.plot(place, 0.97, "o", markersize=11 if now else 7,
-                  color=ORANGE if now else INK if reached else GREY)  # fmt: skip
-        axes.text(place, 0.91, str(i + 1), ha="center", va="top", fontsize=9 if now else 8,
-                  color=INK if reached else GREY, weight="bold" if now else "normal")  # fmt: skip
+        axes.plot(
+            place,
+            0.97,
+            "o",
+            markersize=11 if now else 7,
+            color=ORANGE if now else INK if reached else GREY,
+        )
+        axes.text(
+            place,
+            0.91,
+            str(i + 1),
+            ha="center",
+            va="top",
+            fontsize=9 if now else 8,
+            color=INK if reached else GREY,
+            weight="bold" if now else "normal",
+        )
     axes.set_title(f"{number}. {station.what}", loc="left", x=0, y=0.75, weight="bold")
     # Not drawn, as the axes are off: for the figure's text, which is read out.
     ours = f"ours: {station.ours.function} in {station.ours.file}" if station.ours else "ours: none"
     axes.set_xlabel(f"vLLM: {station.theirs.function} in {station.theirs.file}, {ours}")
     for x, name, color, text in (
         (0.0, "vLLM", ORANGE, _text(vllm_folder(), station.theirs)),
-        (0.52, "ours", BLUE,
-         _text(our_folder(), station.ours) if station.ours else f"none: {station.why}"),
-    ):  # fmt: skip
+        (
+            0.52,
+            "ours",
+            BLUE,
+            _text(our_folder(), station.ours) if station.ours else f"none: {station.why}",
+        ),
+    ):
         axes.text(x, 0.66, name, color=color, weight="bold")
         axes.text(x, 0.60, text, family="monospace", fontsize=8, va="top")
     return figure

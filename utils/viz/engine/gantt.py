@@ -69,8 +69,17 @@ def plot_places(runs: Mapping[str, Sequence[StepRecord]], num_places: int, title
             busy += sum(e - b for b, e, _ in spans)
             middle, last = (spans[-1][0] + spans[-1][1]) / 2, spans[-1][1]
             axes.vlines(last, place - 0.43, place + 0.43, color="white", linewidth=2, zorder=4)
-            axes.text(middle, place, request_id, color=INK, weight="bold", fontsize=9,
-                      ha="center", va="center", zorder=5)  # fmt: skip
+            axes.text(
+                middle,
+                place,
+                request_id,
+                color=INK,
+                weight="bold",
+                fontsize=9,
+                ha="center",
+                va="center",
+                zorder=5,
+            )
         idle = 1 - busy / (num_places * end)
         axes.set_title(
             f"{name}: {end:.1f} s, places idle {idle:.0%} of the time", fontsize=11, weight="normal"
@@ -102,8 +111,9 @@ def plot_gantt(
     for axes, (name, steps) in zip(panels, runs.items(), strict=True):
         for request_id, row in rows.items():
             spans = spans_of(steps, request_id)
-            axes.hlines(row, arrival_times[request_id], spans[-1][1], color=WAITING, linewidth=3,
-                        zorder=1)  # fmt: skip
+            axes.hlines(
+                row, arrival_times[request_id], spans[-1][1], color=WAITING, linewidth=3, zorder=1
+            )
             _draw_spans(axes, row, spans, request_id in highlighted)
         axes.set_title(name, fontsize=11, weight="normal")
         axes.set_yticks(range(len(rows)), list(rows), fontsize=8)

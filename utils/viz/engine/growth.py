@@ -47,8 +47,13 @@ def plot_growth(report: Mapping[str, Any]) -> Figure:
             for engine, (color, marker) in LOOKS.items():
                 rounds = [[1e3 * s for s in place[engine]] for place in curve.values()]
                 axes.vlines(sizes, [*map(min, rounds)], [*map(max, rounds)], color=color)
-                axes.plot(sizes, [*map(statistics.median, rounds)], color=color, marker=marker,
-                          label=engine)  # fmt: skip
+                axes.plot(
+                    sizes,
+                    [*map(statistics.median, rounds)],
+                    color=color,
+                    marker=marker,
+                    label=engine,
+                )
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))

@@ -102,21 +102,38 @@ def _draw_flat_batch(
         end - 1 - i
         for end, new in zip(
             accumulate(new.num_new for new in step.record.tokens.values()),
-            step.record.tokens.values(), strict=True,
+            step.record.tokens.values(),
+            strict=True,
         )
         for i in range(new.num_draft)
-    }  # fmt: skip
+    }
     for i, (token, position, slot, owner) in enumerate(
         zip(step.input_ids, step.positions, step.slots, step.owners, strict=True)
     ):
         x, y = i % MAX_CELLS, -(i // MAX_CELLS) * row_height
         hatch = "////" if i in guessed else None
-        axes.add_patch(Rectangle((x, y), 0.94, 1.9, facecolor=_tint(colors[owner], 0.35),
-                                 edgecolor="white" if hatch else colors[owner], hatch=hatch,
-                                 linewidth=0.8))  # fmt: skip
+        axes.add_patch(
+            Rectangle(
+                (x, y),
+                0.94,
+                1.9,
+                facecolor=_tint(colors[owner], 0.35),
+                edgecolor="white" if hatch else colors[owner],
+                hatch=hatch,
+                linewidth=0.8,
+            )
+        )
         text = tokenizer.decode([token]).strip(" ").replace("\n", "\\n").replace("$", r"\$")
-        axes.text(x + 0.47, y + 0.12, text[:8] or "␣", rotation=90, ha="center", va="bottom",
-                  fontsize=8, color=INK)  # fmt: skip
+        axes.text(
+            x + 0.47,
+            y + 0.12,
+            text[:8] or "␣",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=INK,
+        )
         axes.text(x + 0.47, y - 0.1, str(position), ha="center", va="top", fontsize=7, color=INK)
         axes.text(x + 0.47, y - 0.65, str(slot), ha="center", va="top", fontsize=7, color=GREY)
     begin = 0
@@ -167,8 +184,9 @@ def _draw_memory(
         x = block % BLOCKS_PER_ROW * width + block_size / 2 - 0.5
         if block < BLOCKS_PER_ROW:
             axes.text(x, -0.62, f"+{block}", ha="center", fontsize=7.5, color=GREY)
-    axes.set_yticks(range(num_rows), [str(row * BLOCKS_PER_ROW) for row in range(num_rows)],
-                    fontsize=7.5)  # fmt: skip
+    axes.set_yticks(
+        range(num_rows), [str(row * BLOCKS_PER_ROW) for row in range(num_rows)], fontsize=7.5
+    )
     axes.set_xticks([])
     axes.set_ylabel("block", fontsize=8.5)
     axes.grid(visible=False)
@@ -178,8 +196,10 @@ def _draw_memory(
     axes.set_title(
         f"KV memory, {num_blocks} blocks of {block_size} slots. "
         "Dark: written in this step. Grey: shared.",
-        fontsize=10.5, weight="normal", pad=13,
-    )  # fmt: skip
+        fontsize=10.5,
+        weight="normal",
+        pad=13,
+    )
 
 
 def _draw_times(axes: Axes, record: StepRecord) -> None:
@@ -191,9 +211,15 @@ def _draw_times(axes: Axes, record: StepRecord) -> None:
         axes.barh(0, 1e3 * (end - begin), left=left, height=0.5, color=color)
         left += 1e3 * (end - begin)
     for i, (name, begin, end) in enumerate(zip(names, marks, marks[1:], strict=False)):
-        axes.text((0, 0.16, 0.52, 0.74)[i], -0.25, f"■ {name} {1e3 * (end - begin):.1f} ms",
-                  transform=axes.transAxes, va="top", fontsize=9,
-                  color=(ORANGE, BLUE, INK, "#4b8f3b")[i])  # fmt: skip
+        axes.text(
+            (0, 0.16, 0.52, 0.74)[i],
+            -0.25,
+            f"■ {name} {1e3 * (end - begin):.1f} ms",
+            transform=axes.transAxes,
+            va="top",
+            fontsize=9,
+            color=(ORANGE, BLUE, INK, "#4b8f3b")[i],
+        )
     axes.set_xlim(0, left)
     axes.set_yticks([])
     axes.set_xticks([])
@@ -206,6 +232,4 @@ def _draw_times(axes: Axes, record: StepRecord) -> None:
 def _tint(color: str, strength: float) -> tuple[float, float, float]:
     """A lighter shade: strength 0 is white, 1 the color itself."""
     red, green, blue = to_rgb(color)
-    return (
-        1 - strength * (1 - red), 1 - strength * (1 - green), 1 - strength * (1 - blue),
-    )  # fmt: skip
+    return (1 - strength * (1 - red), 1 - strength * (1 - green), 1 - strength * (1 - blue))

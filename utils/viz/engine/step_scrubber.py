@@ -155,16 +155,19 @@ def _draw_requests(axes: Axes, run: EngineRun, states: Mapping[str, RequestState
         axes.barh(row, total, height=0.7, color="white", edgecolor="#d0d0d0", linewidth=0.8)
         left = 0
         for length, color in (
-            (state.num_computed, COMPUTED), (state.num_new, NOW), (state.num_lost, LOST),
-        ):  # fmt: skip
+            (state.num_computed, COMPUTED),
+            (state.num_new, NOW),
+            (state.num_lost, LOST),
+        ):
             axes.barh(row, length, left=left, height=0.7, color=color)
             left += length
         prompt = run.prompt_lens[name]
         axes.vlines(prompt, row - 0.43, row + 0.43, color=INK, linewidth=1.4)
         color = ORANGE if state.status == "preempted" else GREY
         weight = "bold" if state.status == "preempted" else "normal"
-        axes.text(longest * 1.02, row, state.status, va="center", fontsize=9, color=color,
-                  weight=weight)  # fmt: skip
+        axes.text(
+            longest * 1.02, row, state.status, va="center", fontsize=9, color=color, weight=weight
+        )
     axes.set_yticks(range(len(states)), list(states))
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= longest])
     axes.set_xlim(0, longest * 1.22)
@@ -176,10 +179,12 @@ def _draw_requests(axes: Axes, run: EngineRun, states: Mapping[str, RequestState
 def _draw_meters(axes: Axes, run: EngineRun, step: StepRecord) -> None:
     num_tokens = sum(tokens.num_new for tokens in step.tokens.values())
     meters = {
-        "token\nbudget": (num_tokens / run.max_num_batched_tokens,
-                          f"{num_tokens}/{run.max_num_batched_tokens}"),
+        "token\nbudget": (
+            num_tokens / run.max_num_batched_tokens,
+            f"{num_tokens}/{run.max_num_batched_tokens}",
+        ),
         "KV\nblocks": (step.kv_cache_usage, f"{step.kv_cache_usage:.0%}"),
-    }  # fmt: skip
+    }
     for column, (share, text) in enumerate(meters.values()):
         axes.bar(column, 1, width=0.6, color="white", edgecolor="#d0d0d0")
         axes.bar(column, share, width=0.6, color=(NOW, GREY)[column])

@@ -19,9 +19,15 @@ from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
 # In the order of a step. The first and the last are the scheduler's and the engine's own work.
 PARTS = (
-    "schedule", "prepare the batch", "linear layers", "attention", "norms, gates, sums", "lm_head",
-    "sample", "process",
-)  # fmt: skip
+    "schedule",
+    "prepare the batch",
+    "linear layers",
+    "attention",
+    "norms, gates, sums",
+    "lm_head",
+    "sample",
+    "process",
+)
 COLORS = (ORANGE, "#f7c48a", BLUE, "#7aa6dc", "#c9dcf2", GREY, GREEN, INK)
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -143,12 +149,27 @@ def plot_step_parts(parts: Mapping[int, Mapping[str, float]], title: str) -> Fig
         for part, color in zip(PARTS, COLORS, strict=True):
             share = 100 * seconds[part] / total
             label = part if row == 0 else None
-            axes.barh(row, share, left=left, height=0.72, color=color, edgecolor="white",
-                      linewidth=0.7, label=label)  # fmt: skip
+            axes.barh(
+                row,
+                share,
+                left=left,
+                height=0.72,
+                color=color,
+                edgecolor="white",
+                linewidth=0.7,
+                label=label,
+            )
             if share >= 4:
                 dark = sum(plt.matplotlib.colors.to_rgb(color)) < 1.5
-                axes.text(left + share / 2, row, f"{share:.0f}", ha="center", va="center",
-                          fontsize=9, color="white" if dark else INK)  # fmt: skip
+                axes.text(
+                    left + share / 2,
+                    row,
+                    f"{share:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white" if dark else INK,
+                )
             left += share
         labels.append(f"{batch_size} request{'s'[: batch_size > 1]}\n{1e3 * total:.0f} ms")
     axes.set_yticks(range(len(parts)), labels)

@@ -17,8 +17,11 @@ RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 # Of processors with AVX-512 and instructions for bfloat16, and with AVX2 only
 FILES = ("throughput_avx512_bf16.json", "throughput_avx2.json")
 LOOKS = {
-    "ours": (BLUE, ""), "vLLM": (ORANGE, ""), "HF": (GREY, ""), "HF continuous": (GREEN, "////"),
-}  # fmt: skip
+    "ours": (BLUE, ""),
+    "vLLM": (ORANGE, ""),
+    "HF": (GREY, ""),
+    "HF continuous": (GREEN, "////"),
+}
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -66,8 +69,9 @@ def plot_throughput(report: dict[str, Any]) -> Figure:
                 axes.bar(place, speed, 0.94 * width, color=color, hatch=hatch, edgecolor="white")
                 slowest, fastest = rounds_range(results[name])
                 axes.vlines(place, slowest, fastest, color=INK, linewidth=1.2)
-                axes.text(place, max(speed, fastest), f"{speed:.0f}", ha="center", va="bottom",
-                          fontsize=7)  # fmt: skip
+                axes.text(
+                    place, max(speed, fastest), f"{speed:.0f}", ha="center", va="bottom", fontsize=7
+                )
         labels = [workload.replace("-", "-\n") for workload in order]
         axes.set_xticks(range(len(order)), labels, fontsize=9)
         axes.margins(y=0.08)
@@ -82,9 +86,14 @@ def plot_throughput(report: dict[str, Any]) -> Figure:
         if any("tokens_per_s" in w.get(name, {}) for ws in engines.values() for w in ws.values())
     ]
     figure.legend(
-        handles=patches, loc="outside lower left", ncols=len(patches), fontsize=9.5,
-        title=in_words(report), title_fontsize=8, alignment="left",
-    )  # fmt: skip
+        handles=patches,
+        loc="outside lower left",
+        ncols=len(patches),
+        fontsize=9.5,
+        title=in_words(report),
+        title_fontsize=8,
+        alignment="left",
+    )
     return figure
 
 
@@ -100,8 +109,11 @@ def throughput_finding(engines: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 def ratios(workload: dict[str, dict[str, Any]]) -> dict[str, float]:
     """How many times as fast ours is as vLLM and Hugging Face, of those that ran."""
-    return {name: workload[name]["ours_is_faster"] for name in ("vLLM", "HF")
-            if "ours_is_faster" in workload.get(name, {})}  # fmt: skip
+    return {
+        name: workload[name]["ours_is_faster"]
+        for name in ("vLLM", "HF")
+        if "ours_is_faster" in workload.get(name, {})
+    }
 
 
 def rounds_range(result: dict[str, Any]) -> tuple[float, float]:

@@ -35,7 +35,6 @@ def plot_update_sizes(ratios: Mapping[str, Tensor], title: str) -> Figure:
 
     Args:
         ratios: grid -> |update| / room, any shape; inf and 0 are left out.
-        title: the finding.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     _draw_ratios(axes, ratios)
@@ -44,15 +43,17 @@ def plot_update_sizes(ratios: Mapping[str, Tensor], title: str) -> Figure:
 
 
 def plot_candidates(
-    rows: Sequence[str], panels: Mapping[str, Sequence[float]], title: str,
-    lines: Mapping[str, float] | None = None, logarithmic: Sequence[str] = (),
-) -> Figure:  # fmt: skip
+    rows: Sequence[str],
+    panels: Mapping[str, Sequence[float]],
+    title: str,
+    lines: Mapping[str, float] | None = None,
+    logarithmic: Sequence[str] = (),
+) -> Figure:
     """One row per model, one panel per measure: a dot where the model lies, and its value.
 
     Args:
         rows: names of the models, from the top.
         panels: what is measured -> one value per row.
-        title: the finding.
         lines: panel -> value of a dashed line, the model that the others are compared with.
         logarithmic: panels with a logarithmic axis.
     """
@@ -63,11 +64,24 @@ def plot_candidates(
         ax.plot(values, places, "o", color=BLUE, markersize=8)
         if line := (lines or {}).get(label):
             ax.axvline(line, color=GREY, linestyle="--", linewidth=1.4, zorder=1)
-            ax.annotate("as trained", (line, len(rows) - 0.55), xytext=(4, 0), color=INK,
-                        textcoords="offset points", fontsize=9)  # fmt: skip
+            ax.annotate(
+                "as trained",
+                (line, len(rows) - 0.55),
+                xytext=(4, 0),
+                color=INK,
+                textcoords="offset points",
+                fontsize=9,
+            )
         for place, value in zip(places, values, strict=True):
-            ax.annotate(f"{value:.3g}", (value, place), xytext=(0, 8), textcoords="offset points",
-                        ha="center", fontsize=9, bbox=_PAPER)  # fmt: skip
+            ax.annotate(
+                f"{value:.3g}",
+                (value, place),
+                xytext=(0, 8),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+                bbox=_PAPER,
+            )
         if label in logarithmic:
             ax.set_xscale("log")
         ax.margins(x=0.25)
@@ -111,16 +125,19 @@ def changed_share(weight: Tensor, update: Tensor, grid: str) -> float:
 
 
 def plot_survival(
-    weights: Mapping[str, Tensor], update: Tensor, base: str, grid: str, size: float,
+    weights: Mapping[str, Tensor],
+    update: Tensor,
+    base: str,
+    grid: str,
+    size: float,
     curves: Mapping[str, Sequence[float]],
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Left: updates against the room that they have. Right: what survives, over their size.
 
     Args:
         weights: base -> weight [out, in], float32.
         update: the real update of this layer, [out, in].
-        base: the one that is added to.
-        grid: what the sum is rounded to.
+        base, grid: the one that is added to, and what the sum is rounded to.
         size: the update is multiplied by it.
         curves: base -> surviving share for each of `SIZES`.
     """
@@ -131,8 +148,16 @@ def plot_survival(
     _draw_ratios(left, {f"{base} to {grid}": scaled.abs() / room})
     share = survival(weight, scaled, grid)
     for (name, values), (color, line, marker) in zip(curves.items(), _LOOKS, strict=True):
-        right.plot(SIZES, values, color=color, linestyle=line, marker=marker, markersize=4,
-                   linewidth=1.8, label=f"added to {name}")  # fmt: skip
+        right.plot(
+            SIZES,
+            values,
+            color=color,
+            linestyle=line,
+            marker=marker,
+            markersize=4,
+            linewidth=1.8,
+            label=f"added to {name}",
+        )
     right.plot(size, share, "o", color=INK, markersize=11, fillstyle="none", markeredgewidth=2)
     right.axhline(1, color=GREY, linestyle=":", linewidth=1.4)
     right.set_xscale("log", base=2)
@@ -143,8 +168,12 @@ def plot_survival(
     right.legend(fontsize=9, loc="lower right")
     figure.suptitle(
         f"Added to {base} and rounded to {grid}: {changed:.1%} of the weights change, "
-        f"{share:.0%} of the update survives", x=0.01, ha="left", weight="bold", size=12,
-    )  # fmt: skip
+        f"{share:.0%} of the update survives",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        size=12,
+    )
     return figure
 
 
@@ -200,8 +229,16 @@ def _draw_ratios(axes: plt.Axes, ratios: Mapping[str, Tensor]) -> None:
         flat = ratio.detach().float().flatten()
         values = flat[torch.isfinite(flat) & (flat > 0)].cpu().numpy()
         percent = np.full(len(values), 100 / max(1, len(values)))
-        axes.hist(np.clip(values, bins[0], bins[-1]), bins=bins, weights=percent, histtype="step",
-                  color=color, linestyle=line, linewidth=1.8, label=name)  # fmt: skip
+        axes.hist(
+            np.clip(values, bins[0], bins[-1]),
+            bins=bins,
+            weights=percent,
+            histtype="step",
+            color=color,
+            linestyle=line,
+            linewidth=1.8,
+            label=name,
+        )
     axes.axvline(1, color=INK, linewidth=1.4)
     top = axes.get_ylim()[1]
     axes.text(0.8, 1.16 * top, "rounded away", ha="right", va="top", fontsize=9)

@@ -47,8 +47,16 @@ def plot_training_memory(rows: Mapping[str, TrainingMemory], title: str) -> Figu
     left = np.zeros(len(names))
     for label, fields, color, hatch in PARTS:
         values = [sum(getattr(rows[name], field) for field in fields) / GB for name in names]
-        axes.barh(names, values, left=left, color=color, hatch=hatch, edgecolor="white",
-                  linewidth=0.5, label=label)  # fmt: skip
+        axes.barh(
+            names,
+            values,
+            left=left,
+            color=color,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.5,
+            label=label,
+        )
         left += values
     for row, total in enumerate(left):
         axes.text(total, row, f" {total:,.1f}", va="center", fontsize=10)
@@ -62,17 +70,23 @@ def plot_training_memory(rows: Mapping[str, TrainingMemory], title: str) -> Figu
 
 
 def plot_rank(
-    ranks: Sequence[int],
-    best: Mapping[str, Sequence[float]],
-    fitted: Mapping[str, Sequence[float]],
+    ranks: Sequence[int], best: Mapping[str, Sequence[float]], fitted: Mapping[str, Sequence[float]]
 ) -> Figure:
     """How much of an update is missing at each rank: the optimum as lines, LoRA's fit as dots."""
     figure, axes = plt.subplots(figsize=(7.8, 4.2))
     styles = zip(best, COLORS, ("-", "--"), ("o", "s"), strict=False)
     for name, color, line, marker in styles:
         axes.plot(ranks, best[name], line, color=color, label=f"{name}: best possible")
-        axes.plot(ranks, fitted[name], marker, color=color, mfc="none", mew=2, ms=9,
-                  label=f"{name}: fitted by LoRA")  # fmt: skip
+        axes.plot(
+            ranks,
+            fitted[name],
+            marker,
+            color=color,
+            mfc="none",
+            mew=2,
+            ms=9,
+            label=f"{name}: fitted by LoRA",
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(ranks, [str(r) for r in ranks])
     axes.set_ylim(-0.03, 1.05)
@@ -152,9 +166,16 @@ def mask_as_html(
 
 
 def plot_calculator(
-    model: str, method: Method, r: int, lora_alpha: int, targets: str, num_tokens: int,
-    answers: int, checkpointing: bool, card: str,
-) -> Figure:  # fmt: skip
+    model: str,
+    method: Method,
+    r: int,
+    lora_alpha: int,
+    targets: str,
+    num_tokens: int,
+    answers: int,
+    checkpointing: bool,
+    card: str,
+) -> Figure:
     """Memory of one training step against a card; the title also says what is trained.
 
     `lora_alpha` costs nothing; the title shows the scale that it makes. `answers` is the share of
@@ -163,9 +184,14 @@ def plot_calculator(
     shape = TRAIN_SHAPES[model]
     modules = TARGETS[targets]
     memory = training_memory(
-        shape, method, num_tokens, num_predicted=num_tokens * answers // 100, r=r,
-        target_modules=modules, checkpointing=checkpointing,
-    )  # fmt: skip
+        shape,
+        method,
+        num_tokens,
+        num_predicted=num_tokens * answers // 100,
+        r=r,
+        target_modules=modules,
+        checkpointing=checkpointing,
+    )
     full = method == "full"
     trained = shape.num_parameters() if full else shape.lora_parameters(r, modules)
     size = CARDS[card] * 2**30 / GB - NOT_OURS_GB

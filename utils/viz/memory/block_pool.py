@@ -119,14 +119,21 @@ def _draw_memory(
         texts = state.texts.get(block, ())
         for i in range(size):
             filled = i < len(texts)
-            axes.add_patch(Rectangle(
-                (left + i, line + 0.3), 1, 0.55, linewidth=0.6, edgecolor=GREY,
-                facecolor=_color(state, block) if filled else EMPTY,
-                hatch="////" if state.ref_cnts[block] and not filled else None,
-            ))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (left + i, line + 0.3),
+                    1,
+                    0.55,
+                    linewidth=0.6,
+                    edgecolor=GREY,
+                    facecolor=_color(state, block) if filled else EMPTY,
+                    hatch="////" if state.ref_cnts[block] and not filled else None,
+                )
+            )
             if filled:
-                axes.text(left + i + 0.5, line + 0.57, texts[i], ha="center", va="center",
-                          fontsize=8.5)  # fmt: skip
+                axes.text(
+                    left + i + 0.5, line + 0.57, texts[i], ha="center", va="center", fontsize=8.5
+                )
         _box(axes, left, line + 0.3, size, 0.55, "none", block in changed)
         label = (
             f"{block}" if not state.ref_cnts[block] else f"{block}: ref_cnt {state.ref_cnts[block]}"
@@ -139,10 +146,16 @@ def _draw_memory(
         end = (to_left + 0.5, to_line + (0.3 if line < to_line else 0.85))
         axes.add_patch(
             FancyArrowPatch(
-                start, end, arrowstyle="-|>", mutation_scale=16, linewidth=2.4, color=BLUE,
-                connectionstyle=f"arc3,rad={0.18 if line == to_line else 0.05}", zorder=5,
+                start,
+                end,
+                arrowstyle="-|>",
+                mutation_scale=16,
+                linewidth=2.4,
+                color=BLUE,
+                connectionstyle=f"arc3,rad={0.18 if line == to_line else 0.05}",
+                zorder=5,
             )
-        )  # fmt: skip
+        )
     axes.set_xlim(-0.1, width + 0.1)
     axes.set_ylim(lines, -0.05)
     _bare(axes, f"KV memory: {len(state.ref_cnts)} blocks of {size} slots")
@@ -162,7 +175,14 @@ def _draw_queue(axes: Axes, state: PoolState) -> None:
 def _box(
     axes: Axes, left: float, top: float, width: float, height: float, color: str, thick: bool
 ) -> None:
-    axes.add_patch(Rectangle(
-        (left, top), width, height, facecolor=color, edgecolor=INK,
-        linewidth=2.8 if thick else 1.0, zorder=3 if thick else 2 if color == "none" else 1,
-    ))  # fmt: skip
+    axes.add_patch(
+        Rectangle(
+            (left, top),
+            width,
+            height,
+            facecolor=color,
+            edgecolor=INK,
+            linewidth=2.8 if thick else 1.0,
+            zorder=3 if thick else 2 if color == "none" else 1,
+        )
+    )

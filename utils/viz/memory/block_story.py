@@ -47,9 +47,7 @@ class BlockStory:
     def arrive(self, name: str, prompt: str) -> bool:
         """Admit a prompt, if there is room for it. False: it has to wait."""
         words = prompt.split()
-        request = Request(
-            name, list(range(len(words))), SamplingParams(max_tokens=None), 10**6, (),
-        )  # fmt: skip
+        request = Request(name, list(range(len(words))), SamplingParams(max_tokens=None), 10**6, ())
         blocks = self.manager.allocate_slots(request, len(words))
         if blocks is None:
             free = self.manager.block_pool.get_num_free_blocks()
@@ -84,9 +82,7 @@ class BlockStory:
     def fork(self, parent: str, child: str) -> None:
         """Let a second answer begin where the parent stands."""
         request = self.requests[parent]
-        twin = Request(
-            child, list(request.all_token_ids), request.sampling_params, 10**6, (),
-        )  # fmt: skip
+        twin = Request(child, list(request.all_token_ids), request.sampling_params, 10**6, ())
         self.manager.fork(request, twin)
         self.requests[child], self.words[child] = twin, list(self.words[parent])
         ids = self.manager.get_block_ids(child)
@@ -103,17 +99,17 @@ class BlockStory:
         self._tell(f"{name} {verb}: {_blocks(freed)} free again{rest}", freed)
 
     def _tell(
-        self,
-        caption: str,
-        changed: Sequence[int] = (),
-        copies: Sequence[tuple[int, int]] = (),
+        self, caption: str, changed: Sequence[int] = (), copies: Sequence[tuple[int, int]] = ()
     ) -> None:
         pool, size = self.manager.block_pool, self.manager.block_size
         tables = {name: self.manager.get_block_ids(name) for name in self.requests}
         state = PoolState.of(
-            size, [block.ref_cnt for block in pool.blocks], tables, self.words,
+            size,
+            [block.ref_cnt for block in pool.blocks],
+            tables,
+            self.words,
             [block.block_id for block in pool.free_block_queue],
-        )  # fmt: skip
+        )
         self.moments.append(Moment(caption, state, list(changed), list(copies)))
 
 

@@ -9,13 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.sim.memory import (
-    GIB,
-    MODEL_SHAPES,
-    ModelShape,
-    kv_bytes_per_token,
-    weight_bytes,
-)
+from utils.sim.memory import GIB, MODEL_SHAPES, ModelShape, kv_bytes_per_token, weight_bytes
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE, RED
 

@@ -56,8 +56,11 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
     figure.suptitle(
         f"{allocator}: {used[first_steps].mean():.0%} used in the first 25 steps, "
         f"all done after {num_steps}{preempted}",
-        fontsize=12, weight="bold", x=0.01, ha="left",
-    )  # fmt: skip
+        fontsize=12,
+        weight="bold",
+        x=0.01,
+        ha="left",
+    )
     draw_legend(figure)
     return figure
 

@@ -48,9 +48,14 @@ def plot_memory_map(memory: MemoryMap, title: str) -> Figure:
             if owner != NOBODY:
                 used = memory.states[step, slot] == STATES.index("used")
                 axes.text(
-                    slot, step, letter(owner), ha="center", va="center",
-                    color="white" if used else INK, weight="bold" if used else "normal",
-                )  # fmt: skip
+                    slot,
+                    step,
+                    letter(owner),
+                    ha="center",
+                    va="center",
+                    color="white" if used else INK,
+                    weight="bold" if used else "normal",
+                )
     draw_map(axes, memory)
     axes.set_title(title)
     draw_legend(figure)
@@ -66,9 +71,13 @@ def draw_map(axes: Axes, memory: MemoryMap) -> None:
     """The map itself, in axes that are given."""
     num_steps, num_slots = memory.states.shape
     axes.imshow(
-        memory.states, cmap=_COLORS, vmin=0, vmax=len(STATES) - 1,
-        aspect="auto", interpolation="nearest",
-    )  # fmt: skip
+        memory.states,
+        cmap=_COLORS,
+        vmin=0,
+        vmax=len(STATES) - 1,
+        aspect="auto",
+        interpolation="nearest",
+    )
     # A line wherever a slot's owner differs from that of its neighbour, in memory or in time.
     owners = memory.owners
     steps, slots = np.nonzero(owners[:, 1:] != owners[:, :-1])
@@ -170,15 +179,25 @@ def plot_waste(
             for state in STATES:
                 width = 100 * bar.get(state, 0.0)
                 axes.barh(
-                    row + offset, width, left=left, height=0.36,
-                    color=STATE_COLORS[state], edgecolor=INK, linewidth=0.6,
-                )  # fmt: skip
+                    row + offset,
+                    width,
+                    left=left,
+                    height=0.36,
+                    color=STATE_COLORS[state],
+                    edgecolor=INK,
+                    linewidth=0.6,
+                )
                 if width > 4 and state != "free":
                     color = "white" if state == "used" else INK
                     axes.text(
-                        left + width / 2, row + offset, f"{width:.1f}",
-                        ha="center", va="center", color=color, fontsize=9,
-                    )  # fmt: skip
+                        left + width / 2,
+                        row + offset,
+                        f"{width:.1f}",
+                        ha="center",
+                        va="center",
+                        color=color,
+                        fontsize=9,
+                    )
                 left += width
             axes.text(101, row + offset, label, va="center", fontsize=9.5, color=INK)
     axes.set_yticks(range(len(names)), names)

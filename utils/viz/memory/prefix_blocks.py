@@ -96,12 +96,17 @@ def plot_prefix_blocks(
     axes.set_ylim(-(num_rows - 0.45) * 1.02, 0.55)
     axes.axis("off")
     axes.set_title(title)
-    labels = {"held by several": SHARED, "held by one": USED, "free, can be found": CACHED,
-              "free": EMPTY}  # fmt: skip
+    labels = {
+        "held by several": SHARED,
+        "held by one": USED,
+        "free, can be found": CACHED,
+        "free": EMPTY,
+    }
     figure.legend(
         handles=[Patch(facecolor=c, edgecolor=INK, label=name) for name, c in labels.items()],
-        loc="outside lower center", ncols=4,
-    )  # fmt: skip
+        loc="outside lower center",
+        ncols=4,
+    )
     return figure
 
 
@@ -133,6 +138,14 @@ def _box(axes: Axes, row: int, column: int, text: str, note: str, color: str, fu
     )
     middle = left + BOX_WIDTH / 2
     # A dollar sign in a prompt is no formula.
-    axes.text(middle, bottom + 0.5, text, ha="center", va="center",
-              fontsize=8.5, color=ink, parse_math=False)  # fmt: skip
+    axes.text(
+        middle,
+        bottom + 0.5,
+        text,
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color=ink,
+        parse_math=False,
+    )
     axes.text(middle, bottom + 0.09, note, ha="center", va="center", fontsize=8, color=ink)

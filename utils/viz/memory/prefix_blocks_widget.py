@@ -57,14 +57,7 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         self._image = ipywidgets.Image(format="png")
         buttons = ipywidgets.HBox([self.send, self.finish, self.restart])
         super().__init__(
-            [
-                self.examples,
-                self.prompt,
-                buttons,
-                self._message,
-                self._image,
-                ipywidgets.HTML(CSS),
-            ]
+            [self.examples, self.prompt, buttons, self._message, self._image, ipywidgets.HTML(CSS)]
         )
         self.examples.observe(self._copy_example, names="value")
         for button, action in (

@@ -49,8 +49,14 @@ def plot_ttft(
     axes.plot(shared, [1e3 * s for s in miss], color=ORANGE, marker="o", label="miss, measured")
     axes.plot(shared, [1e3 * s for s in hit], color=BLUE, marker="s", label="hit, measured")
     for (basis, seconds), style in zip(predicted.items(), (":", "--"), strict=False):
-        axes.plot(shared, [1e3 * s for s in seconds], color=INK, linestyle=style, linewidth=1.8,
-                  label=f"hit, predicted from {basis}")  # fmt: skip
+        axes.plot(
+            shared,
+            [1e3 * s for s in seconds],
+            color=INK,
+            linestyle=style,
+            linewidth=1.8,
+            label=f"hit, predicted from {basis}",
+        )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of the shared prefix")
     axes.set_ylabel("time to first token (ms)")
@@ -77,6 +83,11 @@ def plot_probes(
         axes.set_xlabel("time to first token (ms)")
         axes.grid(axis="y", visible=False)
     both[0].invert_yaxis()
-    figure.suptitle("The right guess answers first, unless tenants are kept apart",
-                    x=0.01, ha="left", weight="bold", fontsize=12)  # fmt: skip
+    figure.suptitle(
+        "The right guess answers first, unless tenants are kept apart",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        fontsize=12,
+    )
     return figure

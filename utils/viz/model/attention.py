@@ -24,9 +24,14 @@ def plot_attention(weights: torch.Tensor, tokens: Sequence[str], title: str) -> 
     for query in range(num_queries):
         first = num_keys - num_queries + query + 1  # of the keys that come after this query
         hidden = Rectangle(
-            (first - 0.5, query - 0.5), num_keys - first, 1,
-            facecolor="white", edgecolor="#c4c4c4", hatch="///", linewidth=0,
-        )  # fmt: skip
+            (first - 0.5, query - 0.5),
+            num_keys - first,
+            1,
+            facecolor="white",
+            edgecolor="#c4c4c4",
+            hatch="///",
+            linewidth=0,
+        )
         axes.add_patch(hidden)
     future = Patch(facecolor="white", edgecolor="#c4c4c4", hatch="///", label="masked: the future")
     axes.legend(handles=[future], loc="upper right", frameon=True, framealpha=1)

@@ -30,10 +30,23 @@ def plot_logit_gaps(
         np.clip(gaps, low, None), bins, color="#a9c6ea", label=f"all {len(gaps):,} tokens"
     )
     most = float(np.max(heights))
-    axes.hist(np.clip(changed, low, None), bins, color=ORANGE, edgecolor=INK, hatch="////",
-              label=f"the {len(changed)} tokens that bfloat16 changes")  # fmt: skip
-    axes.vlines(spacing, 0, most, color=BLUE, linestyle="--", linewidth=1.6,
-                label=f"{spacing:g}: neighbouring bfloat16 numbers at 16 to 32")  # fmt: skip
+    axes.hist(
+        np.clip(changed, low, None),
+        bins,
+        color=ORANGE,
+        edgecolor=INK,
+        hatch="////",
+        label=f"the {len(changed)} tokens that bfloat16 changes",
+    )
+    axes.vlines(
+        spacing,
+        0,
+        most,
+        color=BLUE,
+        linestyle="--",
+        linewidth=1.6,
+        label=f"{spacing:g}: neighbouring bfloat16 numbers at 16 to 32",
+    )
     axes.set_xscale("log")
     axes.set_xlabel("float32 logit of the best token minus that of the second best")
     axes.set_ylabel("tokens")
@@ -58,8 +71,16 @@ def plot_noise(
     low, high = 1e-3, 1.1 * max(gaps)
     x, y, flipped = np.clip(gaps, low, None), np.array(noise), np.array(changed)
     axes.scatter(x[~flipped], y[~flipped], s=9, color="#a9c6ea", label="same choice")
-    axes.scatter(x[flipped], y[flipped], s=38, color=ORANGE, edgecolor=INK, linewidth=0.8,
-                 label="another choice", zorder=3)  # fmt: skip
+    axes.scatter(
+        x[flipped],
+        y[flipped],
+        s=38,
+        color=ORANGE,
+        edgecolor=INK,
+        linewidth=0.8,
+        label="another choice",
+        zorder=3,
+    )
     line = np.geomspace(low, high, 100)
     axes.plot(line, line, color=INK, linewidth=1.4, label="gap used up")
     axes.set_xscale("log")

@@ -23,9 +23,11 @@ Errors = Mapping[str, Sequence[float]]
 
 
 def plot_calibration_choices(
-    tokens: Sequence[int], errors: Mapping[tuple[str, str], Errors],
-    rounding: Mapping[tuple[str, str], float], widths: Mapping[str, int],
-) -> Figure:  # fmt: skip
+    tokens: Sequence[int],
+    errors: Mapping[tuple[str, str], Errors],
+    rounding: Mapping[tuple[str, str], float],
+    widths: Mapping[str, int],
+) -> Figure:
     """The error on held-out task text over calibration tokens: a row of panels for each method.
 
     Args:
@@ -37,17 +39,33 @@ def plot_calibration_choices(
     methods = list(dict.fromkeys(method for method, _ in errors))
     layers = list(dict.fromkeys(layer for _, layer in errors))
     figure, grid = plt.subplots(
-        len(methods), len(layers), figsize=(9.5, 3.1 * len(methods)), sharex=True, sharey="col",
+        len(methods),
+        len(layers),
+        figsize=(9.5, 3.1 * len(methods)),
+        sharex=True,
+        sharey="col",
         squeeze=False,
-    )  # fmt: skip
+    )
     for (method, layer), choices in errors.items():
         axes: Axes = grid[methods.index(method)][layers.index(layer)]
-        axes.axhline(100 * rounding[method, layer], color=GREY, linestyle="--", linewidth=1.5,
-                     label="round to nearest")  # fmt: skip
+        axes.axhline(
+            100 * rounding[method, layer],
+            color=GREY,
+            linestyle="--",
+            linewidth=1.5,
+            label="round to nearest",
+        )
         for choice, values in choices.items():
             color, marker, line = LOOKS[choice]
-            axes.plot(tokens, [100 * value for value in values], color=color, marker=marker,
-                      linestyle=line, linewidth=1.8, label=choice)  # fmt: skip
+            axes.plot(
+                tokens,
+                [100 * value for value in values],
+                color=color,
+                marker=marker,
+                linestyle=line,
+                linewidth=1.8,
+                label=choice,
+            )
         axes.axvline(widths[layer], color=GREY, linestyle=":", linewidth=1.4)
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
@@ -84,13 +102,21 @@ def plot_calibration_sweep(results: Mapping[str, Any]) -> Figure:
         color, marker, line = LOOKS[choice]
         tokens = [run["tokens"] for run in found]
         for axes, key in panels:
-            axes.plot(tokens, [run[key] for run in found], color=color, marker=marker,
-                      linestyle=line, linewidth=1.8, label=choice)  # fmt: skip
+            axes.plot(
+                tokens,
+                [run[key] for run in found],
+                color=color,
+                marker=marker,
+                linestyle=line,
+                linewidth=1.8,
+                label=choice,
+            )
     for axes, key in panels:
         for name, style in (("merged", "-"), ("rtn", "--")):
             label = {"merged": "16 bits", "rtn": "round to nearest"}[name]
-            axes.axhline(results[name][key], color=GREY, linestyle=style, linewidth=1.4,
-                         label=label)  # fmt: skip
+            axes.axhline(
+                results[name][key], color=GREY, linestyle=style, linewidth=1.4, label=label
+            )
         sizes = sorted({run["tokens"] for run in results["gptq"]})
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
@@ -116,8 +142,9 @@ def _draw_intervals(
 ) -> None:
     """A line for each model: its share of right answers, with the 95 % interval."""
     rows: list[tuple[str, dict[str, Any], str, str]] = [
-        ("16 bits", results["merged"], GREY, "P"), ("round to nearest", results["rtn"], GREY, "X"),
-    ]  # fmt: skip
+        ("16 bits", results["merged"], GREY, "P"),
+        ("round to nearest", results["rtn"], GREY, "X"),
+    ]
     for choice, found in runs.items():
         color, marker, _ = LOOKS[choice]
         rows += [(f"{choice}, {run['tokens']:,}", run, color, marker) for run in found]

@@ -29,8 +29,16 @@ PALE = "#e8eef7"
 Reader = Callable[[int, str, int, int], StoredWeight]
 
 
-KINDS = ("embedding", "linear, 16 bits", "codes", "scales", "zeros", "g_idx", "norms",
-         "tokenizer, config")  # fmt: skip
+KINDS = (
+    "embedding",
+    "linear, 16 bits",
+    "codes",
+    "scales",
+    "zeros",
+    "g_idx",
+    "norms",
+    "tokenizer, config",
+)
 _TONES = (GREY, "#c9c9c9", BLUE, ORANGE, "#f3c98b", INK, INK, "#a9c6ea")
 _HATCHES = ("", "", "", "////", "....", "", "", "xx")
 
@@ -46,12 +54,27 @@ def plot_bytes(files: Mapping[str, Mapping[str, int]]) -> Figure:
         left = 0.0
         for kind, tone, hatch in zip(KINDS, _TONES, _HATCHES, strict=True):
             size = parts.get(kind, 0) / 1e6
-            axes.barh(place, size, 0.62, left=left, color=tone, hatch=hatch, edgecolor="white",
-                      linewidth=0.4)  # fmt: skip
+            axes.barh(
+                place,
+                size,
+                0.62,
+                left=left,
+                color=tone,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+            )
             if size > 0.1 * sum(next(iter(files.values())).values()) / 1e6:
                 ink = INK if tone in ("#c9c9c9", "#a9c6ea") else "white"
-                axes.text(left + size / 2, place, f"{kind}\n{size:.0f}", ha="center", va="center",
-                          color=ink, fontsize=9)  # fmt: skip
+                axes.text(
+                    left + size / 2,
+                    place,
+                    f"{kind}\n{size:.0f}",
+                    ha="center",
+                    va="center",
+                    color=ink,
+                    fontsize=9,
+                )
             left += size
         axes.text(left, place, f"  {left:.0f} MB", va="center", fontsize=9.5)
     axes.set_yticks(range(len(files)), list(files))
@@ -60,8 +83,10 @@ def plot_bytes(files: Mapping[str, Mapping[str, int]]) -> Figure:
     axes.set_xlim(0, 1.12 * max(sum(parts.values()) for parts in files.values()) / 1e6)
     axes.set_xlabel("megabytes on disk")
     small = files["GPTQ"]
-    axes.set_title(f"In the GPTQ file, the 16-bit embedding takes "
-                   f"{small['embedding'] / sum(small.values()):.0%} of the bytes")  # fmt: skip
+    axes.set_title(
+        f"In the GPTQ file, the 16-bit embedding takes "
+        f"{small['embedding'] / sum(small.values()):.0%} of the bytes"
+    )
     shown = {kind for parts in files.values() for kind in parts}
     handles = [
         Patch(facecolor=tone, hatch=hatch, edgecolor="white", label=kind)
@@ -94,16 +119,26 @@ def plot_stored_weight(
         bottom.axhline(level, color="#dddddd", linewidth=0.9, zorder=0)
     if before is not None:
         bottom.plot(places, before.float(), "o", color=BLUE, markersize=5, label=label)
-    bottom.plot(places, stored.group, "_", color=INK, markersize=10, markeredgewidth=2.2,
-                label="read back")  # fmt: skip
-    bottom.plot(stored.group_place, stored.value, "s", markersize=12, markerfacecolor="none",
-                markeredgecolor=ORANGE, markeredgewidth=2.2, label="this weight")  # fmt: skip
+    bottom.plot(
+        places, stored.group, "_", color=INK, markersize=10, markeredgewidth=2.2, label="read back"
+    )
+    bottom.plot(
+        stored.group_place,
+        stored.value,
+        "s",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor=ORANGE,
+        markeredgewidth=2.2,
+        label="this weight",
+    )
     bottom.grid(visible=False)
     bottom.set_xlabel("weight of the group, by input")
     bottom.set_ylabel("value")
     bottom.set_title(f"{stored.formula}     the group uses {len(levels)} of 16 levels", fontsize=11)
-    figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                  fontsize=9.5)  # fmt: skip
+    figure.legend(
+        *bottom.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9.5
+    )
     return figure
 
 
@@ -112,16 +147,35 @@ def _draw_word(axes: Axes, stored: StoredWeight) -> None:
     count = len(stored.codes)
     for i, (code, owner) in enumerate(zip(stored.codes, stored.owners, strict=True)):
         x, picked = count - 1 - i, i == stored.place
-        axes.add_patch(Rectangle((x, 0), 1, 1, facecolor=ORANGE if picked else PALE,
-                                 edgecolor=INK, linewidth=1.2))  # fmt: skip
+        axes.add_patch(
+            Rectangle(
+                (x, 0), 1, 1, facecolor=ORANGE if picked else PALE, edgecolor=INK, linewidth=1.2
+            )
+        )
         weight = "bold" if picked else "normal"
-        axes.text(x + 0.5, 0.64, f"{code:04b}", ha="center", va="center", family="monospace",
-                  fontsize=11.5, weight=weight)  # fmt: skip
+        axes.text(
+            x + 0.5,
+            0.64,
+            f"{code:04b}",
+            ha="center",
+            va="center",
+            family="monospace",
+            fontsize=11.5,
+            weight=weight,
+        )
         axes.text(x + 0.5, 0.27, str(code), ha="center", va="center", weight=weight)
         axes.text(x + 0.5, -0.12, owner, ha="center", va="top", fontsize=9, color=INK)
     digits = stored.bits // 4
-    axes.text(-0.15, 0.5, f"0x{stored.word:0{digits}x}", ha="right", va="center",
-              family="monospace", fontsize=11, color=GREY)  # fmt: skip
+    axes.text(
+        -0.15,
+        0.5,
+        f"0x{stored.word:0{digits}x}",
+        ha="right",
+        va="center",
+        family="monospace",
+        fontsize=11,
+        color=GREY,
+    )
     axes.set_xlim(-1.7, 8.1)  # an int32 and a byte in one scale
     axes.set_ylim(-0.45, 1.05)
     axes.axis("off")
@@ -184,8 +238,9 @@ def checkpoint_explorer(
         draw,
         file=ipywidgets.Dropdown(options=list(readers), description="file", style=style),
         layer=ipywidgets.BoundedIntText(0, 0, 200, description="layer", style=style),
-        tensor=ipywidgets.Dropdown(options=list(PROJECTIONS), value="mlp.gate_proj",
-                                   description="tensor", style=style),
+        tensor=ipywidgets.Dropdown(
+            options=list(PROJECTIONS), value="mlp.gate_proj", description="tensor", style=style
+        ),
         output=ipywidgets.BoundedIntText(5, 0, 10**6, description="output", style=style),
         input=ipywidgets.BoundedIntText(9, 0, 10**6, description="input", style=style),
-    )  # fmt: skip
+    )

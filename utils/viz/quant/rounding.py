@@ -51,22 +51,35 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     places = torch.arange(SHOWN)
     top.vlines(places, row[:SHOWN], rounded[:SHOWN], color=GREY, linewidth=1.2)
     top.plot(places, row[:SHOWN], "o", color=BLUE, markersize=5, label="weight")
-    top.plot(places, rounded[:SHOWN], "_", color=ORANGE, markersize=9, markeredgewidth=2.4,
-             label="read back")  # fmt: skip
+    top.plot(
+        places,
+        rounded[:SHOWN],
+        "_",
+        color=ORANGE,
+        markersize=9,
+        markeredgewidth=2.4,
+        label="read back",
+    )
     for edge in range(group_size, SHOWN, group_size):
         top.axvline(edge - 0.5, color=INK, linestyle=":", linewidth=1.2)
     usual = float(row[:SHOWN].abs().sort().values[-2])  # the largest but one
     if outlier and abs(row[9]) > 2 * usual:  # beyond the axis, or the others would be a line
         top.set_ylim(-2 * usual, 2.6 * usual)
-        top.annotate(f"{row[9]:.2f}, read back as {rounded[9]:.2f}", (9, 2.5 * usual),
-                     (12, 2.1 * usual), arrowprops={"arrowstyle": "->", "color": INK},
-                     fontsize=9.5)  # fmt: skip
+        top.annotate(
+            f"{row[9]:.2f}, read back as {rounded[9]:.2f}",
+            (9, 2.5 * usual),
+            (12, 2.1 * usual),
+            arrowprops={"arrowstyle": "->", "color": INK},
+            fontsize=9.5,
+        )
     top.set_ylabel("weight")
     top.set_xlabel(f"input channel (the first {SHOWN} of {len(row)})")
     top.legend(loc="upper right", ncols=2, fontsize=9)
-    top.set_title(f"{cost:.2f} bits per weight; squared error {100 * total:.2f} % of the whole "
-                  f"matrix, {100 * float(groups.mean() / row.square().mean()):.2f} % of this row",
-                  fontsize=11)  # fmt: skip
+    top.set_title(
+        f"{cost:.2f} bits per weight; squared error {100 * total:.2f} % of the whole "
+        f"matrix, {100 * float(groups.mean() / row.square().mean()):.2f} % of this row",
+        fontsize=11,
+    )
     bottom.bar(range(len(shares)), shares, color=BLUE, width=0.8)
     bottom.set_xlabel(f"group of {group_size} weights of this row")
     bottom.xaxis.get_major_locator().set_params(integer=True)

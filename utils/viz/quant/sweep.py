@@ -109,8 +109,9 @@ def plot_sweep_step(
     bottom.legend(loc="upper left", fontsize=9)
     bottom.set_title(
         f"After column {column}: GPTQ {gptq[column]:.2f} %, plain rounding {plain[column]:.2f} %; "
-        f"at the end {gptq[-1]:.2f} % and {plain[-1]:.2f} %", fontsize=11,
-    )  # fmt: skip
+        f"at the end {gptq[-1]:.2f} % and {plain[-1]:.2f} %",
+        fontsize=11,
+    )
     return figure
 
 

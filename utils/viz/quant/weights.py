@@ -34,8 +34,9 @@ def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> 
     x = np.sort(mean_abs.cpu().numpy())[::-1] / float(mean_abs.median())
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
     reach = 4 * w.std()
-    left.hist(w, bins=np.linspace(-reach, reach, 121), density=True, color="#a9c6ea",
-              label="weights")  # fmt: skip
+    left.hist(
+        w, bins=np.linspace(-reach, reach, 121), density=True, color="#a9c6ea", label="weights"
+    )
     grid = np.linspace(-reach, reach, 300)
     normal = np.exp(-0.5 * (grid / w.std()) ** 2) / (w.std() * np.sqrt(2 * np.pi))
     left.plot(grid, normal, color=INK, linestyle="--", linewidth=1.6, label="normal distribution")
@@ -73,11 +74,14 @@ def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -
 
 
 def plot_error_over_bits(
-    series: Mapping[str, Sequence[Point]], title: str, *,
+    series: Mapping[str, Sequence[Point]],
+    title: str,
+    *,
     xlabel: str = "bits per weight of the linear layers, with all that is stored beside them",
-    ylabel: str = "error of the output (%)", floor: tuple[str, float] | None = None,
+    ylabel: str = "error of the output (%)",
+    floor: tuple[str, float] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Points (bits, error): what a bit buys, by method. Few points make no curve, so none is drawn.
 
     Args:
@@ -91,8 +95,15 @@ def plot_error_over_bits(
         axes.axhline(floor[1], color=INK, linestyle="--", linewidth=1.5, label=floor[0])
     for (name, points), marker in zip(series.items(), _MARKERS, strict=False):
         bits, errors = zip(*points, strict=True)
-        axes.plot(bits, errors, color=_TONES.get(name, RED), marker=marker, markersize=8,
-                  linestyle="none", label=name)  # fmt: skip
+        axes.plot(
+            bits,
+            errors,
+            color=_TONES.get(name, RED),
+            marker=marker,
+            markersize=8,
+            linestyle="none",
+            label=name,
+        )
         for text, point in zip((labels or {}).get(name, ()), points, strict=False):
             axes.annotate(text, point, xytext=(4, 5), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel(xlabel)
@@ -111,8 +122,10 @@ def plot_awq_fold() -> Figure:
     axes.set_xlim(0, 10)
     axes.set_ylim(0, 4.2)
     axes.axis("off")
-    rows = ((3.0, "before", "norm\ntimes g", "x", "q_proj\nW"),
-            (0.9, "after", "norm\ntimes g / s", "x / s", "q_proj\nround(W · s)"))  # fmt: skip
+    rows = (
+        (3.0, "before", "norm\ntimes g", "x", "q_proj\nW"),
+        (0.9, "after", "norm\ntimes g / s", "x / s", "q_proj\nround(W · s)"),
+    )
     for y, name, norm, between, linear in rows:
         axes.text(0.1, y, name, va="center", weight="bold")
         for x, text, color in ((2.6, norm, "#e4e4e4"), (6.6, linear, "#a9c6ea")):
@@ -140,8 +153,16 @@ def plot_layer_errors(errors: Mapping[str, Mapping[str, float]], title: str) -> 
     for i, method in enumerate(methods):
         places = np.arange(len(errors)) + (i - (len(methods) - 1) / 2) * width
         heights = [100 * errors[layer][method] for layer in errors]
-        axes.bar(places, heights, width, color=_TONES.get(method, RED), hatch=_HATCHES[i],
-                 edgecolor=INK, linewidth=0.6, label=method)  # fmt: skip
+        axes.bar(
+            places,
+            heights,
+            width,
+            color=_TONES.get(method, RED),
+            hatch=_HATCHES[i],
+            edgecolor=INK,
+            linewidth=0.6,
+            label=method,
+        )
     axes.set_xticks(range(len(errors)), list(errors))
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error of the output (%)")
@@ -184,21 +205,28 @@ def plot_calibration(
         width: input channels of the layer.
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    axes.axhline(100 * rounding, color=GREY, linestyle="--", linewidth=1.8,
-                 label="RTN")  # fmt: skip
+    axes.axhline(100 * rounding, color=GREY, linestyle="--", linewidth=1.8, label="RTN")
     for (name, values), marker in zip(errors.items(), _MARKERS, strict=False):
-        axes.plot(tokens, [100 * v for v in values], color=_TONES.get(name, RED), marker=marker,
-                  linewidth=1.8, label=name)  # fmt: skip
+        axes.plot(
+            tokens,
+            [100 * v for v in values],
+            color=_TONES.get(name, RED),
+            marker=marker,
+            linewidth=1.8,
+            label=name,
+        )
     axes.axvline(width, color=INK, linestyle=":", linewidth=1.5)
-    axes.text(width, 0, " tokens = channels", fontsize=9, va="bottom", ha="right",
-              rotation=90)  # fmt: skip
+    axes.text(width, 0, " tokens = channels", fontsize=9, va="bottom", ha="right", rotation=90)
     axes.set_xscale("log", base=2)
     axes.set_xticks(tokens, [str(t) for t in tokens])
     axes.set_xlabel("calibration tokens")
     axes.set_ylabel("error on held-out text (%)")
     axes.set_ylim(bottom=0)
     first, *_, last = (gptq / awq for gptq, awq in zip(errors["GPTQ"], errors["AWQ"], strict=True))
-    axes.set_title(f"GPTQ's error is {first:.2f} times AWQ's with {tokens[0]} tokens, "
-                   f"{last:.2f} times with {tokens[-1]}", fontsize=11.5)  # fmt: skip
+    axes.set_title(
+        f"GPTQ's error is {first:.2f} times AWQ's with {tokens[0]} tokens, "
+        f"{last:.2f} times with {tokens[-1]}",
+        fontsize=11.5,
+    )
     axes.legend(fontsize=9.5)
     return figure

@@ -31,12 +31,25 @@ def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
     for number, (name, curve) in enumerate(results["figure_9"].items()):
         color = TRACE_COLORS[name]
         sizes = [float(size) for size in curve]
-        axes.plot(sizes, [100 * share for share in curve.values()], color=color,
-                  marker="os"[number], label=f"{name}, found here")  # fmt: skip
+        axes.plot(
+            sizes,
+            [100 * share for share in curve.values()],
+            color=color,
+            marker="os"[number],
+            label=f"{name}, found here",
+        )
         published = results["published"]["figure_9"][name]
-        axes.plot([float(size) for size in published], [100 * s for s in published.values()],
-                  linestyle="none", marker="x", markersize=10, markeredgewidth=2.4, color=INK,
-                  label="published" if number == 0 else None, zorder=3)  # fmt: skip
+        axes.plot(
+            [float(size) for size in published],
+            [100 * s for s in published.values()],
+            linestyle="none",
+            marker="x",
+            markersize=10,
+            markeredgewidth=2.4,
+            color=INK,
+            label="published" if number == 0 else None,
+            zorder=3,
+        )
     axes.set_xscale("log")
     axes.set_xlabel("tokens that the cache holds")
     axes.set_ylabel("share of the largest hit rate (%)")

@@ -36,8 +36,13 @@ def plot_overload(runs: Mapping[float, ClusterResult], slo: float) -> Figure:
     for rate, color, style in zip(few, COLORS, STYLES, strict=False):
         run = runs[rate]
         minutes = np.arange(len(run.samples)) * run.sample_seconds / 60
-        right.plot(minutes, run.samples.sum(axis=1), color=color, linestyle=style,
-                   label=f"{rate:g} per second")  # fmt: skip
+        right.plot(
+            minutes,
+            run.samples.sum(axis=1),
+            color=color,
+            linestyle=style,
+            label=f"{rate:g} per second",
+        )
     right.set_xlabel("minutes")
     right.set_ylabel("prompts that wait")
     right.set_title("The queue shows it first")
@@ -53,9 +58,14 @@ def plot_waiting(runs: Mapping[str, ClusterResult], title: str) -> Figure:
         busiest = int(np.argmax(run.busy))
         for index, waiting in enumerate(run.samples.T):
             mine = index == busiest
-            axes.plot(minutes, waiting, color=ORANGE if mine else GREY,
-                      linewidth=2.2 if mine else 0.9, zorder=3 if mine else 2,
-                      label=f"replica {index}, the busiest" if mine else None)  # fmt: skip
+            axes.plot(
+                minutes,
+                waiting,
+                color=ORANGE if mine else GREY,
+                linewidth=2.2 if mine else 0.9,
+                zorder=3 if mine else 2,
+                label=f"replica {index}, the busiest" if mine else None,
+            )
         axes.set_xlabel("minutes")
         axes.set_title(name, fontsize=11)
         axes.legend(loc="upper left")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import cast
+from collections.abc import Mapping
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -14,86 +11,20 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from utils.sim.cluster.compare import every_policy, summary
-from utils.sim.cluster.cost import llama3_70b_on_a800
-from utils.sim.cluster.replica import ReplicaConfig, SimReplica
-from utils.sim.cluster.simulate import simulate
-from utils.sim.cluster.trace import Conversations, conversations
 from utils.viz.explore import Explorer
+from utils.viz.routing.replay_runs import (
+    CACHES,
+    COLUMNS,
+    LOADS,
+    NUM_REPLICAS,
+    SYSTEM_BLOCKS,
+    TENANTS,
+    Replay,
+    replays,
+)
 from utils.viz.style import BLUE, GREEN, GREY, INK, MAX_HEIGHT, ORANGE
 
-NUM_REPLICAS, SYSTEM_BLOCKS, COLUMNS = 4, 3, 24
-LOADS = {"light load": 4.0, "fair load": 16.0, "heavy load": 60.0}  # requests per second
-CACHES = {"48 blocks": 48, "24 blocks": 24, "96 blocks": 96}
 TENANT_COLORS = (BLUE, ORANGE, GREEN, "#d9d9d9")  # dark to light
-TENANTS = "ABCD"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The cluster just after a request was given to a replica.
-
-    Attributes:
-        number: of the request.
-        chosen: index of its replica.
-        num_found: leading blocks of it that the replica held.
-        held: the blocks that each replica holds now.
-        unfinished: requests at each replica.
-        waiting_tokens: prompt tokens to be computed at each.
-    """
-
-    number: int
-    chosen: int
-    num_found: int
-    held: list[list[int]]
-    unfinished: list[int]
-    waiting_tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Replay:
-    """One policy on one trace: a snapshot per request, and its figures at the end."""
-
-    trace: Conversations
-    num_blocks: int  # of each replica's cache
-    names: list[list[int]]
-    snapshots: list[Snapshot]
-    figures: dict[str, float]
-
-
-@cache
-def replays(rate: float, num_blocks: int, num_requests: int = 120) -> dict[str, Replay]:
-    """Every policy on the same small trace of four tenants; name -> replay.
-
-    Args:
-        rate: requests per second.
-        num_blocks: of each replica's cache.
-        num_requests: length of the trace.
-    """
-    trace = conversations(
-        num_requests, rate, seed=6, num_tenants=len(TENANTS), system_blocks=SYSTEM_BLOCKS,
-        mean_prompt=3600, mean_output=60, cache_ratio=0.7, think_seconds=1.0,
-    )  # fmt: skip
-    config = ReplicaConfig(llama3_70b_on_a800(), num_blocks)
-    names = [row[-1] for row in trace.rows()]
-    found = {}
-    for name, make in every_policy(NUM_REPLICAS, num_blocks, trace.block_size).items():
-        snapshots: list[Snapshot] = []
-
-        def watch(
-            number: int, chosen: int, cached: int, replicas: Sequence[SimReplica],
-            snapshots: list[Snapshot] = snapshots,
-        ) -> None:  # fmt: skip
-            held = [sorted(cast(Iterable[int], r.cache), key=_place) for r in replicas]
-            snapshots.append(
-                Snapshot(number, chosen, -(-cached // trace.block_size), held,
-                         [r.num_running + r.num_waiting for r in replicas],
-                         [r.waiting_tokens for r in replicas])
-            )  # fmt: skip
-
-        result = simulate(trace, make(), NUM_REPLICAS, config, watch=watch)
-        found[name] = Replay(trace, num_blocks, names, snapshots, summary(result))
-    return found
 
 
 def plot_step(runs: Mapping[str, Replay], policy: str, step: int) -> Figure:
@@ -132,8 +63,16 @@ def plot_step(runs: Mapping[str, Replay], policy: str, step: int) -> Figure:
                 edge = "found" if names.index(block) < snapshot.num_found else "new"
             _cell(axes, column, y + row, of_block[block], _is_first(block), edge)
         if chosen:
-            axes.add_patch(Rectangle((-0.25, y - 0.2), COLUMNS + 0.4, height + 0.25, fill=False,
-                                     edgecolor=INK, linewidth=1.6))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (-0.25, y - 0.2),
+                    COLUMNS + 0.4,
+                    height + 0.25,
+                    fill=False,
+                    edgecolor=INK,
+                    linewidth=1.6,
+                )
+            )
         y += max(height, 1.6) + 0.6
     axes.set_xlim(-5.2, COLUMNS + 0.4)
     axes.set_ylim(y, -0.4)
@@ -142,8 +81,10 @@ def plot_step(runs: Mapping[str, Replay], policy: str, step: int) -> Figure:
     title += f"{snapshot.chosen}, {snapshot.num_found} of {len(names)} blocks found"
     axes.set_title(title, x=0.0)
     _draw_figures(figure.add_subplot(grid[1]), runs, policy)
-    patches = [Patch(facecolor=color, edgecolor=GREY, label=f"tenant {name}")
-               for name, color in zip(TENANTS, TENANT_COLORS, strict=True)]  # fmt: skip
+    patches = [
+        Patch(facecolor=color, edgecolor=GREY, label=f"tenant {name}")
+        for name, color in zip(TENANTS, TENANT_COLORS, strict=True)
+    ]
     patches.append(Patch(facecolor="white", edgecolor=INK, linewidth=2.2, label="found"))
     patches.append(Patch(facecolor="white", edgecolor=INK, hatch="////", label="computed"))
     figure.legend(handles=patches, loc="outside lower left", ncols=6, fontsize=9)
@@ -154,9 +95,12 @@ def routing_explorer() -> Explorer:
     """Choose a policy, a load and a size of the caches; a slider walks through the requests."""
     first = replays(LOADS["fair load"], CACHES["48 blocks"])
     slider = ipywidgets.IntSlider(
-        40, min=1, max=len(next(iter(first.values())).snapshots), description="request",
+        40,
+        min=1,
+        max=len(next(iter(first.values())).snapshots),
+        description="request",
         continuous_update=False,
-    )  # fmt: skip
+    )
     slider.layout.width = "420px"
     policies = ipywidgets.Dropdown(options=list(first), description="policy")
     loads = ipywidgets.Dropdown(options=list(LOADS), value="fair load", description="load")
@@ -166,11 +110,6 @@ def routing_explorer() -> Explorer:
         return plot_step(replays(LOADS[load], CACHES[size]), policy, step)
 
     return Explorer(draw, policy=policies, load=loads, size=caches, step=slider)
-
-
-def _place(name: int) -> tuple[int, int]:
-    """System prompts first, from the largest tenant's on, then the conversations as they began."""
-    return (0, (-name - 1) // SYSTEM_BLOCKS * 100 + name % SYSTEM_BLOCKS) if name < 0 else (1, name)
 
 
 def _tenants(run: Replay) -> dict[int, int]:
@@ -201,8 +140,16 @@ def _cell(
     axes.add_patch(cell)
     if lettered:
         ink = "white" if tenant == 0 else INK
-        axes.text(x + 0.48, y + 0.46, TENANTS[tenant], ha="center", va="center", fontsize=9,
-                  color=ink, weight="bold")  # fmt: skip
+        axes.text(
+            x + 0.48,
+            y + 0.46,
+            TENANTS[tenant],
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=ink,
+            weight="bold",
+        )
 
 
 def _draw_figures(axes: Axes, runs: Mapping[str, Replay], policy: str) -> None:
@@ -215,9 +162,19 @@ def _draw_figures(axes: Axes, runs: Mapping[str, Replay], policy: str) -> None:
         axes.text(x, -0.1, text, fontsize=9, color=GREY, ha="left" if x == 0 else "right")
     for row, (name, run) in enumerate(runs.items(), 1):
         values = run.figures
-        texts = (name, f"{values['hit_rate']:.0%}", f"{values['ttft_p50']:.2f}",
-                 f"{values['ttft_p99']:.2f}")  # fmt: skip
+        texts = (
+            name,
+            f"{values['hit_rate']:.0%}",
+            f"{values['ttft_p50']:.2f}",
+            f"{values['ttft_p99']:.2f}",
+        )
         for text, (_, x) in zip(texts, columns, strict=True):
-            axes.text(x, row, text, fontsize=9, ha="left" if x == 0 else "right",
-                      weight="bold" if name == policy else "normal")  # fmt: skip
+            axes.text(
+                x,
+                row,
+                text,
+                fontsize=9,
+                ha="left" if x == 0 else "right",
+                weight="bold" if name == policy else "normal",
+            )
     axes.set_title("the whole trace", fontsize=10)

@@ -158,8 +158,14 @@ def plot_dashboard(points: Sequence[Point]) -> Figure:
             style = "--" if name == "waiting" else "-"
             # Where nothing happened there is no value; the line goes on to the next one.
             known = [(t, v) for t, v in zip(times, line, strict=True) if not math.isnan(v)]
-            ax.plot([t for t, _ in known], [v for _, v in known], style, color=color, marker=".",
-                    label=name)  # fmt: skip
+            ax.plot(
+                [t for t, _ in known],
+                [v for _, v in known],
+                style,
+                color=color,
+                marker=".",
+                label=name,
+            )
         ax.set_title(title)
         ax.set_ylim(0, 104 if "%" in title else 1.08 * max(0.1, ax.get_ylim()[1]))
         if len(lines) > 1:

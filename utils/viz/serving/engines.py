@@ -55,13 +55,20 @@ def plot_engines(report: Mapping[str, Any], title: str) -> Figure:
         for i, name in enumerate(names):
             places = [group + (i - (len(names) - 1) / 2) * width for group in range(len(loads))]
             heights = [unit * found[name][measure] for found in loads.values()]
-            axes.bar(places, heights, 0.94 * width, color=LOOKS[name],
-                     label=f"{name} ({weights[name]})")  # fmt: skip
+            axes.bar(
+                places, heights, 0.94 * width, color=LOOKS[name], label=f"{name} ({weights[name]})"
+            )
             for place, height, found in zip(places, heights, loads.values(), strict=True):
                 rounds = found[name]["rounds"] if measure == "tokens_per_second" else []
                 axes.plot([place] * len(rounds), rounds, color="black", linewidth=1)
-                axes.annotate(f"{height:,.0f}", (place, max([height, *rounds])), xytext=(0, 2),
-                              ha="center", textcoords="offset points", fontsize=8)  # fmt: skip
+                axes.annotate(
+                    f"{height:,.0f}",
+                    (place, max([height, *rounds])),
+                    xytext=(0, 2),
+                    ha="center",
+                    textcoords="offset points",
+                    fontsize=8,
+                )
         axes.set_xticks(range(len(loads)), list(loads))
         axes.set_title(label, fontsize=11, weight="normal")
         if measure == "ttft":  # who queues waits so much longer that the others would vanish
@@ -69,7 +76,11 @@ def plot_engines(report: Mapping[str, Any], title: str) -> Figure:
         axes.margins(y=0.12)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=12)
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=4,
-        title=in_words(report), title_fontsize=8, alignment="left",
-    )  # fmt: skip
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=4,
+        title=in_words(report),
+        title_fontsize=8,
+        alignment="left",
+    )
     return figure

@@ -13,9 +13,15 @@ from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 
 def plot_knee(
-    reports: Mapping[float, LoadReport], slo: SLO, step: float, capacity: float, knee: float,
-    simulated: Mapping[float, float], same_arrivals: Sequence[float], titles: tuple[str, str],
-) -> Figure:  # fmt: skip
+    reports: Mapping[float, LoadReport],
+    slo: SLO,
+    step: float,
+    capacity: float,
+    knee: float,
+    simulated: Mapping[float, float],
+    same_arrivals: Sequence[float],
+    titles: tuple[str, str],
+) -> Figure:
     """TPOT and SLO attainment against the request rate, predicted and measured.
 
     Args:
@@ -32,8 +38,9 @@ def plot_knee(
     rates = list(reports)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0))
     fine = np.linspace(0, min(capacity * 0.97, 1.1 * max(rates)), 200)
-    left.plot(fine, 1e3 * step / (1 - fine / capacity), color=GREY,
-              label="formula (mean): a / (1 - load)")  # fmt: skip
+    left.plot(
+        fine, 1e3 * step / (1 - fine / capacity), color=GREY, label="formula (mean): a / (1 - load)"
+    )
     medians = [1e3 * report.percentile("tpot", 50) for report in reports.values()]
     left.plot(rates, medians, "o", color=BLUE, markersize=8, label="measured (median)")
     left.axhline(1e3 * slo.tpot, color=ORANGE, linestyle="--", label="promised")
@@ -44,10 +51,21 @@ def plot_knee(
 
     kept = [100 * report.attainment(slo) for report in reports.values()]
     right.plot(rates, kept, "o", color=BLUE, markersize=8, label="measured", zorder=3)
-    right.plot(rates, [100 * share for share in same_arrivals], "D", color=INK, fillstyle="none",
-               markersize=7, label="simulated, same arrivals")  # fmt: skip
-    right.plot(list(simulated), [100 * share for share in simulated.values()], color=GREY,
-               label="simulated, many requests")  # fmt: skip
+    right.plot(
+        rates,
+        [100 * share for share in same_arrivals],
+        "D",
+        color=INK,
+        fillstyle="none",
+        markersize=7,
+        label="simulated, same arrivals",
+    )
+    right.plot(
+        list(simulated),
+        [100 * share for share in simulated.values()],
+        color=GREY,
+        label="simulated, many requests",
+    )
     right.axvline(knee, color=ORANGE, linestyle="--", label=f"knee of the mean: {knee:.1f}/s")
     right.axvline(capacity, color=INK, linestyle=":", label=f"capacity: {capacity:.1f}/s")
     right.set_ylim(-4, 104)
@@ -65,10 +83,10 @@ def plot_omission(report: LoadReport) -> Figure:
     """How long each request waited for its first token, counted in two ways."""
     figure, axes = plt.subplots(figsize=(8, 3.6))
     numbers = range(1, len(report.succeeded) + 1)
-    axes.plot(numbers, report.values("ttft"), "o-", color=BLUE,
-              label="from when it was to be sent")  # fmt: skip
-    axes.plot(numbers, report.values("ttft_from_sent"), "s--", color=ORANGE,
-              label="from when it was sent")  # fmt: skip
+    axes.plot(numbers, report.values("ttft"), "o-", color=BLUE, label="from when it was to be sent")
+    axes.plot(
+        numbers, report.values("ttft_from_sent"), "s--", color=ORANGE, label="from when it was sent"
+    )
     axes.set_ylim(bottom=0)
     axes.set_xticks(list(numbers))
     axes.set_xlabel("request")
@@ -112,10 +130,24 @@ def plot_histogram(
     figure, axes = plt.subplots(figsize=(8, 3.4))
     lower = [0.0, *bounds[:-1]]
     widths = [1e3 * (b - a) for a, b in zip(lower, bounds, strict=True)]
-    axes.bar([1e3 * a for a in lower], counts, widths, align="edge", color="#a9c6ea",
-             edgecolor="white", label="buckets of the server")  # fmt: skip
-    axes.plot([1e3 * v for v in exact], [0.15] * len(exact), "|", color=INK, markersize=14,
-              markeredgewidth=2, label="single requests, seen by the client")  # fmt: skip
+    axes.bar(
+        [1e3 * a for a in lower],
+        counts,
+        widths,
+        align="edge",
+        color="#a9c6ea",
+        edgecolor="white",
+        label="buckets of the server",
+    )
+    axes.plot(
+        [1e3 * v for v in exact],
+        [0.15] * len(exact),
+        "|",
+        color=INK,
+        markersize=14,
+        markeredgewidth=2,
+        label="single requests, seen by the client",
+    )
     axes.set_ylim(0, 1.45 * max(counts))  # room for the legend
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("time to first token (ms)")

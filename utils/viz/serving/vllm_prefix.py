@@ -28,10 +28,24 @@ def plot_staircase(
     for (size, (shared, found)), (color, dashes, marker) in zip(
         predicted.items(), _LINES, strict=False
     ):
-        axes.step(shared, found, where="post", color=color, linestyle=dashes, linewidth=1.6,
-                  label=f"blocks of {size}: predicted")  # fmt: skip
-        axes.plot(*measured[size], color=color, marker=marker, markeredgecolor=INK,
-                  linestyle="none", markersize=7, label=f"blocks of {size}: vLLM")  # fmt: skip
+        axes.step(
+            shared,
+            found,
+            where="post",
+            color=color,
+            linestyle=dashes,
+            linewidth=1.6,
+            label=f"blocks of {size}: predicted",
+        )
+        axes.plot(
+            *measured[size],
+            color=color,
+            marker=marker,
+            markeredgecolor=INK,
+            linestyle="none",
+            markersize=7,
+            label=f"blocks of {size}: vLLM",
+        )
     axes.set_xlabel("tokens that a prompt shares with an earlier one")
     axes.set_ylabel("tokens found in the cache")
     axes.set_title("Only whole blocks are found: hits are a staircase")
@@ -40,9 +54,12 @@ def plot_staircase(
 
 
 def plot_ttft_by_tokens_left(
-    left: Sequence[int], seconds: Sequence[float], is_hit: Sequence[bool],
-    per_step: float, per_token: float,
-) -> Figure:  # fmt: skip
+    left: Sequence[int],
+    seconds: Sequence[float],
+    is_hit: Sequence[bool],
+    per_step: float,
+    per_token: float,
+) -> Figure:
     """Time to first token against the tokens that had to be computed.
 
     Args:
@@ -53,15 +70,27 @@ def plot_ttft_by_tokens_left(
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     ends = [0, max(left) + 10]
-    axes.plot(ends, [1e3 * (per_step + (n - 1) * per_token) for n in ends], color=INK,
-              linestyle=":", linewidth=1.8,
-              label="predicted from prompts of two other lengths")  # fmt: skip
+    axes.plot(
+        ends,
+        [1e3 * (per_step + (n - 1) * per_token) for n in ends],
+        color=INK,
+        linestyle=":",
+        linewidth=1.8,
+        label="predicted from prompts of two other lengths",
+    )
     for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
-        points = [(n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True)
-                  if hit == kind]  # fmt: skip
+        points = [
+            (n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True) if hit == kind
+        ]
         if points:
-            axes.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle="none",
-                      alpha=0.85, label=f"{label}, measured")  # fmt: skip
+            axes.plot(
+                *zip(*points, strict=True),
+                color=color,
+                marker=marker,
+                linestyle="none",
+                alpha=0.85,
+                label=f"{label}, measured",
+            )
     axes.set_xlim(*ends)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prompt tokens left to compute (all, minus those found)")
@@ -87,11 +116,23 @@ def plot_cache_sizes(
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     for (order, rates), (color, dashes, marker) in zip(hit_rates.items(), _LINES, strict=False):
-        axes.plot(num_blocks, [100 * r for r in rates], color=color, linestyle=dashes,
-                  label=f"{order}: predicted")  # fmt: skip
-        axes.plot([measured_at], [100 * measured[order]], color=color, marker=marker,
-                  markersize=10, markeredgecolor=INK, linestyle="none",
-                  label=f"{order}: vLLM")  # fmt: skip
+        axes.plot(
+            num_blocks,
+            [100 * r for r in rates],
+            color=color,
+            linestyle=dashes,
+            label=f"{order}: predicted",
+        )
+        axes.plot(
+            [measured_at],
+            [100 * measured[order]],
+            color=color,
+            marker=marker,
+            markersize=10,
+            markeredgecolor=INK,
+            linestyle="none",
+            label=f"{order}: vLLM",
+        )
     axes.axvline(measured_at, color=GREY, linewidth=1)
     axes.set_ylim(-3, 100)
     axes.set_xlabel("blocks in the cache")
@@ -120,8 +161,13 @@ def plot_ledger(rates: Mapping[str, float]) -> Figure:
     best = max(values)
     leaders = [name for name, value in rates.items() if value > best / _CLEARLY]
     word = "Fastest here" if len(leaders) == 1 else "Equally fast here"
-    figure.suptitle(f"{word}, {best / first:.1f} times the first row:\n{'; '.join(leaders)}",
-                    x=0.01, ha="left", weight="bold", size=12)  # fmt: skip
+    figure.suptitle(
+        f"{word}, {best / first:.1f} times the first row:\n{'; '.join(leaders)}",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        size=12,
+    )
     return figure
 
 
@@ -141,18 +187,29 @@ def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size
     shown = [repr(token)[1:-1].replace("$", r"\$") for token in tokens]
     for row, axes in enumerate(grid[:, 0]):
         part = counts[row * size : (row + 1) * size]
-        axes.bar(range(len(part)), part, width=0.8,
-                 color=[RED if count <= _FEW else BLUE for count in part])  # fmt: skip
+        axes.bar(
+            range(len(part)),
+            part,
+            width=0.8,
+            color=[RED if count <= _FEW else BLUE for count in part],
+        )
         axes.axhline(vocab_size, color=INK, linestyle=":", linewidth=1.2)
         axes.set_yscale("log")
         axes.set_ylim(0.7, vocab_size * 4)
-        axes.set_xticks(range(len(part)), shown[row * size : (row + 1) * size], rotation=90,
-                        fontsize=9.5, family="monospace")  # fmt: skip
+        axes.set_xticks(
+            range(len(part)),
+            shown[row * size : (row + 1) * size],
+            rotation=90,
+            fontsize=9.5,
+            family="monospace",
+        )
         axes.grid(axis="x", visible=False)
         axes.set_xlim(-0.8, size - 0.2)
         axes.set_ylabel("tokens allowed")
     grid[0, 0].text(size - 0.5, vocab_size * 1.15, f"all {vocab_size:,} tokens", ha="right")
     few = sum(count <= _FEW for count in counts)
-    grid[0, 0].set_title(f"At {few} of {len(counts)} places (red) the schema allows at most {_FEW} "
-                         f"of {vocab_size:,} tokens")  # fmt: skip
+    grid[0, 0].set_title(
+        f"At {few} of {len(counts)} places (red) the schema allows at most {_FEW} "
+        f"of {vocab_size:,} tokens"
+    )
     return figure

@@ -24,9 +24,15 @@ def tenant_prompts(tenants: int, requests: int, shared: int, own: int) -> list[l
 
 
 def plot_prediction(
-    shared: int, own: int, block_size: int, tenants: int, cache_tokens: int,
-    per_step: float, per_token: float, requests: int = 24,
-) -> Figure:  # fmt: skip
+    shared: int,
+    own: int,
+    block_size: int,
+    tenants: int,
+    cache_tokens: int,
+    per_step: float,
+    per_token: float,
+    requests: int = 24,
+) -> Figure:
     """What is found of the last of 24 requests of tenants that take turns, and what it saves.
 
     Args:
@@ -64,10 +70,12 @@ def plot_prediction(
     meanings = {"found": BLUE, "shared, computed again": ORANGE, "partly or wholly its own": _LIGHT}
     handles = [Patch(color=color, label=label) for label, color in meanings.items()]
     blocks.legend(handles=handles, ncols=3, loc="upper left")
-    miss_ms, hit_ms = (1e3 * (per_step + (left - 1) * per_token)
-                       for left in (shared + own, shared + own - hit))  # fmt: skip
-    bars = times.barh(["nothing found", "this request"], [miss_ms, hit_ms], color=[GREY, BLUE],
-                      height=0.6)  # fmt: skip
+    miss_ms, hit_ms = (
+        1e3 * (per_step + (left - 1) * per_token) for left in (shared + own, shared + own - hit)
+    )
+    bars = times.barh(
+        ["nothing found", "this request"], [miss_ms, hit_ms], color=[GREY, BLUE], height=0.6
+    )
     times.bar_label(bars, [f" {miss_ms:.0f} ms", f" {hit_ms:.0f} ms, {miss_ms / hit_ms:.1f} x"])
     times.invert_yaxis()
     times.margins(x=0.15)

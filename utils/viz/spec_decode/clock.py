@@ -50,9 +50,12 @@ def pass_seconds(llm: LLM, sizes: Sequence[int], repeats: int = 5) -> list[float
 
 
 def run(
-    llm: LLM, prompts: Sequence[list[int]], spec: SpeculativeConfig | None = None, batch: int = 1,
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    spec: SpeculativeConfig | None = None,
+    batch: int = 1,
     max_tokens: int = 32,
-) -> tuple[list[list[int]], LLMEngine]:  # fmt: skip
+) -> tuple[list[list[int]], LLMEngine]:
     """Greedy answers of an engine that guesses by `spec`, `batch` requests at a time.
 
     Returns:
@@ -67,9 +70,12 @@ def run(
 
 
 def race(
-    llm: LLM, prompts: Sequence[list[int]], methods: Mapping[str, SpeculativeConfig],
-    batch: int = 1, max_tokens: int = 32,
-) -> tuple[dict[str, LLMEngine], dict[str, list[list[int]]]]:  # fmt: skip
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    methods: Mapping[str, SpeculativeConfig],
+    batch: int = 1,
+    max_tokens: int = 32,
+) -> tuple[dict[str, LLMEngine], dict[str, list[list[int]]]]:
     """Engines that guess by these methods and one without, "none": a step of each in turn.
 
     So a disturbance hits all alike. They decode greedily, `batch` requests at a time.
@@ -97,9 +103,10 @@ def race(
 def decode_steps(engine: LLMEngine) -> list[StepRecord]:
     """The traced steps in which each request had one token to compute, and its guesses."""
     return [
-        step for step in engine.step_trace or []
+        step
+        for step in engine.step_trace or []
         if all(tokens.num_new - tokens.num_draft == 1 for tokens in step.tokens.values())
-    ]  # fmt: skip
+    ]
 
 
 def seconds_per_token(engine: LLMEngine) -> float:

@@ -36,8 +36,7 @@ class SlotsAfterStep:
 
     Args:
         block_ids: its block table.
-        tokens: texts of the tokens whose keys and values were written so far, by position. Those
-            of rejected guesses stand in their places until they are written over.
+        tokens: texts of the tokens whose keys and values are there, by position, rejected ones too.
         start: tokens that were computed before the step.
         num_new: tokens computed in it.
         num_kept: of these, tokens that stay.
@@ -86,9 +85,11 @@ def slots_of_steps(
 
 @torch.inference_mode()
 def same_keys(
-    model: LlamaForCausalLM, kv_cache: PagedKVCache, token_ids: Sequence[int],
+    model: LlamaForCausalLM,
+    kv_cache: PagedKVCache,
+    token_ids: Sequence[int],
     block_ids: Sequence[int],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether the paged cache holds for these tokens the keys that a fresh pass computes."""
     device = kv_cache.keys.device
     ids = torch.tensor(token_ids, device=device)
@@ -110,8 +111,9 @@ def plot_slots(steps: Sequence[SlotsAfterStep], block_size: int, first: int, tit
     last = max(len(step.block_ids) for step in steps) * block_size
     figure, axes = plt.subplots(figsize=(10, 0.8 * len(steps) + 1.2))
     for row, step in enumerate(steps):
-        axes.text(first - 0.3, row + 0.55, f"after step {row + 1}", ha="right", va="center",
-                  fontsize=9.5)  # fmt: skip
+        axes.text(
+            first - 0.3, row + 0.55, f"after step {row + 1}", ha="right", va="center", fontsize=9.5
+        )
         for number, block_id in enumerate(step.block_ids):
             if number * block_size < first:
                 continue
@@ -119,31 +121,63 @@ def plot_slots(steps: Sequence[SlotsAfterStep], block_size: int, first: int, tit
             axes.text(left + 0.05, row + 0.24, f"block {block_id}", fontsize=8, va="bottom")
             for position in range(left, left + block_size):
                 _slot(axes, step, position, row)
-            axes.add_patch(Rectangle((left, row + 0.27), block_size, 0.55, facecolor="none",
-                                     edgecolor=INK, linewidth=1.8))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (left, row + 0.27),
+                    block_size,
+                    0.55,
+                    facecolor="none",
+                    edgecolor=INK,
+                    linewidth=1.8,
+                )
+            )
     axes.set_xlim(first - 2.2, last + 0.1)
     axes.set_ylim(len(steps), 0)
     axes.axis("off")
     axes.set_title(title)
-    labels = {"computed before": BEFORE, "computed now, stays": KEPT, "rejected guess": REJECTED,
-              "never written": EMPTY}  # fmt: skip
+    labels = {
+        "computed before": BEFORE,
+        "computed now, stays": KEPT,
+        "rejected guess": REJECTED,
+        "never written": EMPTY,
+    }
     figure.legend(
         handles=[Patch(facecolor=c, edgecolor=INK, label=name) for name, c in labels.items()],
-        loc="outside lower center", ncols=4, fontsize=9.5,
-    )  # fmt: skip
+        loc="outside lower center",
+        ncols=4,
+        fontsize=9.5,
+    )
     return figure
 
 
 def _slot(axes: Axes, step: SlotsAfterStep, position: int, row: int) -> None:
     color = step.color(position)
     hatch = "////" if color == REJECTED else None
-    axes.add_patch(Rectangle((position, row + 0.27), 1, 0.55, facecolor=color, edgecolor=GREY,
-                             linewidth=0.7, hatch=hatch))  # fmt: skip
+    axes.add_patch(
+        Rectangle(
+            (position, row + 0.27),
+            1,
+            0.55,
+            facecolor=color,
+            edgecolor=GREY,
+            linewidth=0.7,
+            hatch=hatch,
+        )
+    )
     if position < len(step.tokens):
         ink = "white" if color == KEPT else INK
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if color == REJECTED else None
-        axes.text(position + 0.5, row + 0.55, step.tokens[position].strip()[:7], ha="center",
-                  va="center", fontsize=8.5, color=ink, bbox=box, parse_math=False)  # fmt: skip
+        axes.text(
+            position + 0.5,
+            row + 0.55,
+            step.tokens[position].strip()[:7],
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color=ink,
+            bbox=box,
+            parse_math=False,
+        )
 
 
 def plot_tree_mask(
@@ -192,12 +226,24 @@ def _draw_tree(axes: Axes, texts: Sequence[str], parents: Sequence[int]) -> None
     place(0)
     for node, parent in enumerate(above):
         if parent >= 0:
-            axes.plot([depths[parent], depths[node]], [heights[parent], heights[node]],
-                      color=GREY, linewidth=1.2, zorder=1)  # fmt: skip
+            axes.plot(
+                [depths[parent], depths[node]],
+                [heights[parent], heights[node]],
+                color=GREY,
+                linewidth=1.2,
+                zorder=1,
+            )
     for node, text in enumerate(texts):
-        axes.text(depths[node], heights[node], f"{text} {node}", ha="center", va="center",
-                  fontsize=9, parse_math=False,
-                  bbox={"boxstyle": "round", "facecolor": BEFORE, "edgecolor": INK})  # fmt: skip
+        axes.text(
+            depths[node],
+            heights[node],
+            f"{text} {node}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            parse_math=False,
+            bbox={"boxstyle": "round", "facecolor": BEFORE, "edgecolor": INK},
+        )
     axes.set_xlim(-0.5, max(depths) + 0.5)
     axes.set_ylim(max(heights.values()) + 0.7, -0.7)
     axes.axis("off")

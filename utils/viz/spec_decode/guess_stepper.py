@@ -15,8 +15,10 @@ from utils.engine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BOX = ("display:inline-block;margin:1px;padding:1px 4px;border-radius:3px;color:#1b1b1b;"
-        "font-family:monospace;")  # fmt: skip
+_BOX = (
+    "display:inline-block;margin:1px;padding:1px 4px;border-radius:3px;color:#1b1b1b;"
+    "font-family:monospace;"
+)
 # Colour, and a border and a line that tell them apart in grey.
 STYLES = {
     "accepted": _BOX + "background:#a9c6ea;border:1px solid #1f4e9c",

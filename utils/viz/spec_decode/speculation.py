@@ -26,10 +26,17 @@ def plot_verify_cost(
         predicted: what the roofline says of float32, in units of the pass of one token.
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    axes.plot(num_tokens, num_tokens, color=GREY, linestyle="--", linewidth=1.6,
-              label="a pass for each token")  # fmt: skip
-    axes.plot(num_tokens, predicted, color=INK, linestyle=":",
-              label="predicted by the roofline, float32")  # fmt: skip
+    axes.plot(
+        num_tokens,
+        num_tokens,
+        color=GREY,
+        linestyle="--",
+        linewidth=1.6,
+        label="a pass for each token",
+    )
+    axes.plot(
+        num_tokens, predicted, color=INK, linestyle=":", label="predicted by the roofline, float32"
+    )
     for (name, values), color, marker in zip(
         seconds.items(), (ORANGE, BLUE, GREEN), _MARKERS, strict=False
     ):
@@ -60,12 +67,29 @@ def plot_residual(tokens: Sequence[str], target: Sequence[float], draft: Sequenc
     left.bar(places - 0.2, q, width=0.4, color=ORANGE, edgecolor=INK, label="draft, q")
     left.bar(places + 0.2, p, width=0.4, color=BLUE, edgecolor=INK, label="model, p")
     left.set_title("What is proposed, and what is wanted", fontsize=11, weight="normal")
-    right.bar(places, covered, width=0.6, color="#a9c6ea", edgecolor=INK,
-              label="accepted: min(p, q)")  # fmt: skip
-    right.bar(places, p - covered, width=0.6, bottom=covered, color="white", edgecolor=INK,
-              hatch="////", label="recovered: max(p - q, 0)")  # fmt: skip
-    right.plot(places, p, color=BLUE, linestyle="none", marker="_", markersize=26,
-               markeredgewidth=3, label="p")  # fmt: skip
+    right.bar(
+        places, covered, width=0.6, color="#a9c6ea", edgecolor=INK, label="accepted: min(p, q)"
+    )
+    right.bar(
+        places,
+        p - covered,
+        width=0.6,
+        bottom=covered,
+        color="white",
+        edgecolor=INK,
+        hatch="////",
+        label="recovered: max(p - q, 0)",
+    )
+    right.plot(
+        places,
+        p,
+        color=BLUE,
+        linestyle="none",
+        marker="_",
+        markersize=26,
+        markeredgewidth=3,
+        label="p",
+    )
     right.set_title("What comes out", fontsize=11, weight="normal")
     for axes in (left, right):
         axes.set_xticks(places, tokens)
@@ -73,8 +97,13 @@ def plot_residual(tokens: Sequence[str], target: Sequence[float], draft: Sequenc
         axes.grid(axis="x", visible=False)
         axes.legend()
     left.set_ylabel("probability")
-    figure.suptitle("Acceptance gives what both have in common, recovery the rest of p",
-                    x=0.01, ha="left", weight="bold", fontsize=12)  # fmt: skip
+    figure.suptitle(
+        "Acceptance gives what both have in common, recovery the rest of p",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        fontsize=12,
+    )
     return figure
 
 
@@ -90,16 +119,29 @@ def plot_expected_tokens(
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
     numbers = range(most + 1)
-    axes.plot(numbers, [k + 1 for k in numbers], color=GREY, linestyle="--", linewidth=1.4,
-              label="every guess is right")  # fmt: skip
+    axes.plot(
+        numbers,
+        [k + 1 for k in numbers],
+        color=GREY,
+        linestyle="--",
+        linewidth=1.4,
+        label="every guess is right",
+    )
     for (name, rate), color, marker in zip(
         rates.items(), (BLUE, ORANGE, GREEN, INK), _MARKERS, strict=False
     ):
         line = [expected_tokens(rate, k) for k in numbers]
         axes.plot(numbers, line, color=color, linewidth=1.6, label=f"{name}: a = {rate:.2f}")
         points = measured.get(name, {})
-        axes.plot(list(points), list(points.values()), color=color, marker=marker,
-                  markersize=9, markeredgecolor=INK, linestyle="none")  # fmt: skip
+        axes.plot(
+            list(points),
+            list(points.values()),
+            color=color,
+            marker=marker,
+            markersize=9,
+            markeredgecolor=INK,
+            linestyle="none",
+        )
     axes.set_ylim(0.8, None)
     axes.set_xlabel("guesses per verification, k")
     axes.set_ylabel("tokens per verification")
@@ -122,9 +164,13 @@ def plot_speedups(
     """
     rows = list(next(iter(measured.values())))
     figure, panels = plt.subplots(
-        1, len(measured), figsize=(9.5, 0.38 * len(rows) + 2.2), sharex=True, sharey=True,
+        1,
+        len(measured),
+        figsize=(9.5, 0.38 * len(rows) + 2.2),
+        sharex=True,
+        sharey=True,
         squeeze=False,
-    )  # fmt: skip
+    )
     places = np.arange(len(rows))
     for axes, (panel, speeds) in zip(panels[0], measured.items(), strict=True):
         values = [speeds[row] for row in rows]
@@ -132,8 +178,14 @@ def plot_speedups(
             BLUE if value > 1 + noise else ORANGE if value < 1 - noise else GREY for value in values
         ]
         axes.barh(places, values, height=0.55, color=colors)
-        marks = axes.scatter([predicted[panel][row] for row in rows], places, color="white",
-                             edgecolor=INK, marker="D", zorder=3)  # fmt: skip
+        marks = axes.scatter(
+            [predicted[panel][row] for row in rows],
+            places,
+            color="white",
+            edgecolor=INK,
+            marker="D",
+            zorder=3,
+        )
         axes.axvline(1, color=INK, linewidth=1.2, linestyle="--")
         axes.set_yticks(places, rows)
         axes.grid(axis="y", visible=False)
@@ -143,8 +195,9 @@ def plot_speedups(
     panel, best = max(
         ((panel, row) for panel in measured for row in rows), key=lambda at: measured[at[0]][at[1]]
     )
-    figure.suptitle(f"The largest gain: {best}, in {panel}", x=0.01, ha="left", weight="bold",
-                    fontsize=12)  # fmt: skip
+    figure.suptitle(
+        f"The largest gain: {best}, in {panel}", x=0.01, ha="left", weight="bold", fontsize=12
+    )
     kinds = {"measured, a gain": BLUE, "neither": GREY, "a loss": ORANGE}
     bars = [Patch(color=color) for color in kinds.values()]
     figure.legend([*bars, marks], [*kinds, "predicted"], loc="outside lower center", ncols=4)
@@ -162,8 +215,15 @@ def plot_batches(
     """
     figure, axes = plt.subplots(figsize=(8, 3.8))
     axes.axhline(1, color=GREY, linewidth=1.4, linestyle="--")
-    axes.plot(batch_sizes, predicted, color=INK, linestyle=":", marker="D",
-              markerfacecolor="white", label="predicted")  # fmt: skip
+    axes.plot(
+        batch_sizes,
+        predicted,
+        color=INK,
+        linestyle=":",
+        marker="D",
+        markerfacecolor="white",
+        label="predicted",
+    )
     axes.plot(batch_sizes, measured, color=BLUE, marker="o", label="measured")
     axes.set_xscale("log", base=2)
     axes.set_xticks(batch_sizes, [str(size) for size in batch_sizes])

@@ -13,9 +13,14 @@ from utils.checks.kit.contracts.choices import Choices
 
 def draw(c: Choices) -> tuple[object, ...]:
     return (
-        c.integer(-3, 12), c.pick("xyz"), c.rarely(4), c.size(1, 5000), c.real(-1.0, 1.0),
-        c.some(lambda: c.integer(0, 9), 1, 6), c.shuffled((1, 2, 3, 4)),
-    )  # fmt: skip
+        c.integer(-3, 12),
+        c.pick("xyz"),
+        c.rarely(4),
+        c.size(1, 5000),
+        c.real(-1.0, 1.0),
+        c.some(lambda: c.integer(0, 9), 1, 6),
+        c.shuffled((1, 2, 3, 4)),
+    )
 
 
 @given(st.integers(0, 10_000))

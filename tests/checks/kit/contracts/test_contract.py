@@ -74,9 +74,11 @@ def test_a_known_mistake_is_named_on_the_smallest_input():
     feedback = num_blocks(lambda n, b, r=0: (n - n % b) // b + r)
     assert feedback.headline == "Rounded down."
     assert details(feedback) == {
-        "Input": "num_tokens 1, block_size 2", "Expected": "`1`", "Yours": "`0`",
+        "Input": "num_tokens 1, block_size 2",
+        "Expected": "`1`",
+        "Yours": "`0`",
         "Where to look": "`math.ceil`.",
-    }  # fmt: skip
+    }
 
 
 def test_another_one_gets_the_clause_and_its_smallest_input():
@@ -317,8 +319,12 @@ def test_a_class_is_judged_by_stories():
 
 
 def test_methods_that_are_missing_or_not_written():
-    assert "has no attribute 'get'" in cache(type("No", (), {
-        "__init__": lambda self, size: None, "put": lambda *a: None})).headline  # fmt: skip
+    assert (
+        "has no attribute 'get'"
+        in cache(
+            type("No", (), {"__init__": lambda self, size: None, "put": lambda *a: None})
+        ).headline
+    )
 
     class Half(Right):
         def get(self, key):
@@ -329,8 +335,10 @@ def test_methods_that_are_missing_or_not_written():
 
 def test_a_fault_quotes_its_own_sentence():
     contract = Contract(
-        draw, Returns(oracle, wrong=lambda e, g, given: Fault("own", "here", e, g, "A sentence.")),
-        "Right.", {"own": Clause("First. {says}")},
-    )  # fmt: skip
+        draw,
+        Returns(oracle, wrong=lambda e, g, given: Fault("own", "here", e, g, "A sentence.")),
+        "Right.",
+        {"own": Clause("First. {says}")},
+    )
     with pytest.raises(Exception, match=r"First\. A sentence\."):
         contract.check(right)

@@ -31,9 +31,17 @@ class Plain:
 
 
 VALUES = [
-    3, "text", None, [1, [2, 3]], (1, {2}), {"a": [1]}, torch.arange(6).view(2, 3).t(),
-    torch.tensor([1.0, float("nan")]), Request("A", [1]), Plain(),
-]  # fmt: skip
+    3,
+    "text",
+    None,
+    [1, [2, 3]],
+    (1, {2}),
+    {"a": [1]},
+    torch.arange(6).view(2, 3).t(),
+    torch.tensor([1.0, float("nan")]),
+    Request("A", [1]),
+    Plain(),
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

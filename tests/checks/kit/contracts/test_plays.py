@@ -71,14 +71,24 @@ def test_a_right_class_plays_to_the_end():
         ({"pop": lambda self: self.items.pop()}, "pop", "pop()"),
         ({"size": 0}, "size", "pop(), push((1, 2))"),
         ({"size": lambda self: 0}, "method", "pop()"),
-        ({"push": lambda self, new: (self.items.extend(new), self.items)[1]},
-         "size", "pop(), push((1, 2))"),
+        (
+            {"push": lambda self, new: (self.items.extend(new), self.items)[1]},
+            "size",
+            "pop(), push((1, 2))",
+        ),
         ({"items": [], "__init__": lambda self: None}, "size", "pop(), push((1, 2))"),
-        ({"push": lambda self, new: [new.reverse(), self.items.extend(new)] and list(self.items)},
-         "changes", "pop(), push((1, 2))"),
+        (
+            {
+                "push": lambda self, new: (
+                    [new.reverse(), self.items.extend(new)] and list(self.items)
+                )
+            },
+            "changes",
+            "pop(), push((1, 2))",
+        ),
         ({"push": None}, "push", "pop(), push((1, 2))"),
     ],
-)  # fmt: skip
+)
 def test_the_first_difference(changes, clause, where):
     answer = but(**changes)
     for _ in range(2):  # and the class body is put back
@@ -105,8 +115,14 @@ def test_a_pretended_model_can_end_the_play_and_nothing_swallows_it():
     judge = InLockstep(tells, None)
     fault = judge.fault(swallows, 7, [])
     assert (fault.clause, fault.expected, fault.got) == ("order", 7, 8)
-    assert judge.fault(lambda model: model(7), 7, [*InLockstep(
-        lambda stage, _, case: stage.do(lambda: None), None).expect(7)]) is None  # fmt: skip
+    assert (
+        judge.fault(
+            lambda model: model(7),
+            7,
+            [*InLockstep(lambda stage, _, case: stage.do(lambda: None), None).expect(7)],
+        )
+        is None
+    )
 
 
 def test_the_present_step_can_replace_all_before():

@@ -56,22 +56,31 @@ class Clause:
 ALWAYS = {
     "raises": Clause("{says}"),
     "refuses": Clause("This input must be refused with a {expected}."),
-    "changes": Clause("Your code changes in place what it was given. The caller still needs it.",
-                      "Compute a new value, or begin with a copy."),
-    "method": Clause("{got}; it is read without parentheses.",
-                     "Put `@property` above its `def`."),
-    "shares": Clause("What you return lies in the memory of an argument: a later change of one "
-                     "changes the other.", "Return a copy."),
-    "again": Clause("The first call is right, a second one with the same arguments is not: "
-                    "something is kept from call to call.",
-                    "A default such as `x=[]` is one list for all calls."),
-    "kept": Clause("Right when it is called for the first time; wrong behind calls with other "
-                   "arguments. Something is kept from call to call.",
-                   "A default such as `x=[]`, or a variable outside of the function, is one for "
-                   "all calls."),
-    "earlier": Clause("What was returned is changed by later calls with other arguments.",
-                      "Make a new value in each call; nothing that is kept outside of it."),
-}  # fmt: skip
+    "changes": Clause(
+        "Your code changes in place what it was given. The caller still needs it.",
+        "Compute a new value, or begin with a copy.",
+    ),
+    "method": Clause("{got}; it is read without parentheses.", "Put `@property` above its `def`."),
+    "shares": Clause(
+        "What you return lies in the memory of an argument: a later change of one "
+        "changes the other.",
+        "Return a copy.",
+    ),
+    "again": Clause(
+        "The first call is right, a second one with the same arguments is not: "
+        "something is kept from call to call.",
+        "A default such as `x=[]` is one list for all calls.",
+    ),
+    "kept": Clause(
+        "Right when it is called for the first time; wrong behind calls with other "
+        "arguments. Something is kept from call to call.",
+        "A default such as `x=[]`, or a variable outside of the function, is one for all calls.",
+    ),
+    "earlier": Clause(
+        "What was returned is changed by later calls with other arguments.",
+        "Make a new value in each call; nothing that is kept outside of it.",
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +234,9 @@ class Contract:
             says += " Expected a {expected}."
         look = known.look if known else fault.look or clause.look
         expected, got = fault.words or (
-            shown(fault.expected, fault.got), shown(fault.got, fault.expected),
-        )  # fmt: skip
+            shown(fault.expected, fault.got),
+            shown(fault.got, fault.expected),
+        )
         reason = fault.expected.says if isinstance(fault.expected, Raised) else ""
         quoted = {"{says}": fault.says, "{expected}": expected, "{got}": got, "{reason}": reason}
         for name, text in quoted.items():
@@ -238,9 +248,14 @@ class Contract:
                 figure, alt = fault.picture()
         told = (self.tell or self.judge.tell)(found.case)
         return Mismatch(
-            says, input="; ".join(part for part in (told, fault.where) if part),
-            expected=expected, got=got, look=look, figure=figure, alt=alt,
-        )  # fmt: skip
+            says,
+            input="; ".join(part for part in (told, fault.where) if part),
+            expected=expected,
+            got=got,
+            look=look,
+            figure=figure,
+            alt=alt,
+        )
 
     @functools.cached_property
     def _of_mistakes(self) -> dict[Any, dict[int, Fault | None]]:

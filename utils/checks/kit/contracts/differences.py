@@ -18,9 +18,7 @@ RTOL, SHARE = 1e-4, 1e-5  # of each number, and of the largest number beside it
 PLAIN = (int, float, str, bool)  # most values are; asked first, because it is quick
 
 
-def difference(
-    expected: Any, got: Any, rtol: float = RTOL, atol: float | None = None
-) -> str:  # fmt: skip
+def difference(expected: Any, got: Any, rtol: float = RTOL, atol: float | None = None) -> str:
     """What is wrong with `got`, in one sentence; empty if nothing is.
 
     Args:
@@ -33,8 +31,11 @@ def difference(
     if got is None or expected is None:
         if got is None and expected is None:
             return ""
-        return "Your function returned None. Is the `return` missing?" if got is None else (
-            f"Expected None, not {_kind(got)}.")  # fmt: skip
+        return (
+            "Your function returned None. Is the `return` missing?"
+            if got is None
+            else (f"Expected None, not {_kind(got)}.")
+        )
     if isinstance(expected, Tensor):
         return _of_tensors(expected, got, rtol, atol)
     if isinstance(expected, list | tuple):

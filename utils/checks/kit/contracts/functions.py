@@ -49,9 +49,14 @@ class Returns:
     keeps_from_call_to_call = True  # what an answer keeps is there in the next call
 
     def __init__(
-        self, oracle: Callable[..., Any], *, rtol: float = 1e-4, atol: float | None = None,
-        own: bool = False, wrong: Wrong | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        oracle: Callable[..., Any],
+        *,
+        rtol: float = 1e-4,
+        atol: float | None = None,
+        own: bool = False,
+        wrong: Wrong | None = None,
+    ) -> None:
         self._oracle, self._rtol, self._atol = oracle, rtol, atol
         self._own, self._wrong = own, wrong
         self._names = list(inspect.signature(oracle).parameters)
@@ -100,9 +105,7 @@ class Returns:
                 return given, Fault("earlier", "before calls with other arguments", expected, got)
         return None
 
-    def _called(
-        self, answer: Any, given: Given, expected: Any
-    ) -> tuple[Given, Any, Fault | None]:  # fmt: skip
+    def _called(self, answer: Any, given: Given, expected: Any) -> tuple[Given, Any, Fault | None]:
         """The copies that the answer was given, what came, and what is wrong with it."""
         theirs = given.copied()
         got = attempt(answer, *theirs.args, **theirs.named)

@@ -101,9 +101,10 @@ def as_at_first(answer: Any) -> Any:
         bodies = ((c, name, value) for c in own for name, value in vars(c).items())
         if answer not in _AT_FIRST:
             _AT_FIRST[answer] = [
-                (owner, name, _own_copy(value)) for owner, name, value in bodies
+                (owner, name, _own_copy(value))
+                for owner, name, value in bodies
                 if isinstance(value, list | dict | set | Tensor) and not name.startswith("__")
-            ]  # fmt: skip
+            ]
         for owner, name, value in _AT_FIRST[answer]:
             setattr(owner, name, _own_copy(value))
     return answer

@@ -15,9 +15,12 @@ VALUES = ("plain", "plain", "plain", "tiny", "large", "negative", "ties", "zero"
 
 
 def tensor(
-    c: Choices, shape: Sequence[int], dtypes: Sequence[torch.dtype] = (torch.float32,),
-    values: Sequence[str] = VALUES, layouts: Sequence[str] = LAYOUTS,
-) -> Tensor:  # fmt: skip
+    c: Choices,
+    shape: Sequence[int],
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    values: Sequence[str] = VALUES,
+    layouts: Sequence[str] = LAYOUTS,
+) -> Tensor:
     """A tensor whose numbers, dtype and layout are drawn.
 
     Args:

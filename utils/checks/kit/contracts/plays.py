@@ -79,9 +79,13 @@ class Stage:
         return got
 
     def see(
-        self, clause: str, value: Any, show: Show = shown, picture: Picture | None = None,
+        self,
+        clause: str,
+        value: Any,
+        show: Show = shown,
+        picture: Picture | None = None,
         look: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Show a value; the learner's must equal the right class's at the same place.
 
         Args:
@@ -100,27 +104,41 @@ class Stage:
             self.blame(clause, want.value, value, show, picture, look)
 
     def expect(
-        self, clause: str, expected: Any, got: Any, show: Show = shown,
-        picture: Picture | None = None, look: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        clause: str,
+        expected: Any,
+        got: Any,
+        show: Show = shown,
+        picture: Picture | None = None,
+        look: str = "",
+    ) -> None:
         """As `see`, where the play itself knows what is right."""
         if not _equal(expected, got):
             self.blame(clause, expected, got, show, picture, look)
 
     def blame(
-        self, clause: str, expected: Any, got: Any, show: Show = shown,
-        picture: Picture | None = None, look: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        clause: str,
+        expected: Any,
+        got: Any,
+        show: Show = shown,
+        picture: Picture | None = None,
+        look: str = "",
+    ) -> None:
         """End the play with a fault."""
         raised = isinstance(got, Raised)
         wanted, came = _words(show, expected), _words(show, got)
         says = f"Expected a {wanted}." if isinstance(expected, Raised) else ""
         self.fault = Fault(
-            clause, ", ".join(self._steps), expected, got,
+            clause,
+            ", ".join(self._steps),
+            expected,
+            got,
             says=got.says if raised else says or difference(expected, got),
-            look=got.look if raised else look, words=(wanted, came),
+            look=got.look if raised else look,
+            words=(wanted, came),
             picture=picture and functools.partial(picture, expected, got),
-        )  # fmt: skip
+        )
         raise Over
 
     def end(self) -> None:

@@ -132,18 +132,29 @@ def _picture(case: Shortage, before: dict[str, int], scene: Scene) -> tuple[Figu
 
     figure = pictures.rows_of_cells(
         [row("before", before, before), row("expected", after, after), row("yours", yours, after)],
-        "Who holds how many blocks", f"blocks (dashed: all {total})", limit=total, unit=0.7,
-    )  # fmt: skip
+        "Who holds how many blocks",
+        f"blocks (dashed: all {total})",
+        limit=total,
+        unit=0.7,
+    )
     return figure, "Who holds how many blocks: before, expected, and yours."
 
 
 def make_room(
-    request: Any, num_new_tokens: int, running: list[Any], waiting: list[Any], manager: Any, *,
+    request: Any,
+    num_new_tokens: int,
+    running: list[Any],
+    waiting: list[Any],
+    manager: Any,
+    *,
     choose: Callable[[Any, Any], Any] = lambda running, request: running[-1],
     full: Callable[[Any], bool] = lambda blocks: blocks is None,
-    lost: str = "blocks computed status place", line: Callable[[Any, Any], Any] | None = None,
-    stop: bool = True, most: int = 10**9, at_first: bool = False,
-) -> list[Any]:  # fmt: skip
+    lost: str = "blocks computed status place",
+    line: Callable[[Any, Any], Any] | None = None,
+    stop: bool = True,
+    most: int = 10**9,
+    at_first: bool = False,
+) -> list[Any]:
     """A right answer, with a switch for each known mistake."""
     preempted: list[Any] = []
     while len(preempted) < most:
@@ -198,56 +209,105 @@ MAKE_ROOM = Contract(
     inputs=draw,
     judge=InLockstep(play, make_room),
     passed="Right in 150 shortages. The least important gives way, starts again from nothing, and "
-           "is the first to come back.",
+    "is the first to come back.",
     clauses={
-        "list": Clause("Your function returned {got}; expected a list of its own with the "
-                       "preempted requests, perhaps an empty one.",
-                       "Collect the victims in a new list, and return it at the end."),
-        "running": Clause("The wrong requests are left in `running`. The last ones lose their "
-                          "place, one by one, until there is room; nobody else does.",
-                          f"{LAST} {ASK}"),
-        "waiting": Clause("The line of those who wait is wrong. Each victim goes to its front.",
-                          FRONT),
-        "blocks": Clause("The wrong numbers of blocks. Victims hold none, `request` holds what "
-                         "`allocate_slots` gave it, unless it is a victim itself.",
-                         f"{FREE} If the victim is `request`, stop: it gets nothing."),
-        "pool": Clause("Blocks are lost: neither does somebody hold them, nor are they free.",
-                       FREE),
-        "victims": Clause("You return {got}; expected the victims {expected}, in the order in "
-                          "which they were preempted.", "`append` each when it is preempted."),
-        "computed": Clause("`num_computed_tokens` is wrong: of a victim it is 0, for its blocks "
-                           "are gone. Of all others it stays.",
-                           "`victim.num_computed_tokens = 0`."),
-        "status": Clause("The status is wrong: of a victim PREEMPTED, of all others as before.",
-                         "`victim.status = RequestStatus.PREEMPTED`."),
-        "text": Clause("A request has lost or gained tokens of its text. Only keys and values are "
-                       "gone; what it said has been sent to the user already.",
-                       "Leave `all_token_ids` and `output_token_ids` alone."),
+        "list": Clause(
+            "Your function returned {got}; expected a list of its own with the "
+            "preempted requests, perhaps an empty one.",
+            "Collect the victims in a new list, and return it at the end.",
+        ),
+        "running": Clause(
+            "The wrong requests are left in `running`. The last ones lose their "
+            "place, one by one, until there is room; nobody else does.",
+            f"{LAST} {ASK}",
+        ),
+        "waiting": Clause(
+            "The line of those who wait is wrong. Each victim goes to its front.", FRONT
+        ),
+        "blocks": Clause(
+            "The wrong numbers of blocks. Victims hold none, `request` holds what "
+            "`allocate_slots` gave it, unless it is a victim itself.",
+            f"{FREE} If the victim is `request`, stop: it gets nothing.",
+        ),
+        "pool": Clause(
+            "Blocks are lost: neither does somebody hold them, nor are they free.", FREE
+        ),
+        "victims": Clause(
+            "You return {got}; expected the victims {expected}, in the order in "
+            "which they were preempted.",
+            "`append` each when it is preempted.",
+        ),
+        "computed": Clause(
+            "`num_computed_tokens` is wrong: of a victim it is 0, for its blocks "
+            "are gone. Of all others it stays.",
+            "`victim.num_computed_tokens = 0`.",
+        ),
+        "status": Clause(
+            "The status is wrong: of a victim PREEMPTED, of all others as before.",
+            "`victim.status = RequestStatus.PREEMPTED`.",
+        ),
+        "text": Clause(
+            "A request has lost or gained tokens of its text. Only keys and values are "
+            "gone; what it said has been sent to the user already.",
+            "Leave `all_token_ids` and `output_token_ids` alone.",
+        ),
     },
     mistakes=(
-        mistake("The victim is the first in `running`, the most important one. It has come the "
-                "furthest, and would start again from nothing.", LAST,
-                _but(choose=lambda running, request: running[0])),
-        mistake("A request gives way itself, though others are less important.", LAST,
-                _but(choose=lambda running, request: request)),
-        mistake("The last one in `running` may be `request`. Then it has to give way itself.",
-                "Then stop: it gets no blocks in this step.", _but(choose=_never_itself)),
-        mistake("Somebody is preempted before it is asked whether there is room.",
-                "Ask `allocate_slots` first.", _but(at_first=True)),
-        mistake("Somebody is preempted though there is room: `[]` says that no new block was "
-                "needed, only None that there are too few.", ASK, _but(full=lambda b: not b)),
+        mistake(
+            "The victim is the first in `running`, the most important one. It has come the "
+            "furthest, and would start again from nothing.",
+            LAST,
+            _but(choose=lambda running, request: running[0]),
+        ),
+        mistake(
+            "A request gives way itself, though others are less important.",
+            LAST,
+            _but(choose=lambda running, request: request),
+        ),
+        mistake(
+            "The last one in `running` may be `request`. Then it has to give way itself.",
+            "Then stop: it gets no blocks in this step.",
+            _but(choose=_never_itself),
+        ),
+        mistake(
+            "Somebody is preempted before it is asked whether there is room.",
+            "Ask `allocate_slots` first.",
+            _but(at_first=True),
+        ),
+        mistake(
+            "Somebody is preempted though there is room: `[]` says that no new block was "
+            "needed, only None that there are too few.",
+            ASK,
+            _but(full=lambda b: not b),
+        ),
         mistake("One victim may be too few. Ask again after each of them.", ASK, _one_victim),
-        mistake("A victim keeps its blocks, so that nothing is gained.", FREE,
-                _but(lost="computed status place")),
-        mistake("A victim keeps `num_computed_tokens`, but its blocks are gone. When it comes "
-                "back, it would read keys and values of somebody else.",
-                "`victim.num_computed_tokens = 0`.", _but(lost="blocks status place")),
-        mistake("Victims go to the back of the line. They came before those who wait, and had "
-                "their turn taken from them.", FRONT,
-                _but(line=lambda waiting, victim: waiting.append(victim))),
-        mistake("Two victims are in the wrong order in `waiting`. The more important one, which "
-                "was taken last, must come first.", FRONT, _in_one_block),
-        mistake("A victim is lost: it neither runs nor waits.", FRONT,
-                _but(lost="blocks computed status")),
+        mistake(
+            "A victim keeps its blocks, so that nothing is gained.",
+            FREE,
+            _but(lost="computed status place"),
+        ),
+        mistake(
+            "A victim keeps `num_computed_tokens`, but its blocks are gone. When it comes "
+            "back, it would read keys and values of somebody else.",
+            "`victim.num_computed_tokens = 0`.",
+            _but(lost="blocks status place"),
+        ),
+        mistake(
+            "Victims go to the back of the line. They came before those who wait, and had "
+            "their turn taken from them.",
+            FRONT,
+            _but(line=lambda waiting, victim: waiting.append(victim)),
+        ),
+        mistake(
+            "Two victims are in the wrong order in `waiting`. The more important one, which "
+            "was taken last, must come first.",
+            FRONT,
+            _in_one_block,
+        ),
+        mistake(
+            "A victim is lost: it neither runs nor waits.",
+            FRONT,
+            _but(lost="blocks computed status"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -40,9 +40,14 @@ class Costs:
 # 32 layers, 32 query heads and 8 KV heads of 128 numbers each, 16-bit keys and values. A block is
 # 64 pieces, the keys and the values of each layer, and to start the copy of one takes about 10 µs.
 LARGE = Costs(
-    num_weights=7 * 10**9, flops_per_pair=4 * 32 * 32 * 128, block_bytes=16 * 2 * 32 * 8 * 128 * 2,
-    block_size=16, flops=2e14, bandwidth=2e10, seconds_per_copy=6e-4,
-)  # fmt: skip
+    num_weights=7 * 10**9,
+    flops_per_pair=4 * 32 * 32 * 128,
+    block_bytes=16 * 2 * 32 * 8 * 128 * 2,
+    block_size=16,
+    flops=2e14,
+    bandwidth=2e10,
+    seconds_per_copy=6e-4,
+)
 
 
 def draw(c: Choices) -> Given:
@@ -54,11 +59,12 @@ def draw(c: Choices) -> Given:
     costs = Costs(
         num_weights=10 ** c.integer(0, 10) * c.integer(1, 9),
         flops_per_pair=c.pick((0, 1)) * 10 ** c.integer(0, 8) * c.integer(1, 9),
-        block_bytes=10 ** c.integer(0, 8) * c.integer(1, 9), block_size=block_size,
+        block_bytes=10 ** c.integer(0, 8) * c.integer(1, 9),
+        block_size=block_size,
         flops=10.0 ** c.integer(0, 15) * c.integer(1, 9),
         bandwidth=10.0 ** c.integer(0, 12) * c.integer(1, 9),
         seconds_per_copy=c.pick((0.0, 1e-3, 6e-6, 2.0)),
-    )  # fmt: skip
+    )
     return Given(num_tokens, costs)
 
 
@@ -82,8 +88,14 @@ def _wrong(expected: tuple[float, float], got: Any, given: Given) -> Fault | Non
         if says := difference(want, float(came), rtol=1e-9):
             other = expected[clause == "recompute"]
             swapped = not difference(other, float(came), rtol=1e-9)
-            return Fault("swapped" if swapped else clause, "", want, float(came), says=says,
-                         words=(told[0], told[1]))  # fmt: skip
+            return Fault(
+                "swapped" if swapped else clause,
+                "",
+                want,
+                float(came),
+                says=says,
+                words=(told[0], told[1]),
+            )
     return None
 
 
@@ -96,11 +108,13 @@ def _passed(answer: Any) -> Passed:
         f"{crossing:,} tokens swapping is the cheaper way. To recompute costs more per token the "
         "longer the text, for attention looks at ever more tokens. To swap does not.",
         pictures.crossover(
-            lengths, [again for again, _ in both], [swap for _, swap in both],
+            lengths,
+            [again for again, _ in both],
+            [swap for _, swap in both],
             "A model of 7 billion weights: short ones recompute, long ones swap",
         ),
         "What it costs to recompute and to swap, per token, over the number of tokens.",
-    )  # fmt: skip
+    )
 
 
 def _again(flops: Callable[[int, Costs], float]) -> Callable[[int, Costs], tuple[float, float]]:
@@ -136,45 +150,84 @@ RECOVERY_SECONDS = Contract(
     judge=Returns(seconds, wrong=_wrong),
     passed=_passed,
     clauses={
-        "pair": Clause("Your function returned {got}; expected two numbers: seconds to recompute, "
-                       "and seconds to swap.", "`return recompute, swap`."),
+        "pair": Clause(
+            "Your function returned {got}; expected two numbers: seconds to recompute, "
+            "and seconds to swap.",
+            "`return recompute, swap`.",
+        ),
         "swapped": Clause("The two numbers are swapped.", "`return recompute, swap`."),
-        "recompute": Clause("The seconds to recompute are wrong. {says}",
-                            "FLOPs of the weights and of the pairs of tokens, divided by `flops`."),
-        "swap": Clause("The seconds to swap are wrong. {says}",
-                       "Each block is copied out and in; each copy has a start, and bytes that "
-                       "flow."),
+        "recompute": Clause(
+            "The seconds to recompute are wrong. {says}",
+            "FLOPs of the weights and of the pairs of tokens, divided by `flops`.",
+        ),
+        "swap": Clause(
+            "The seconds to swap are wrong. {says}",
+            "Each block is copied out and in; each copy has a start, and bytes that flow.",
+        ),
     },
     mistakes=(
-        mistake("Each weight costs *two* FLOPs per token: one multiplication and one addition.",
-                "`2 * costs.num_weights * num_tokens`.",
-                _again(lambda n, c: c.num_weights * n + _pairs(n, c))),
-        mistake("Attention is missing. Its share grows with the square of the length.",
-                TRIANGLE, _again(_weights)),
-        mistake("Attention is causal: a token looks at itself and at those *before* it. You count "
-                "all pairs, in both directions.", TRIANGLE,
-                _again(lambda n, c: _weights(n, c) + n * n * c.flops_per_pair)),
-        mistake("You count one pair per token. The last token alone attends to all tokens before "
-                "it.", TRIANGLE, _again(lambda n, c: _weights(n, c) + n * c.flops_per_pair)),
-        mistake("Each token looks at itself, too: with this, n tokens make n (n + 1) / 2 pairs.",
-                TRIANGLE, _again(lambda n, c: _weights(n, c) + n * n / 2 * c.flops_per_pair),
-                _again(lambda n, c: _weights(n, c) + n * (n - 1) // 2 * c.flops_per_pair)),
-        mistake("Only the last token is computed. All keys and values are gone, so all tokens are "
-                "computed again.", "`2 * costs.num_weights * num_tokens`.",
-                _again(lambda n, c: 2 * c.num_weights + n * c.flops_per_pair)),
-        mistake("Every block travels twice: out to host memory, and later in again.",
-                "`2 * num_blocks * ...`", _swap(_blocks)),
-        mistake("Each copy has to be started, and that takes time, too.",
-                "`costs.seconds_per_copy + costs.block_bytes / costs.bandwidth`, per block and "
-                "direction.", _swap(lambda n, c: 2 * _blocks(n, c), lambda n, c: 0)),
-        mistake("The copies are started one by one: `seconds_per_copy` is paid for each block, not "
-                "once.", "Multiply the sum of both times by the number of copies.",
-                _swap(lambda n, c: 2 * _blocks(n, c), lambda n, c: 2)),
-        mistake("The last block is moved as a whole, even if it is not full.", ROUND_UP,
-                _swap(lambda n, c: 2 * n / c.block_size)),
-        mistake("The last block is forgotten if it is not full. Its tokens would be lost.",
-                ROUND_UP, _swap(lambda n, c: 2 * (n // c.block_size))),
-        mistake("You move every token as if it were a whole block.", ROUND_UP,
-                _swap(lambda n, c: 2 * n)),
+        mistake(
+            "Each weight costs *two* FLOPs per token: one multiplication and one addition.",
+            "`2 * costs.num_weights * num_tokens`.",
+            _again(lambda n, c: c.num_weights * n + _pairs(n, c)),
+        ),
+        mistake(
+            "Attention is missing. Its share grows with the square of the length.",
+            TRIANGLE,
+            _again(_weights),
+        ),
+        mistake(
+            "Attention is causal: a token looks at itself and at those *before* it. You count "
+            "all pairs, in both directions.",
+            TRIANGLE,
+            _again(lambda n, c: _weights(n, c) + n * n * c.flops_per_pair),
+        ),
+        mistake(
+            "You count one pair per token. The last token alone attends to all tokens before it.",
+            TRIANGLE,
+            _again(lambda n, c: _weights(n, c) + n * c.flops_per_pair),
+        ),
+        mistake(
+            "Each token looks at itself, too: with this, n tokens make n (n + 1) / 2 pairs.",
+            TRIANGLE,
+            _again(lambda n, c: _weights(n, c) + n * n / 2 * c.flops_per_pair),
+            _again(lambda n, c: _weights(n, c) + n * (n - 1) // 2 * c.flops_per_pair),
+        ),
+        mistake(
+            "Only the last token is computed. All keys and values are gone, so all tokens are "
+            "computed again.",
+            "`2 * costs.num_weights * num_tokens`.",
+            _again(lambda n, c: 2 * c.num_weights + n * c.flops_per_pair),
+        ),
+        mistake(
+            "Every block travels twice: out to host memory, and later in again.",
+            "`2 * num_blocks * ...`",
+            _swap(_blocks),
+        ),
+        mistake(
+            "Each copy has to be started, and that takes time, too.",
+            "`costs.seconds_per_copy + costs.block_bytes / costs.bandwidth`, per block and "
+            "direction.",
+            _swap(lambda n, c: 2 * _blocks(n, c), lambda n, c: 0),
+        ),
+        mistake(
+            "The copies are started one by one: `seconds_per_copy` is paid for each block, not "
+            "once.",
+            "Multiply the sum of both times by the number of copies.",
+            _swap(lambda n, c: 2 * _blocks(n, c), lambda n, c: 2),
+        ),
+        mistake(
+            "The last block is moved as a whole, even if it is not full.",
+            ROUND_UP,
+            _swap(lambda n, c: 2 * n / c.block_size),
+        ),
+        mistake(
+            "The last block is forgotten if it is not full. Its tokens would be lost.",
+            ROUND_UP,
+            _swap(lambda n, c: 2 * (n // c.block_size)),
+        ),
+        mistake(
+            "You move every token as if it were a whole block.", ROUND_UP, _swap(lambda n, c: 2 * n)
+        ),
     ),
-)  # fmt: skip
+)

@@ -68,9 +68,14 @@ def draw(c: Choices) -> Story:
     )
     # Sometimes the pool lacks a block for what somebody will want.
     return Story(
-        tuple(requests), block_size, c.pick((0, 1, c.integer(0, 6))), num_cpu_blocks, swaps_from,
-        c.rarely(6), tuple(turns),
-    )  # fmt: skip
+        tuple(requests),
+        block_size,
+        c.pick((0, 1, c.integer(0, 6))),
+        num_cpu_blocks,
+        swaps_from,
+        c.rarely(6),
+        tuple(turns),
+    )
 
 
 class _Machine:
@@ -94,8 +99,11 @@ class _Machine:
     def show(self, stage: Stage) -> None:
         manager = self.manager
         copies = manager.take_block_copies()
-        stage.see("copies", (len(copies.swap_out), len(copies.swap_in)),
-                  lambda n: f"{n[0]} blocks copied out, {n[1]} in")  # fmt: skip
+        stage.see(
+            "copies",
+            (len(copies.swap_out), len(copies.swap_in)),
+            lambda n: f"{n[0]} blocks copied out, {n[1]} in",
+        )
         stage.see("blocks", self._of_each(lambda r: len(manager.req_to_blocks.get(r, ()))))
         stage.see("host", self._of_each(lambda r: "out" if r in manager.swap_space else "not out"))
         stage.see(
@@ -104,8 +112,9 @@ class _Machine:
             lambda free: f"{free[0]} blocks free, {free[1]} in host memory",
         )
         stage.see("computed", {r.request_id: r.num_computed_tokens for r in self.requests})
-        stage.see("status", {r.request_id: getattr(r.status, "name", r.status)
-                             for r in self.requests})  # fmt: skip
+        stage.see(
+            "status", {r.request_id: getattr(r.status, "name", r.status) for r in self.requests}
+        )
         stage.see("text", {r.request_id: list(r.all_token_ids) for r in self.requests})
 
     def _of_each(self, what: Callable[[str], Any]) -> dict[str, Any]:
@@ -221,57 +230,102 @@ SWAP = Contract(
     inputs=draw,
     judge=InLockstep(play, SwapOrRecompute),
     passed="Right in 150 stories. Whoever has much to lose is copied out, whoever has little is "
-           "computed again; and when host memory is full, everybody is.",
+    "computed again; and when host memory is full, everybody is.",
     clauses={
-        "copies": Clause("The wrong number of blocks is copied, out to host memory or back in.",
-                         f"To swap must be *faster* than to recompute. {TRY} {IN_USE}"),
-        "host": Clause("The wrong requests are in host memory.",
-                       f"To swap must be *faster* than to recompute. {TRY}"),
-        "blocks": Clause("The wrong numbers of blocks. Whoever gives way holds none; whoever comes "
-                         "back has room for all that is computed and for the new tokens.",
-                         "`allocate_slots` gives the blocks for the new tokens, after `swap_in`."),
-        "pool": Clause("Blocks are lost: they are neither held nor free.",
-                       "`free(victim)` for whoever is not swapped out."),
-        "computed": Clause("`num_computed_tokens` is wrong: of a victim that is recomputed it is "
-                           "0, of one that is swapped out it stays.",
-                           "Only if its keys and values are gone: "
-                           "`victim.num_computed_tokens = 0`."),
-        "status": Clause("The status is wrong: of a victim PREEMPTED, of all others as before.",
-                         "`victim.status = RequestStatus.PREEMPTED`, whichever way it goes."),
-        "text": Clause("A request has lost or gained tokens of its text.",
-                       "Leave `all_token_ids` and `output_token_ids` alone."),
-        "returns": Clause("`come_back` returned {got}; expected {expected}: whether the request "
-                          "has its blocks now.", "`allocate_slots` returns None for no room, and "
-                          "`[]` if no new block was needed."),
+        "copies": Clause(
+            "The wrong number of blocks is copied, out to host memory or back in.",
+            f"To swap must be *faster* than to recompute. {TRY} {IN_USE}",
+        ),
+        "host": Clause(
+            "The wrong requests are in host memory.",
+            f"To swap must be *faster* than to recompute. {TRY}",
+        ),
+        "blocks": Clause(
+            "The wrong numbers of blocks. Whoever gives way holds none; whoever comes "
+            "back has room for all that is computed and for the new tokens.",
+            "`allocate_slots` gives the blocks for the new tokens, after `swap_in`.",
+        ),
+        "pool": Clause(
+            "Blocks are lost: they are neither held nor free.",
+            "`free(victim)` for whoever is not swapped out.",
+        ),
+        "computed": Clause(
+            "`num_computed_tokens` is wrong: of a victim that is recomputed it is "
+            "0, of one that is swapped out it stays.",
+            "Only if its keys and values are gone: `victim.num_computed_tokens = 0`.",
+        ),
+        "status": Clause(
+            "The status is wrong: of a victim PREEMPTED, of all others as before.",
+            "`victim.status = RequestStatus.PREEMPTED`, whichever way it goes.",
+        ),
+        "text": Clause(
+            "A request has lost or gained tokens of its text.",
+            "Leave `all_token_ids` and `output_token_ids` alone.",
+        ),
+        "returns": Clause(
+            "`come_back` returned {got}; expected {expected}: whether the request "
+            "has its blocks now.",
+            "`allocate_slots` returns None for no room, and `[]` if no new block was needed.",
+        ),
     },
     mistakes=(
-        mistake("Everybody is swapped out, even where to recompute is as fast or faster.",
-                "Compare the two numbers of `self.recovery(...)`.",
-                _but(swaps=lambda recompute, swap: True)),
-        mistake("Nobody is swapped out.", "Compare the two numbers of `self.recovery(...)`.",
-                _but(swaps=lambda recompute, swap: False)),
-        mistake("The slower way is taken.", "`recompute, swap = self.recovery(...)`.",
-                _but(swaps=lambda recompute, swap: swap > recompute)),
-        mistake("If both take as long, recompute: it leaves host memory to others.",
-                "`swap < recompute`.", _but(swaps=lambda recompute, swap: swap <= recompute)),
-        mistake("The costs are those of all tokens. What is lost, or copied, is only what the "
-                "victim has computed.", "`self.recovery(victim.num_computed_tokens)`.",
-                _but(asks_for=lambda victim: victim.num_tokens)),
+        mistake(
+            "Everybody is swapped out, even where to recompute is as fast or faster.",
+            "Compare the two numbers of `self.recovery(...)`.",
+            _but(swaps=lambda recompute, swap: True),
+        ),
+        mistake(
+            "Nobody is swapped out.",
+            "Compare the two numbers of `self.recovery(...)`.",
+            _but(swaps=lambda recompute, swap: False),
+        ),
+        mistake(
+            "The slower way is taken.",
+            "`recompute, swap = self.recovery(...)`.",
+            _but(swaps=lambda recompute, swap: swap > recompute),
+        ),
+        mistake(
+            "If both take as long, recompute: it leaves host memory to others.",
+            "`swap < recompute`.",
+            _but(swaps=lambda recompute, swap: swap <= recompute),
+        ),
+        mistake(
+            "The costs are those of all tokens. What is lost, or copied, is only what the "
+            "victim has computed.",
+            "`self.recovery(victim.num_computed_tokens)`.",
+            _but(asks_for=lambda victim: victim.num_tokens),
+        ),
         mistake("Host memory is full, and the victim keeps its blocks.", TRY, _but(trusts=True)),
-        mistake("What was just copied out is thrown away: `free` gives the blocks in host memory "
-                "back, too.", "`free(victim)` only if it is not swapped out.",
-                _but(frees_both=True)),
-        mistake("A victim that was swapped out starts again from nothing. Its keys and values are "
-                "safe: `num_computed_tokens` stays.", "0 only for those that are recomputed.",
-                _but(loses_count=True)),
-        mistake("A victim that is recomputed keeps `num_computed_tokens`, but its blocks are gone.",
-                "`victim.num_computed_tokens = 0`.", _but(keeps_count=True)),
-        mistake("Whoever was not swapped out cannot be swapped in.", IN_USE,
-                _but(without_asking=True)),
-        mistake("`swap_in` brings the blocks that were copied out. The new tokens may need more.",
-                "`allocate_slots(request, num_new_tokens)` after it.", _but(forgets_new=True)),
-        mistake("`allocate_slots` returns `[]` if no new block was needed. That is a success; "
-                "only None says that there is no room.", "`is not None`.",
-                _but(truth_of_list=True)),
+        mistake(
+            "What was just copied out is thrown away: `free` gives the blocks in host memory "
+            "back, too.",
+            "`free(victim)` only if it is not swapped out.",
+            _but(frees_both=True),
+        ),
+        mistake(
+            "A victim that was swapped out starts again from nothing. Its keys and values are "
+            "safe: `num_computed_tokens` stays.",
+            "0 only for those that are recomputed.",
+            _but(loses_count=True),
+        ),
+        mistake(
+            "A victim that is recomputed keeps `num_computed_tokens`, but its blocks are gone.",
+            "`victim.num_computed_tokens = 0`.",
+            _but(keeps_count=True),
+        ),
+        mistake(
+            "Whoever was not swapped out cannot be swapped in.", IN_USE, _but(without_asking=True)
+        ),
+        mistake(
+            "`swap_in` brings the blocks that were copied out. The new tokens may need more.",
+            "`allocate_slots(request, num_new_tokens)` after it.",
+            _but(forgets_new=True),
+        ),
+        mistake(
+            "`allocate_slots` returns `[]` if no new block was needed. That is a success; "
+            "only None says that there is no room.",
+            "`is not None`.",
+            _but(truth_of_list=True),
+        ),
     ),
-)  # fmt: skip
+)

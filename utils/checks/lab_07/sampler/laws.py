@@ -93,9 +93,7 @@ def _shared(c: Choices, size: int, grid: int) -> list[float]:
     return row
 
 
-def _place(
-    c: Choices, size: int, grid: int, certain: bool
-) -> tuple[int, list[float], list[float]]:  # fmt: skip
+def _place(c: Choices, size: int, grid: int, certain: bool) -> tuple[int, list[float], list[float]]:
     """A guess, the target's row and the draft's; `certain` guesses have none."""
     guess = c.integer(0, size - 1)
     ratio = c.pick((0.0, 1.0, 1.0, *(i / grid for i in range(1, grid))))
@@ -120,8 +118,9 @@ def _place(
         more_p = [share * missing for share in recovered]
     else:
         common[guess] += 1
-        more_p, more_q = ([float(i == of) * c.integer(0, 1) for i in range(size)]
-                          for of in (guess, other))  # fmt: skip
+        more_p, more_q = (
+            [float(i == of) * c.integer(0, 1) for i in range(size)] for of in (guess, other)
+        )
         if sum(more_p) != sum(more_q):
             more_p[guess], more_q[other] = 1.0, 1.0
     total = sum(common) + sum(more_p)

@@ -72,7 +72,7 @@ def judge(function: Callable[..., Any]) -> Passed:
             input="the same 40 steps, twice, with equal generators",
             look="Nothing else may decide: no `random`, no NumPy, no clock, nothing kept from call "
             "to call.",
-        )  # fmt: skip
+        )
     outputs = run(drafts)
     panels = []
     for place, row in enumerate(TARGET_ROWS):
@@ -81,12 +81,16 @@ def judge(function: Callable[..., Any]) -> Passed:
     names = ("token 0 of the output", "token 1 of the output", "token 2: the bonus token")
     figure = pictures.distributions(
         [
-            (name, DRAFT_ROWS[i] if i < 2 else None, row,
-             [count / max(1, sum(counts)) for count in counts])
+            (
+                name,
+                DRAFT_ROWS[i] if i < 2 else None,
+                row,
+                [count / max(1, sum(counts)) for count in counts],
+            )
             for name, (i, counts, row) in zip(names, panels, strict=True)
         ],
         f"What came in {STEPS:,} steps, beside what the target says",
-    )  # fmt: skip
+    )
     alt = "For each token of the output: the draft's, the target's and the obtained distribution."
     overlap = [
         sum(min(a, b) for a, b in zip(*rows, strict=True))
@@ -107,14 +111,18 @@ def judge(function: Callable[..., Any]) -> Passed:
             wrong = f"Token {place} of the output is not distributed as the target says."
     if wrong:
         raise Mismatch(
-            wrong, input=given, look="Accept if `uniform < p / q`, with fresh random numbers.",
-            figure=figure, alt=alt,
-        )  # fmt: skip
+            wrong,
+            input=given,
+            look="Accept if `uniform < p / q`, with fresh random numbers.",
+            figure=figure,
+            alt=alt,
+        )
     return Passed(
         "Each outcome of a step comes exactly as often as it should, whatever the random numbers "
         f"are. Over {STEPS:,} steps, each token is distributed as the target says, although the "
         f"guesses came from other distributions. {overlap[0]:.1%} and {overlap[1]:.1%} of the "
         f"guesses should be accepted; yours accepted {(came[2] + came[3]) / STEPS:.1%} and "
         f"{came[3] / max(1, came[2] + came[3]):.1%}.",
-        figure, alt,
-    )  # fmt: skip
+        figure,
+        alt,
+    )

@@ -192,26 +192,38 @@ REJECTION_SAMPLE = Contract(
     passed=many_steps.judge,
     clauses={
         "none": Clause("Your function returned None.", "Every way through it ends in a list."),
-        "form": Clause("Your function returned {got}; expected a list of ints.",
-                       "`.item()` makes an int of a tensor with one number."),
-        "changes": Clause("Your function changes what it was given. The engine goes on using it.",
-                          "Begin with an empty list of your own; no `x[...] = y`."),
-        "generator": Clause("Not all random numbers come from `generator`: {got}.",
-                            "`torch.rand((), generator=generator)` and `torch.multinomial(probs, "
-                            "1, generator=generator)`; no `random`, no NumPy. A request with a "
-                            "seed must get the same answer each time."),
-        "form of the step": Clause("{says} Expected are the accepted guesses, from the first on, "
-                                   "then one token.", "After a rejection: one recovered token, "
-                                   "then return. After the last guess: one bonus token."),
-        "impossible": Clause("{says}",
-                             f"{RESIDUAL} The bonus token: from `target_probs[k]`."),
+        "form": Clause(
+            "Your function returned {got}; expected a list of ints.",
+            "`.item()` makes an int of a tensor with one number.",
+        ),
+        "changes": Clause(
+            "Your function changes what it was given. The engine goes on using it.",
+            "Begin with an empty list of your own; no `x[...] = y`.",
+        ),
+        "generator": Clause(
+            "Not all random numbers come from `generator`: {got}.",
+            "`torch.rand((), generator=generator)` and `torch.multinomial(probs, "
+            "1, generator=generator)`; no `random`, no NumPy. A request with a "
+            "seed must get the same answer each time.",
+        ),
+        "form of the step": Clause(
+            "{says} Expected are the accepted guesses, from the first on, then one token.",
+            "After a rejection: one recovered token, "
+            "then return. After the last guess: one bonus token.",
+        ),
+        "impossible": Clause("{says}", f"{RESIDUAL} The bonus token: from `target_probs[k]`."),
         "law": Clause("The outcomes come in other proportions than expected.", RULE),
         "accepted": Clause("{says}", f"{RULE} {ROW}"),
-        "recovered": Clause("Guesses are accepted as often as they should be; the tokens drawn in "
-                            "their place are at fault. {says}", f"{RESIDUAL} {ROW}"),
-        "bonus": Clause("The bonus token is not distributed as the target says. {says}",
-                        "Draw it from `target_probs[len(draft_token_ids)]`, just as it is."),
+        "recovered": Clause(
+            "Guesses are accepted as often as they should be; the tokens drawn in "
+            "their place are at fault. {says}",
+            f"{RESIDUAL} {ROW}",
+        ),
+        "bonus": Clause(
+            "The bonus token is not distributed as the target says. {says}",
+            "Draw it from `target_probs[len(draft_token_ids)]`, just as it is.",
+        ),
     },
     mistakes=MISTAKES,
     seconds=6.0,
-)  # fmt: skip
+)

@@ -19,9 +19,12 @@ CONTRACTS: dict[str, Contract] = {
     "text_to_show": stops.TEXT_TO_SHOW,
 }
 RIGHT = Parts(
-    params.refuse, flat_batch.row_by_row, bookkeeping.with_rules(),
-    growing_text.EnginesDetokenizer, stops.right_text_to_show,
-)  # fmt: skip
+    params.refuse,
+    flat_batch.row_by_row,
+    bookkeeping.with_rules(),
+    growing_text.EnginesDetokenizer,
+    stops.right_text_to_show,
+)
 
 
 def judge_parts(parts: Parts) -> None:

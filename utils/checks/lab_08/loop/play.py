@@ -37,9 +37,14 @@ def tiny_llm() -> LLM:
         tiny.hf.save_pretrained(folder)
         load_tokenizer().save_pretrained(folder)
         return LLM(
-            folder, max_model_len=48, block_size=4, num_gpu_blocks_override=64, max_num_seqs=4,
-            max_num_batched_tokens=64, device="cpu",
-        )  # fmt: skip
+            folder,
+            max_model_len=48,
+            block_size=4,
+            num_gpu_blocks_override=64,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            device="cpu",
+        )
 
 
 def play(stage: Stage, make_engine: Callable[..., LLMEngine], story: Story) -> None:
@@ -103,8 +108,11 @@ def _step(stage: Stage, engine: LLMEngine) -> None:
 def _broken_step(engine: LLMEngine, event: Step) -> Callable[[], str]:
     """A step in which something raises an error, and what comes of the error."""
     books = "update" if isinstance(engine, EngineBase) else "_process"
-    owner, name = {"model": (engine.executor, "execute_model"), "books": (engine, books),
-                   "schedule": (engine.scheduler, "schedule")}[event.breaks]  # fmt: skip
+    owner, name = {
+        "model": (engine.executor, "execute_model"),
+        "books": (engine, books),
+        "schedule": (engine.scheduler, "schedule"),
+    }[event.breaks]
     works, error = getattr(owner, name), event.error("out of memory")
 
     def breaks(*args: Any) -> Any:
@@ -158,8 +166,10 @@ class Remembering(InLockstep):
 
 
 FREE = "`self.free(request)` for each finished or aborted request, and for no other."
-FAILED = ("`except BaseException:`, around all of the step, `schedule` included: abort all of "
-          "`self.requests`, `self.forget_contents()`, then `raise`.")  # fmt: skip
+FAILED = (
+    "`except BaseException:`, around all of the step, `schedule` included: abort all of "
+    "`self.requests`, `self.forget_contents()`, then `raise`."
+)
 TOKEN = "An output for each request with a token in the dict of `execute_model`, and no other."
 
 LOOP = Contract(
@@ -167,49 +177,86 @@ LOOP = Contract(
     judge=Remembering(play, courses_engine),
     passed="",
     clauses={
-        "made": Clause("`my_engine` must return an object of your class, which extends "
-                       "`EngineBase`.", "The cell above does: `return MyLLMEngine(...)`."),
-        "add": Clause("`add_request` does {got}; expected {expected}. Is something left of an "
-                      "earlier request?", "`del self.requests[request.request_id]`."),
+        "made": Clause(
+            "`my_engine` must return an object of your class, which extends `EngineBase`.",
+            "The cell above does: `return MyLLMEngine(...)`.",
+        ),
+        "add": Clause(
+            "`add_request` does {got}; expected {expected}. Is something left of an "
+            "earlier request?",
+            "`del self.requests[request.request_id]`.",
+        ),
         "abort": Clause("`abort_requests` fails.", "Unknown and finished ids are ignored."),
-        "fails": Clause("A step broke off with an error, and the caller gets {got}. He believes "
-                        "that all is well, and calls again.", FAILED),
-        "left": Clause("After the step broke off, its requests are still there: {got}. What was "
-                       "promised to them was never computed. (An interrupt is a BaseException, "
-                       "not an Exception.)", FAILED),
-        "form": Clause("`step` returned {got}; expected a list of RequestOutput.",
-                       "`self.output(request)` makes one. `return` the list, also when it is "
-                       "empty."),
-        "calls": Clause("The model is called {got} times in this step; expected {expected}.",
-                        "Once, and not at all when nothing was scheduled."),
-        "who": Clause("`step` returns outputs of {got}; a new token came for {expected}. Users "
-                      "want to read while the answer grows, and to hear when it ends.", TOKEN),
-        "tokens": Clause("The request has other tokens than in the course's engine.",
-                         "`self.output` after `self.update`, which comes once per scheduled "
-                         "request and step."),
-        "end": Clause("The request ends otherwise than in the course's engine.",
-                      "`self.output` after `self.update`."),
-        "text": Clause("The tokens are right, and the request's text is another one.",
-                       "`self.output` after `self.update`."),
-        "cached": Clause("The request found {got} tokens in the prefix cache; expected {expected}. "
-                         "After a step that broke off, contents were promised and never computed; "
-                         "else they are there to be found.",
-                         "`self.forget_contents()` when a step fails, and only then."),
-        "requests": Clause("`self.requests` holds {got}; expected {expected}. Who is over must go, "
-                           "or its id can never be used again, and the memory fills up; all others "
-                           "stay.", "`del self.requests[request.request_id]`."),
-        "running": Clause("The scheduler's list `running` holds {got}; expected {expected}. Who is "
-                          "over would be computed on and on.", FREE),
-        "waiting": Clause("The scheduler's list `waiting` holds {got}; expected {expected}. Who is "
-                          "dropped must not wait any longer.", FREE),
+        "fails": Clause(
+            "A step broke off with an error, and the caller gets {got}. He believes "
+            "that all is well, and calls again.",
+            FAILED,
+        ),
+        "left": Clause(
+            "After the step broke off, its requests are still there: {got}. What was "
+            "promised to them was never computed. (An interrupt is a BaseException, "
+            "not an Exception.)",
+            FAILED,
+        ),
+        "form": Clause(
+            "`step` returned {got}; expected a list of RequestOutput.",
+            "`self.output(request)` makes one. `return` the list, also when it is empty.",
+        ),
+        "calls": Clause(
+            "The model is called {got} times in this step; expected {expected}.",
+            "Once, and not at all when nothing was scheduled.",
+        ),
+        "who": Clause(
+            "`step` returns outputs of {got}; a new token came for {expected}. Users "
+            "want to read while the answer grows, and to hear when it ends.",
+            TOKEN,
+        ),
+        "tokens": Clause(
+            "The request has other tokens than in the course's engine.",
+            "`self.output` after `self.update`, which comes once per scheduled request and step.",
+        ),
+        "end": Clause(
+            "The request ends otherwise than in the course's engine.",
+            "`self.output` after `self.update`.",
+        ),
+        "text": Clause(
+            "The tokens are right, and the request's text is another one.",
+            "`self.output` after `self.update`.",
+        ),
+        "cached": Clause(
+            "The request found {got} tokens in the prefix cache; expected {expected}. "
+            "After a step that broke off, contents were promised and never computed; "
+            "else they are there to be found.",
+            "`self.forget_contents()` when a step fails, and only then.",
+        ),
+        "requests": Clause(
+            "`self.requests` holds {got}; expected {expected}. Who is over must go, "
+            "or its id can never be used again, and the memory fills up; all others "
+            "stay.",
+            "`del self.requests[request.request_id]`.",
+        ),
+        "running": Clause(
+            "The scheduler's list `running` holds {got}; expected {expected}. Who is "
+            "over would be computed on and on.",
+            FREE,
+        ),
+        "waiting": Clause(
+            "The scheduler's list `waiting` holds {got}; expected {expected}. Who is "
+            "dropped must not wait any longer.",
+            FREE,
+        ),
         "blocks": Clause("{got} blocks are held; expected {expected}.", FREE),
-        "computed": Clause("`num_computed_tokens` is wrong: {got}; expected {expected}.",
-                           "`self.update` once for *every* scheduled request, also for those that "
-                           "got no token: then with None."),
-        "status": Clause("A request's status is wrong: {got}; expected {expected}.",
-                         "`request.status = RequestStatus.FINISHED_ABORTED`, of those that are "
-                         "dropped, and only of these."),
+        "computed": Clause(
+            "`num_computed_tokens` is wrong: {got}; expected {expected}.",
+            "`self.update` once for *every* scheduled request, also for those that "
+            "got no token: then with None.",
+        ),
+        "status": Clause(
+            "A request's status is wrong: {got}; expected {expected}.",
+            "`request.status = RequestStatus.FINISHED_ABORTED`, of those that are "
+            "dropped, and only of these.",
+        ),
         "ends": Clause("The requests never end."),
     },
     examples=70,
-)  # fmt: skip
+)

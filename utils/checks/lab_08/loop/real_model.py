@@ -95,9 +95,12 @@ def run(make_engine: EngineFactory) -> tuple[str, Figure]:
         if not same or answer.text != text:
             kind = "text, for the same tokens," if same else "answer"
             raise Mismatch(
-                f"Request {name} has another {kind} than Hugging Face's `generate`.", input=given,
-                expected=repr(tokenizer.decode(right)), got=repr(answer.text), look=PARTS,
-            )  # fmt: skip
+                f"Request {name} has another {kind} than Hugging Face's `generate`.",
+                input=given,
+                expected=repr(tokenizer.decode(right)),
+                got=repr(answer.text),
+                look=PARTS,
+            )
     stopped = _stop_string(make_engine, prompts["B"], texts["B"])
     _generate(make_engine, list(prompts.values())[:3], expected)
     words = (
@@ -115,9 +118,12 @@ def _judge_streams(streams: dict[str, list[RequestOutput]], given: str) -> None:
             text = output.outputs[0].text
             if not text.startswith(before) or text.endswith("\ufffd"):
                 raise Mismatch(
-                    f"The text of request {name} does not only grow.", input=given,
-                    expected=f"it begins with {before!r}", got=repr(text), look=PARTS,
-                )  # fmt: skip
+                    f"The text of request {name} does not only grow.",
+                    input=given,
+                    expected=f"it begins with {before!r}",
+                    got=repr(text),
+                    look=PARTS,
+                )
             before = text
 
 
@@ -139,9 +145,12 @@ def _stop_string(make_engine: EngineFactory, prompt: str, text: str) -> str:
             f"{shown[0]!r} was shown" if shown else [(a.text, a.stop_reason) for a in answers[-1:]]
         )
         raise Mismatch(
-            "A stop string does not end the answer as it should.", input=given,
-            expected=f"{wanted!r}, stop_reason {stop!r}", got=str(got), look=PARTS,
-        )  # fmt: skip
+            "A stop string does not end the answer as it should.",
+            input=given,
+            expected=f"{wanted!r}, stop_reason {stop!r}",
+            got=str(got),
+            look=PARTS,
+        )
     return wanted
 
 

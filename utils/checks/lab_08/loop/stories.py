@@ -34,8 +34,11 @@ class Step(NamedTuple):
     error: type[BaseException] = RuntimeError
 
     def __str__(self) -> str:
-        where = {"model": "in the forward pass", "schedule": "at the end of `schedule`",
-                 "books": "when the first request is booked"}  # fmt: skip
+        where = {
+            "model": "in the forward pass",
+            "schedule": "at the end of `schedule`",
+            "books": "when the first request is booked",
+        }
         error = f" breaks off {where[self.breaks]}: {self.error.__name__}" if self.breaks else ""
         return f"step(){error}"
 
@@ -55,9 +58,11 @@ def draw(c: Choices) -> Story:
     """Requests come, go, are dropped and come again; little memory; steps that break off."""
     least = c.pick((0, 7))  # with long ones memory runs short
     changes = {
-        "num_gpu_blocks": c.pick((40, 12, 12)), "max_num_seqs": c.pick((4, 1, 2, 3)),
-        "max_num_batched_tokens": c.pick((64, 4, 7)), "enable_prefix_caching": not c.rarely(4),
-    }  # fmt: skip
+        "num_gpu_blocks": c.pick((40, 12, 12)),
+        "max_num_seqs": c.pick((4, 1, 2, 3)),
+        "max_num_batched_tokens": c.pick((64, 4, 7)),
+        "enable_prefix_caching": not c.rarely(4),
+    }
 
     def event() -> Any:
         kind = c.pick(("step", "add", "abort", "break", "add", "step", "add", "step", "add"))
@@ -67,8 +72,9 @@ def draw(c: Choices) -> Story:
             names = c.some(lambda: f"R{c.integer(0, 7)}", 0, 3)
             return Abort(tuple(names))
         if kind == "break":
-            return Step(c.pick(("model", "schedule", "books")),
-                        c.pick((RuntimeError, KeyboardInterrupt)))  # fmt: skip
+            return Step(
+                c.pick(("model", "schedule", "books")), c.pick((RuntimeError, KeyboardInterrupt))
+            )
         return Step()
 
     return Story(changes, tuple(c.some(event, 1, 28)))
@@ -82,9 +88,14 @@ def _prompt(c: Choices, least: int) -> tuple[int, ...]:
 def _settings(c: Choices, least: int) -> tuple[tuple[str, Any], ...]:
     max_tokens = c.integer(1 + least, 20)
     seed = c.pick((None, None, c.integer(0, 9)))
-    return tuple({
-        "max_tokens": max_tokens, "ignore_eos": c.pick((True, False)),
-        "min_tokens": c.pick((0, 0, min(3, max_tokens))),
-        "stop_token_ids": c.pick((None, [7, 11], [20])), "stop": c.pick((None, ["#"], ["&", "$%"])),
-        "temperature": 0.0 if seed is None else 1.5, "seed": seed,
-    }.items())  # fmt: skip
+    return tuple(
+        {
+            "max_tokens": max_tokens,
+            "ignore_eos": c.pick((True, False)),
+            "min_tokens": c.pick((0, 0, min(3, max_tokens))),
+            "stop_token_ids": c.pick((None, [7, 11], [20])),
+            "stop": c.pick((None, ["#"], ["&", "$%"])),
+            "temperature": 0.0 if seed is None else 1.5,
+            "seed": seed,
+        }.items()
+    )

@@ -32,9 +32,7 @@ class ClassicEnvironmentError(RuntimeError):
 
 
 _run = partial(
-    run,
-    failed=ClassicEnvironmentError,
-    advice='Or use the maintained tool, tool="gptqmodel". ',
+    run, failed=ClassicEnvironmentError, advice='Or use the maintained tool, tool="gptqmodel". '
 )
 
 
@@ -46,7 +44,9 @@ def classic_python() -> Path:
     """
     packages = locked_packages()
     return build(
-        cache_dir() / "classic-env" / fingerprint(), LOCK, BYTES_NEEDED,
+        cache_dir() / "classic-env" / fingerprint(),
+        LOCK,
+        BYTES_NEEDED,
         lambda python: _install(python, packages),
         f"Building the environment of auto-gptq and autoawq: {len(packages)} packages, about "
         "400 MB to download, 1.3 GB on disk. Once; 10 seconds to 3 minutes.",
@@ -54,7 +54,7 @@ def classic_python() -> Path:
             f"auto-gptq and autoawq need {space}. Free some, set COURSE_CACHE to a folder on "
             'another disk, or use the maintained tool, tool="gptqmodel".'
         ),
-    )  # fmt: skip
+    )
 
 
 def locked_packages() -> dict[str, str]:

@@ -30,12 +30,15 @@ def awq(job: dict[str, Any]) -> None:
     report_layers(model.model)
     model.quantize(
         quant_config={
-            "w_bit": 4, "q_group_size": job["group_size"], "zero_point": True, "version": "GEMM",
+            "w_bit": 4,
+            "q_group_size": job["group_size"],
+            "zero_point": True,
+            "version": "GEMM",
         },
         calib_data=windows,
         max_calib_samples=len(windows),
         max_calib_seq_len=len(windows[0]),
-    )  # fmt: skip
+    )
     model.save_quantized(job["out_dir"])
 
 
