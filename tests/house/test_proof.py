@@ -9,13 +9,11 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.plugins import clean_room, schedule
+from tests.plugins import clean_room
 from tools.proof import run, second_look, style, table, times
 from tools.proof.second_look import look_again, quarantined
 
@@ -197,30 +195,6 @@ def test_a_planted_hole_is_found(suite: Path, capfd: pytest.CaptureFixture[str])
     assert run.run(2, ["tests"], "run") == 1
     # One test or both: the workers may have ended before the first one was reported.
     assert re.search(r"NOT PROVEN: .*[12] tests were not run", capfd.readouterr().out)
-
-
-def test_what_is_left_out_for_time_is_named_and_no_release_is_made_of_it(
-    suite: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    skip = "import pytest\ndef test_b():\n    pytest.skip('out of time: 64 minutes are over')\n"
-    write(suite, "test_b.py", skip)
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    assert run.run(1, ["tests"], "run") == 0
-    assert "NOT PROVEN here: 1 tests of 1 files" in capfd.readouterr().out
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert run.run(1, ["tests"], "run") == 1
-
-
-def test_only_ci_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    item: Any = None
-    monkeypatch.setenv(schedule.STARTED, str(time.time() - 60 * schedule.CI_MINUTES - 1))
-    monkeypatch.delenv("CI", raising=False)
-    schedule.pytest_runtest_setup(item)
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.skip.Exception, match="out of time"):
-        schedule.pytest_runtest_setup(item)
-    monkeypatch.setenv(schedule.STARTED, str(time.time()))
-    schedule.pytest_runtest_setup(item)
 
 
 def test_style_and_house_come_first_and_end_a_run(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Seconds of each file in an earlier run: what takes long begins early.
 TIMES = ROOT / "proofs" / "times.json"
-
-STARTED = "COURSE_PROOF_STARTED"  # when `tools/proof` began, in seconds since the epoch
-CI_MINUTES = 64
-OUT_OF_TIME = "out of time:"
 
 # What starts several vLLM servers, and takes 10 GB or more.
 SERVERS = re.compile(r"notebooks/1[567]_|tests/\w+/test_vllm_")
@@ -41,17 +35,6 @@ def scope(nodeid: str) -> str:
         return "several vLLM servers"  # one worker, one after the other
     lab = re.search(r"\[(lab_\d\d)", test)
     return f"{file} {lab[1]}" if lab else file
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """In CI, leave out what has not begun by then: `tools/proof` names and counts it.
-
-    CI ends a run at 90 minutes, and then says nothing at all. This goes as soon as the slowest
-    machine has been seen to end in less than 70.
-    """
-    started = float(os.environ.get(STARTED, "inf"))
-    if os.environ.get("CI") and time.time() - started > 60 * CI_MINUTES:
-        pytest.skip(f"{OUT_OF_TIME} {CI_MINUTES} minutes of CI are over on this machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
