@@ -37,10 +37,7 @@ TOGETHER = (("01", "02", "05", "06"),)
 
 # Outputs that are known to be older than their code: they need the pipeline at full size. They are
 # listed at the end of each run, and a release refuses them.
-KNOWN_OLD: dict[str, frozenset[str]] = {
-    "10_qlora": frozenset({"c52-e367d7"}),
-    "12_gptq_awq": frozenset({"6b8d2bc0", "14d26652", "96277abe"}),
-}
+KNOWN_OLD: dict[str, frozenset[str]] = {}
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
