@@ -19,8 +19,12 @@ from tools.proof.style import HOUSE, broken_style  # noqa: E402
 
 MARKS = "not slow and not gpu"
 WORKERS = ["-n", "2", "--no-loadscope-reorder"]
-# The many answers of each lab. Both name the lab in the test's own name.
-ANSWERS = ("tests/checks/test_known_mistakes.py", "tests/labs/test_bug_zoo.py")
+# The many answers of each lab. They name the lab in the test's own name.
+ANSWERS = (
+    "tests/checks/test_known_mistakes.py",
+    "tests/checks/test_mutants.py",
+    "tests/labs/test_bug_zoo.py",
+)
 
 
 def git(*arguments: str) -> list[str]:

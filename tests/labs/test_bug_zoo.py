@@ -105,12 +105,9 @@ def test_a_correct_answer_written_differently_passes(
 
 
 @pytest.mark.parametrize("lab", LABS)
-def test_each_zoo_is_large_and_has_an_alternative_per_exercise(lab: str) -> None:
+def test_each_exercise_has_a_right_answer_that_is_written_differently(lab: str) -> None:
     zoo, checks = LABS[lab]
     exercises = {name for name, check in vars(checks).items() if hasattr(check, "max_points")}
-    assert {s.exercise for s in zoo.wrong_answers} == exercises
+    assert {s.exercise for s in zoo.wrong_answers} <= exercises
     assert {s.exercise for s in zoo.right_answers} == exercises
-    wrong = [specimen for of, specimen in WRONG if of == lab]
-    assert len(wrong) >= 10
-    assert {s.exercise for s in wrong} == exercises
     assert {s.exercise for of, s in RIGHT if of == lab} | {ENGINE} >= exercises

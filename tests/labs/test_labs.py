@@ -11,6 +11,7 @@ import ast
 import copy
 import csv
 import importlib
+import inspect
 import json
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.checks.mutants import bare
 from tests.scale import FULL, SCALE
 from tools import make_labs
 from tools.grading.grade import grade
@@ -45,6 +47,23 @@ def test_every_solution_has_a_lab_and_checks():
     checked = sorted((make_labs.ROOT / "utils" / "checks").glob("lab_*"))
     assert [folder.name for folder in checked] == [f"lab_{lab[:2]}" for lab in LABS]
     assert sorted(p.name for p in (make_labs.ROOT / "labs").iterdir()) == LABS
+
+
+ANSWERS = [lab for lab in LABS if hasattr(CHECKS[lab], "answers")]
+
+
+@pytest.mark.parametrize("lab", ANSWERS)
+def test_the_solution_is_the_answer_of_which_mistakes_are_edits(lab):
+    solved = [c.source for c in notebook("solutions", lab).cells if "BEGIN SOLUTION" in c.source]
+    solution = _definitions("\n".join(solved))
+    answers = _definitions(inspect.getsource(CHECKS[lab].answers))
+    assert answers == {name: solution[name] for name in answers}
+
+
+def _definitions(source):
+    """Functions and classes by name, without docstrings and annotations."""
+    nodes = bare(ast.parse(source)).body
+    return {node.name: ast.unparse(node) for node in nodes if hasattr(node, "name")}
 
 
 @pytest.mark.parametrize("lab", LABS)

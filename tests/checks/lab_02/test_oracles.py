@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from utils.checks import lab_02
 from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.tiny_model import TinyModel
-from utils.checks.lab_02 import cache_play, cache_sizes, text_play
+from utils.checks.lab_02 import answers
 from utils.engine.attention.kv_cache import ContiguousKVCache
 
 
@@ -20,7 +22,7 @@ from utils.engine.attention.kv_cache import ContiguousKVCache
     [((1, 2, 2, 4, 8), 1, 1), ((3, 6, 2, 4, 24), 5, 3), ((2, 4, 1, 16, 40), 7, 2)],
 )
 def test_bytes_are_those_of_a_filled_cache(shape, tokens, batch):
-    config = cache_sizes.model_config(*shape)
+    config = lab_02.model_config(*shape)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=32,
@@ -35,13 +37,13 @@ def test_bytes_are_those_of_a_filled_cache(shape, tokens, batch):
     with torch.no_grad():
         layers = model(torch.zeros(batch, tokens, dtype=torch.long)).past_key_values.layers
     filled = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-    assert cache_sizes.allocated_bytes(config, tokens, batch, 4, 1) == filled
+    assert lab_02.allocated(config, tokens, batch, 4, 1) == filled
 
 
 def test_requests_are_those_that_one_counts():
-    for given in sample(cache_sizes.draw_machine, 300):
+    for given in sample(lab_02.draw_machine, 300):
         memory, utilization, weights, per_token, tokens = given.args
-        count = cache_sizes.requests_that_fit(*given.args)
+        count = lab_02.requests_that_fit(*given.args)
         used = weights + count * per_token * tokens
         assert used <= memory * utilization or count == 0
         assert used + per_token * tokens > memory * utilization
@@ -50,14 +52,14 @@ def test_requests_are_those_that_one_counts():
 def test_exact_fits_are_drawn():
     fits = [
         given.args
-        for given in sample(cache_sizes.draw_machine, 300)
+        for given in sample(lab_02.draw_machine, 300)
         if (given.args[0] * given.args[1] - given.args[2]) % (given.args[3] * given.args[4]) == 0
     ]
     assert 50 < len(fits) < 250
 
 
 def test_the_right_cache_is_transformers_cache():
-    config = cache_sizes.model_config(3, 4, 2, 4, 16)
+    config = lab_02.model_config(3, 4, 2, 4, 16)
     cache, oracle = ContiguousKVCache(config, 16), DynamicCache()
     for size in (3, 2, 1, 5):
         for layer in range(3):
@@ -69,12 +71,21 @@ def test_the_right_cache_is_transformers_cache():
 
 def test_stories_show_all_that_the_contract_speaks_of():
     """Overflow, mid-step truncates, two caches, long ones, all dtypes, another device."""
-    stories = [cache_play.draw_story(Choices(random.Random(n))) for n in range(200)]
-    assert {s.given for s in stories} == set(cache_play.GIVEN)
-    assert {s.dtype for s in stories} == set(cache_play.DTYPES)
-    assert {len(s.slots) for s in stories} == {1, 2}
-    assert max(s.slots[0] for s in stories) > 128
-    assert {kind for s in stories for kind, *_ in s.steps} == {"step", "append", "truncate"}
+    stories = [lab_02.CacheStory.draw(Choices(random.Random(n))) for n in range(200)]
+    settings = [story.setting for story in stories]
+    assert {s.given for s in settings} == set(lab_02.GIVEN)
+    assert {s.dtype for s in settings} == set(lab_02.DTYPES)
+    assert {len(s.slots) for s in settings} == {1, 2}
+    assert max(s.slots[0] for s in settings) > 128
+    assert {kind for story in stories for kind, _ in story.steps} == set(lab_02.CacheStory.kinds)
+
+
+def test_requests_are_long_now_and_then_and_follow_one_that_was_broken_off():
+    requests = sample(lab_02.draw_request, 300)
+    assert any(len(request.prompt) > 2048 for request in requests)
+    assert any(len(r.prompt) > 128 and r.max_tokens < 7 for r in requests)
+    assert any(r.max_tokens > 128 for r in requests)
+    assert any(r.broken_off and not r.left for r in requests)
 
 
 class WithHf:
@@ -92,10 +103,15 @@ class WithHf:
         return out.logits[0]
 
 
+def empty() -> Any:
+    """A pretended cache without tokens."""
+    return lab_02.PretendedCache(lab_02.Request((), 1, frozenset(), 0, False))
+
+
 @pytest.mark.parametrize("prompt", [[7], [3, 1, 4, 1, 5]])
 def test_the_right_loop_says_what_hf_generate_says(prompt):
     expected = TinyModel().greedy(prompt, 8)
-    assert text_play.right_loop(WithHf(), text_play.Cache(0), prompt, 8, set()) == expected
+    assert answers.generate_with_cache(WithHf(), empty(), prompt, 8, set()) == expected
     stop = expected[4]
-    ended = text_play.right_loop(WithHf(), text_play.Cache(0), prompt, 8, {stop})
+    ended = answers.generate_with_cache(WithHf(), empty(), prompt, 8, {stop})
     assert ended == TinyModel().greedy(prompt, 8, {stop})

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import yaml
+
+from utils.checks.kit.lab.edits import edited
+from utils.checks.kit.lab.words import WORDS, read_words
 
 
 @dataclass(frozen=True)
@@ -14,16 +21,24 @@ class Specimen:
     exercise: str
     answer: Any
     says: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def id(self) -> str:
-        return f"{self.exercise}-{self.answer.__name__}"
+        return f"{self.exercise}-{self.name or self.answer.__name__}"
 
 
 @dataclass
 class Zoo:
+    """`answers`: a lab's right answers; wrong ones that edit them stand in the zoo's YAML file."""
+
+    answers: ModuleType | None = None
     wrong_answers: list[Specimen] = field(default_factory=list)
     right_answers: list[Specimen] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.answers is not None:
+            self.wrong_answers += edited_answers(self.answers)
 
     def wrong(self, exercise: str, *says: str) -> Callable[[Any], Any]:
         """Register a wrong answer. The feedback's headline must contain each of `says`."""
@@ -43,3 +58,16 @@ class Zoo:
             return answer
 
         return register
+
+
+def edited_answers(answers: ModuleType) -> list[Specimen]:
+    """The wrong answers of a lab that are edits: name -> words of the feedback, then the edits."""
+    folder = Path(answers.__file__ or "").parent
+    words = read_words(folder / WORDS)
+    found = yaml.safe_load(Path(__file__).with_name(f"{folder.name}.yaml").read_text("utf-8"))
+    return [
+        Specimen(exercise, edited(right, edits), (says,), name)
+        for exercise, wrong in found.items()
+        for right in [getattr(answers, words[exercise].get("answer", exercise))]
+        for name, (says, *edits) in wrong.items()
+    ]

@@ -106,7 +106,7 @@ class Contract:
         judge: `Returns(oracle)` for a function, `InLockstep(play, right_class)` for a class
         passed: what to say of a right answer, or how to find the words
         clauses: words for each part of the contract, by name; without, the difference speaks
-        mistakes: 6 to 10 that learners really make; one is named if it does what the answer does
+        mistakes: that learners really make; one is named if it does what the answer does
         tell: an input in words, if the judge's own words won't do
         examples: so many inputs, or until so many seconds are over
     """
@@ -126,9 +126,13 @@ class Contract:
         def wrong(case: Any) -> Fault | None:
             return self._fault(answer, case, self.judge.expect(case))
 
+        simplest = True  # the first input that is drawn
+
         def surely_wrong(case: Any) -> Fault | None:
+            nonlocal simplest
+            needs_no_more, simplest = simplest, False
             fault = wrong(case)
-            if not _never_ended(fault):
+            if not _never_ended(fault) or needs_no_more:
                 return fault
             with second_chance():
                 return wrong(case)

@@ -54,6 +54,10 @@ class Stage:
         """Name the present step, in place of all before it."""
         self._steps = [words]
 
+    def refused(self) -> None:
+        """Say of the last step that it was refused, as it should be: the story goes on."""
+        self._steps[-1] += " (refused)"
+
     def call(self, owner: Any, name: str, *args: Any, **named: Any) -> Any:
         """Call a method: what it returns, or `Raised`. Arguments that it changes are seen."""
         return self.do(lambda *a, **n: getattr(owner, name)(*a, **n), *args, **named)
