@@ -106,7 +106,7 @@ class ListPerLayer(answers.KVCache):
 
 
 wrong("engine", "engine's own `ContiguousKVCache`")(ContiguousKVCache)
-wrong("engine", "Exercise 3", "lies in the memory of an argument")(
+wrong("engine", "Exercise 3", "returns the tensors that it was given")(
     edited(
         answers.KVCache,
         ["return self.keys[layer, :end], self.values[layer, :end] => return key, value"],
