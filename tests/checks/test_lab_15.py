@@ -12,7 +12,7 @@ from utils.checks import lab_15
 from utils.checks.kit import patience
 from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
-from utils.checks.lab_15 import pipelines, shards, simulated_ranks, wire_bytes
+from utils.checks.lab_15 import simulated_ranks
 from utils.checks.lab_15.messages import BadMessage, Deadlock
 from utils.checks.lab_15.simulated_ranks import SimulatedRanks
 from utils.distributed.layouts import Layout, Rank
@@ -87,6 +87,17 @@ def test_messages_that_do_not_fit(numbers, buffer, destination, words) -> None:
         SimulatedRanks(2).run(talk, [()] * 2)
 
 
+def test_a_message_that_nobody_waits_for_is_refused() -> None:
+    def leaves(group) -> None:
+        if group.rank_in_group == 0:
+            group.isend(torch.ones(1), 1)
+        else:
+            group.recv(torch.zeros(1), 0)
+
+    with pytest.raises(BadMessage, match="Rank 0 starts to send to rank 1, and never waits"):
+        SimulatedRanks(2).run(leaves, [()] * 2)
+
+
 def test_what_is_read_too_early_has_not_come() -> None:
     def early(group) -> float:
         if group.rank_in_group == 0:
@@ -125,32 +136,32 @@ def test_a_rank_that_computes_for_ever_is_ended() -> None:
 # --- oracles, against something else -----------------------------------------------------------
 
 
-def drawn(contract, number: int):
-    return [contract.inputs(Choices(random.Random(seed))) for seed in range(number)]
+def drawn(draw, number: int):
+    return [draw(Choices(random.Random(seed))) for seed in range(number)]
 
 
 def test_heads_are_the_engines() -> None:
-    for given in drawn(shards.HEADS, 100):
+    for given in drawn(lab_15.draw_heads, 100):
         heads, kv_heads, rank, size = given.args
         if size > kv_heads:
             continue
         config = ModelConfig(10, 8, 8, 1, heads, kv_heads, 2)
         shard = Shard(config, rank, size)
-        queries, kv = shards.dealt_heads(*given.args)
+        queries, kv = lab_15.dealt_heads(*given.args)
         assert kv == shard.kv_heads
         assert len(queries) == shard.config().num_attention_heads
 
 
 def test_parts_of_the_mlp_add_up() -> None:
-    for given in drawn(shards.MLP, 50):
+    for given in drawn(lab_15.draw_mlp, 50):
         gate_up, down, _, size = given.args
-        x = torch.randn(3, gate_up.shape[1])
+        x = torch.randn(3, gate_up.shape[1], dtype=gate_up.dtype)
 
         def mlp(gate_up, down, x=x):
             gate, up = (x @ gate_up.T).chunk(2, -1)
             return (torch.nn.functional.silu(gate) * up) @ down.T
 
-        parts = [shards.cut_mlp(gate_up, down, rank, size) for rank in range(size)]
+        parts = [lab_15.cut_mlp(gate_up, down, rank, size) for rank in range(size)]
         torch.testing.assert_close(
             sum(mlp(*part) for part in parts), mlp(gate_up, down), rtol=1e-4, atol=1e-5
         )
@@ -159,20 +170,20 @@ def test_parts_of_the_mlp_add_up() -> None:
 def test_equal_stages_have_the_known_bubble() -> None:
     for stages in range(1, 6):
         for num in (1, 2, 7):
-            assert pipelines.idle_share([2.0] * stages, num) == pytest.approx(bubble(stages, num))
+            assert lab_15.idle_share([2.0] * stages, num) == pytest.approx(bubble(stages, num))
     runs = pipeline_schedule(3, 4)
-    assert pipelines.idle_share([1.0] * 3, 4) == pytest.approx(
+    assert lab_15.idle_share([1.0] * 3, 4) == pytest.approx(
         1 - sum(r.end - r.begin for r in runs) / (3 * max(r.end for r in runs))
     )
 
 
 def test_bytes_are_those_of_the_layouts() -> None:
-    for given in drawn(wire_bytes.BYTES, 100):
+    for given in drawn(lab_15.draw_layout, 100):
         layers, hidden, tokens, itemsize, tp, pp, stage = given.args
         shape = Shape("any", layers, hidden, 8, tp, tp, 2, 100)
         traffic = step_traffic(Rank(shape, Layout(tp, pp), pp=stage), tokens, 1, itemsize)
         sent = bytes_by_operation([part for part in traffic if part.operation != "gather"])
-        assert wire_bytes.played_through(*given.args) == sum(sent.values())
+        assert lab_15.played_through(*given.args) == sum(sent.values())
 
 
 # --- the checks ----------------------------------------------------------------------------------

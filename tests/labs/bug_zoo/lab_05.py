@@ -45,8 +45,8 @@ def pickled(hash_function, parent, tokens, extra_keys=None):
 
 
 @right("hash_block_tokens")
-def as_text(hash_function, parent, tokens, extra_keys=None):
-    text = " ".join(map(str, tokens))
+def as_text(hash_function, parent, token_ids, extra_keys=None):
+    text = " ".join(map(str, token_ids))
     return hash_function(f"{parent}|{text}|{extra_keys!r}".encode())
 
 

@@ -1,4 +1,4 @@
-"""Wrong and right answers to lab 15, each as a learner might write it."""
+"""Right answers to lab 15, written differently, and wrong ones that are no edits of the right."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.labs.bug_zoo.zoo import Zoo
+from utils.checks.kit.lab.edits import edited
+from utils.checks.lab_15 import answers
 from utils.checks.lab_15.real_ranks import Parts
-from utils.engine.distributed.collectives import (
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-)
+from utils.engine.distributed.collectives import ring_all_gather, ring_reduce_scatter
 
-zoo = Zoo()
+zoo = Zoo(answers)
 wrong, right = zoo.wrong, zoo.right
 
 
@@ -46,22 +44,7 @@ def send_while_receiving(group, chunks):
     return total
 
 
-@wrong("ring_reduce_scatter", "The sum is wrong")
-def reads_before_it_has_come(group, chunks):
-    size, (to, source) = group.world_size, neighbours(group)
-    number = (group.rank_in_group - 1) % size
-    total = chunks[number]
-    for _ in range(size - 1):
-        number = (number - 1) % size
-        came = torch.zeros_like(chunks[number])
-        works = [group.irecv(came, source), group.isend(total, to)]
-        total = came + chunks[number]
-        for work in works:
-            work.wait()
-    return total
-
-
-@wrong("ring_reduce_scatter", "to the next one only")
+@wrong("ring_reduce_scatter", "only to the next one")
 def straight_to_its_owner(group, chunks):
     """No ring: each chunk goes to its owner at once."""
     rank, size = group.rank_in_group, group.world_size
@@ -85,24 +68,12 @@ def by_number(group, own, like):
     holding = group.rank_in_group
     while len(everything) < group.world_size:
         coming = (holding - 1) % group.world_size
-        buffer = torch.zeros(like[coming].shape)
+        buffer = torch.zeros_like(like[coming])
         works = group.isend(everything[holding], to), group.irecv(buffer, source)
         [work.wait() for work in works]
         everything[coming] = buffer
         holding = coming
     return [everything[i] for i in range(group.world_size)]
-
-
-@wrong("ring_all_gather", "expects")
-def all_as_large_as_mine(group, own, like):
-    gathered, (to, source) = [own] * group.world_size, neighbours(group)
-    for step in range(group.world_size - 1):
-        buffer = torch.empty_like(own)
-        holding = (group.rank_in_group - step) % group.world_size
-        works = group.isend(gathered[holding], to), group.irecv(buffer, source)
-        [work.wait() for work in works]
-        gathered[holding - 1] = buffer
-    return gathered
 
 
 # 3 ring_all_reduce
@@ -132,22 +103,6 @@ def adds_up_at_home(group, tensor):
     return total
 
 
-@wrong("ring_all_reduce", "`group.all_reduce` is not there")
-def the_one_that_is_there(group, tensor):
-    return group.all_reduce(tensor)
-
-
-@wrong("ring_all_reduce", "not all of it")
-def only_its_chunk(group, tensor):
-    return ring_reduce_scatter(group, tensor.flatten().tensor_split(group.world_size))
-
-
-@wrong("ring_all_reduce", "lost its shape")
-def flat(group, tensor):
-    chunks = tensor.flatten().tensor_split(group.world_size)
-    return torch.cat(ring_all_gather(group, ring_reduce_scatter(group, chunks), chunks))
-
-
 # 4 shard_heads
 
 
@@ -164,18 +119,6 @@ def by_counting(num_heads, num_kv_heads, tp_rank, tp_size):
     return range(kv[0] * per, (kv[-1] + 1) * per), kv
 
 
-@wrong("shard_heads", "whose KV head is elsewhere")
-def both_by_themselves(num_heads, num_kv_heads, tp_rank, tp_size):
-    if tp_size > num_kv_heads:
-        raise ValueError("too many ranks")
-
-    def share(number):
-        part = torch.arange(number).tensor_split(tp_size)[tp_rank].tolist()
-        return range(part[0], part[-1] + 1)
-
-    return share(num_heads), share(num_kv_heads)
-
-
 # 5 shard_mlp
 
 
@@ -184,11 +127,6 @@ def by_index(gate_up, down, tp_rank, tp_size):
     width = down.shape[1]
     columns = torch.tensor_split(torch.arange(width), tp_size)[tp_rank]
     return gate_up.view(2, width, -1)[:, columns].flatten(0, 1), down.index_select(1, columns)
-
-
-@wrong("shard_mlp", "You cut the stack as one matrix")
-def one_matrix(gate_up, down, tp_rank, tp_size):
-    return gate_up.tensor_split(tp_size)[tp_rank], down.tensor_split(tp_size, -1)[tp_rank]
 
 
 # 6 row_parallel_linear
@@ -204,44 +142,16 @@ class FromLinear(nn.Linear):
         return self.group.all_reduce(x @ self.weight.T)
 
 
-@wrong("row_parallel_linear", "one parameter")
-class WithBias(nn.Linear):
-    def __init__(self, input_size, output_size, group):
-        super().__init__(input_size, output_size)
-        self.group = group
-
-    def forward(self, x):
-        return self.group.all_reduce(super().forward(x))
-
-
-@wrong("row_parallel_linear", "The weight's shape is wrong")
-class Transposed(nn.Module):
-    def __init__(self, input_size, output_size, group):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(input_size, output_size + 1))
-        self.group = group
-
-    def forward(self, x):
-        return self.group.all_reduce(x @ self.weight)
-
-
 # 7 vocab_parallel_embedding
 
 
 @right("vocab_parallel_embedding")
 def token_by_token(input_ids, weight, vocabulary, group):
-    found = torch.zeros(len(input_ids), weight.shape[1])
+    found = weight.new_zeros(len(input_ids), weight.shape[1])
     for place, token in enumerate(input_ids.tolist()):
         if token in vocabulary:
             found[place] = weight[token - vocabulary.start]
     return group.all_reduce(found)
-
-
-@wrong("vocab_parallel_embedding", "IndexError")
-def looks_up_everything(input_ids, weight, vocabulary, group):
-    found = weight[input_ids]
-    foreign = (input_ids < vocabulary.start) | (input_ids >= vocabulary.stop)
-    return group.all_reduce(found.masked_fill(foreign[:, None], 0.0))
 
 
 # 8 pipeline_idle_share
@@ -253,12 +163,6 @@ def slowest_decides(stage_seconds, num_micro_batches):
     end = sum(stage_seconds) + (num_micro_batches - 1) * max(stage_seconds)
     idle = [end - num_micro_batches * seconds for seconds in stage_seconds]
     return sum(idle) / (end * len(stage_seconds))
-
-
-@wrong("pipeline_idle_share", "holds where all stages take equally long")
-def from_the_paper(stage_seconds, num_micro_batches):
-    p = len(stage_seconds)
-    return (p - 1) / (num_micro_batches + p - 1)
 
 
 # 9 expert_parallel
@@ -304,18 +208,6 @@ def counted(num_layers, hidden_size, num_tokens, itemsize, tp_size, pp_size, sta
     return numbers * itemsize
 
 
-@wrong("sent_bytes", "numbers, not bytes")
-def without_itemsize(num_layers, hidden_size, num_tokens, itemsize, *rest):
-    return counted(num_layers, hidden_size, num_tokens, 1, *rest)
-
-
-@wrong("sent_bytes", "The number of bytes is wrong")
-def embedding_on_each_stage(num_layers, hidden_size, num_tokens, itemsize, tp, pp, stage):
-    more = counted(num_layers, hidden_size, num_tokens, itemsize, tp, pp, 0)
-    onward = num_tokens * hidden_size * itemsize
-    return more - (onward if pp > 1 and stage == pp - 1 else 0)
-
-
 # 11 engine
 
 
@@ -324,11 +216,14 @@ def other_parts():
     return Parts(padded, FromLinear, counted)
 
 
-@wrong("engine", "not all of it")
+@wrong("engine", "Exercise 3", "not the whole sum")
 def half_a_ring():
-    return Parts(only_its_chunk, FromLinear, counted)
+    whole = "return torch.cat(ring_all_gather(group, own, chunks)).view(tensor.shape)"
+    return Parts(edited(answers.ring_all_reduce, [f"{whole} => return own"]), FromLinear, counted)
 
 
-@wrong("engine", "numbers, not bytes")
+@wrong("engine", "Exercise 10", "The number of bytes is wrong")
 def wrong_formula():
-    return Parts(ring_all_reduce, FromLinear, without_itemsize)
+    return Parts(
+        answers.ring_all_reduce, FromLinear, edited(answers.sent_bytes, [" * itemsize => "])
+    )

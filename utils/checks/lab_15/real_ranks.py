@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.checks.kit.reference import is_hf_greedy
-from utils.checks.kit.runner import Mismatch, call, describe
-from utils.checks.lab_15 import parallel_layers, rings, wire_bytes
+from utils.checks.kit.runner import Mismatch, describe
 from utils.engine.distributed.layers import ParallelOps
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams
@@ -41,15 +40,6 @@ class Outcome:
     sent: list[int]
 
 
-def rehearse(make_parts: Callable[[], Parts]) -> Parts:
-    """Judge the parts on simulated ranks first: there a mistake is found at once, and named."""
-    parts = call(make_parts)
-    rings.ALL_REDUCE.check(parts.all_reduce)
-    parallel_layers.ROW.check(parts.row_parallel_linear)
-    wire_bytes.BYTES.check(parts.sent_bytes)
-    return parts
-
-
 def run(**options: Any) -> Outcome:
     """Let an engine answer the prompts greedily, in float32."""
     llm = LLM(
@@ -80,7 +70,7 @@ def run(**options: Any) -> Outcome:
 
 
 def against_one_process(parts: Parts) -> str:
-    """Two processes with the learner's parts must give one's tokens, and the bytes foretold."""
+    """Two processes with the learner's parts must give one's tokens, and the bytes predicted."""
     with one_thread():  # as many as a rank has
         alone = run()
     ops = ParallelOps(parts.all_reduce, parts.row_parallel_linear)

@@ -32,13 +32,14 @@ class _Work:
     """One end of a message. `wait` returns when the other end is there."""
 
     def __init__(self, ranks: SimulatedRanks, rank: int, message: Message, words: str) -> None:
-        self._ranks, self._rank, self._message, self._words = ranks, rank, message, words
+        self._ranks, self.rank, self._message, self.words = ranks, rank, message, words
+        self.was_awaited = False
 
     def wait(self) -> None:
-        message = self._message
-        self._ranks.wait_until(self._rank, lambda: message.met, self._words)
+        message, self.was_awaited = self._message, True
+        self._ranks.wait_until(self.rank, lambda: message.met, self.words)
         content = message.deliver()
-        if self._words.startswith("to receive"):
+        if self.words.startswith("to receive"):
             assert message.buffer is not None
             message.buffer.copy_(content.view(message.buffer.shape))
 
@@ -85,6 +86,7 @@ class SimulatedRanks:
         self.groups = [SimulatedGroup(self, rank) for rank in range(world_size)]
         self._random = random.Random(seed)
         self._messages: dict[tuple[int, int, bool], deque[Message]] = {}
+        self._works: list[_Work] = []
         self._turns = [threading.Semaphore(0) for _ in range(world_size)]
         self._waits: dict[int, tuple[Callable[[], bool], str]] = {}
         self._running = set(range(world_size))
@@ -127,6 +129,7 @@ class SimulatedRanks:
         if self._error is not None:
             raise self._error
         self._refuse_lost_messages()
+        self._refuse_what_nobody_awaits()
         return results
 
     def post(self, rank: int, src: int, dst: int, tensor: Tensor) -> _Work:
@@ -152,7 +155,8 @@ class SimulatedRanks:
         if message.met:
             self._refuse_unlike(src, dst, message)
         words = f"to send to rank {dst}" if sends else f"to receive from rank {src}"
-        return _Work(self, rank, message, words)
+        self._works.append(_Work(self, rank, message, words))
+        return self._works[-1]
 
     def wait_until(self, rank: int, ready: Callable[[], bool], words: str) -> None:
         """Let others go on until this rank can."""
@@ -210,6 +214,14 @@ class SimulatedRanks:
                     f"Rank {src} {what} a message to rank {dst} that nobody receives."
                     if sent
                     else f"Rank {dst} expects a message from rank {src} that nobody sends."
+                )
+
+    def _refuse_what_nobody_awaits(self) -> None:
+        for work in self._works:
+            if not work.was_awaited:
+                raise BadMessage(
+                    f"Rank {work.rank} starts {work.words}, and never waits for it. Until then the "
+                    "tensor still belongs to the message."
                 )
 
     def _end(self, threads: Sequence[threading.Thread]) -> None:

@@ -23,6 +23,7 @@ class Raised:
     error: type[BaseException]
     says: str = ""
     look: str = ""
+    words: tuple[str, str] | None = None  # what was expected and what came, if a check says so
 
     def __eq__(self, other: object) -> bool:
         """Equal if one is a kind of the other: a subclass of ValueError is a ValueError."""
@@ -34,7 +35,7 @@ class Raised:
         return hash(Raised)
 
     def __str__(self) -> str:
-        return "no end" if self.error is NoEnd else self.error.__name__
+        return {NoEnd: "no end", Mismatch: "no result"}.get(self.error, self.error.__name__)
 
 
 @dataclass(frozen=True)
@@ -79,4 +80,6 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except Mismatch as wrong:
         error = type(wrong.__context__) if wrong.__context__ is not None else Mismatch
         end = "" if wrong.headline.endswith((".", "!", "?")) else "."
-        return Raised(error, wrong.headline + end, dict(wrong.details).get("Where to look", ""))
+        said = dict(wrong.details)
+        words = (said["Expected"], said["Yours"]) if {"Expected", "Yours"} <= said.keys() else None
+        return Raised(error, wrong.headline + end, said.get("Where to look", ""), words)

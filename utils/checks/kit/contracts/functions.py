@@ -117,7 +117,7 @@ class Returns:
                 return None
             return Fault("refuses", "", expected, got)
         if isinstance(got, Raised):
-            return Fault("raises", "", expected, got, got.says, got.look)
+            return Fault("raises", "", expected, got, got.says, got.look, got.words)
         if self._wrong is not None:
             return self._wrong(expected, got, given)
         says = difference(expected, got, self._rtol, self._atol)
