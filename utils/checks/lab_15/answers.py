@@ -101,9 +101,9 @@ def expert_parallel(
     flat = expert_ids.flatten()
     order = flat.argsort(stable=True)  # sorted by expert, so also by rank
     owner = flat[order] // experts_per_rank
-    num_out = torch.bincount(owner, minlength=size)
-    num_in = group.exchange_counts(num_out[:, None]).flatten().tolist()
-    num_out = num_out.tolist()
+    counts = torch.bincount(owner, minlength=size)
+    num_in = group.exchange_counts(counts[:, None]).flatten().tolist()
+    num_out = counts.tolist()
     # Dispatch: the rows, and which expert each of them wants.
     ids = torch.cat(group.all_to_all(flat[order].split(num_out), num_in))
     rows = torch.cat(group.all_to_all(x[order // top_k].split(num_out), num_in))
