@@ -40,7 +40,6 @@ CONTRACTS = contracts()
 def test_all_labs_are_here() -> None:
     assert len({name.split("-")[0] for name in CONTRACTS}) >= 12
     assert len(CONTRACTS) > 80
-    assert sum(len(m.answers) for c in CONTRACTS.values() for m in c.mistakes) > 1200
 
 
 @pytest.mark.parametrize("name", CONTRACTS)

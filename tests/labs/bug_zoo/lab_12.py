@@ -257,7 +257,7 @@ def scales_by_way_of_half(tensors):
     return found | {"scales": found["scales"].half().to(found["scales"].dtype)}, form
 
 
-@wrong("awq_to_gptq", "raise a ValueError")
+@wrong("awq_to_gptq", "Expected a ValueError")
 def divides_by_the_group_size(tensors):
     width, groups = len(tensors["qweight"]), len(tensors["qzeros"])
     if width % (width // groups):

@@ -8,6 +8,7 @@ import torch
 from utils.checks.kit.contracts.faults import Fault
 from utils.checks.kit.contracts.functions import Given, Returns
 from utils.checks.kit.contracts.guards import Once
+from utils.checks.kit.patience import patience_of
 
 
 def doubled(numbers, times=2):
@@ -49,6 +50,30 @@ def test_the_first_broken_clause(answer, given, clause):
     for _ in range(2):
         fault = judge.fault(answer, given, judge.expect(given))
         assert (fault and fault.clause) == clause
+
+
+def test_another_error_than_the_one_that_is_asked_for_is_told_in_its_own_words():
+    given = Given([1], -1)
+    judge = Returns(doubled)
+    none = judge.fault(lambda numbers, times=2: numbers * times, given, judge.expect(given))
+    other = judge.fault(lambda numbers, times=2: numbers[9], given, judge.expect(given))
+    assert none is not None and none.says == ""
+    assert other is not None and other.says.startswith("Your code raised IndexError")
+
+
+def test_a_second_call_that_is_too_slow_keeps_nothing():
+    calls = []
+
+    def slower(numbers, times=2):
+        calls.append(1)
+        while len(calls) > 1:
+            pass
+        return [n * times for n in numbers]
+
+    judge = Returns(doubled)
+    with patience_of(1):
+        fault = judge.fault(slower, Given([1]), [2])
+    assert fault is not None and fault.never_ended and fault.clause == "raises"
 
 
 def test_own_memory_is_asked_for_if_wanted():

@@ -67,9 +67,10 @@ ALWAYS = {
         "Return a copy.",
     ),
     "again": Clause(
-        "The first call is right, a second one with the same arguments is not: "
-        "something is kept from call to call.",
-        "A default such as `x=[]` is one list for all calls.",
+        "The first call is right, but a second one with the same arguments isn't. Something is "
+        "kept from call to call, or left to chance.",
+        "A default such as `x=[]` is one list for all calls. And `torch.empty` holds whatever was "
+        "in memory before.",
     ),
     "kept": Clause(
         "Right when it is called for the first time; wrong behind calls with other "

@@ -105,7 +105,12 @@ def _of_numbers(expected: Any, got: Any, rtol: float, atol: float | None) -> str
     elif got == expected:
         return ""
     if expected and got and isinstance(got, Real):
-        return f"The number is {float(got) / float(expected):.4g} times what it should be."
+        times = f"{float(got) / float(expected):.4g}"
+        if times == "-1":
+            return "The number has the wrong sign."
+        if times != "1":
+            return f"The number is {times} times what it should be."
+        return f"The number is off by {float(got - expected):.2g}."
     return "The number is wrong."
 
 

@@ -82,7 +82,9 @@ class Returns:
             if self._own and share_memory(got, new):
                 return Fault("shares", "", "memory of its own", f"that of `{name}`")
         _, got, fault = self._called(answer, given, expected)
-        return fault and Fault("again", "the second call", expected, got)
+        if fault is None or fault.never_ended:  # too slow to be called twice: nothing is kept
+            return fault
+        return Fault("again", "the second call", expected, got)
 
     def fault_behind_others(
         self, answer: Any, calls: Sequence[tuple[Given, Any]]
@@ -115,7 +117,9 @@ class Returns:
         if isinstance(expected, Raised):
             if isinstance(got, Raised) and issubclass(got.error, expected.error):
                 return None
-            return Fault("refuses", "", expected, got)
+            # Another error, such as one of Python's own, is told in its own words.
+            says, look = (got.says, got.look) if isinstance(got, Raised) else ("", "")
+            return Fault("refuses", "", expected, got, says, look)
         if isinstance(got, Raised):
             return Fault("raises", "", expected, got, got.says, got.look, got.words)
         if self._wrong is not None:
