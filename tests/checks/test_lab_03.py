@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.labs.bug_zoo import lab_03 as zoo
+from utils.checks import lab_03
 from utils.checks.kit.runner import Mismatch
-from utils.checks.lab_03 import Parts, experiment, room
-from utils.checks.lab_03.blocks import PlainBlocks
-from utils.checks.lab_03.buddies import PlainBuddy
-from utils.checks.lab_03.first_fit import PlainFirstFit
+from utils.checks.lab_03 import Parts, experiment, painted, room
+from utils.checks.lab_03.answers import BlockMemory, Buddy, FirstFit, advance, make_room
 from utils.checks.lab_03.kinds import Chunk, Request, Running
 from utils.checks.lab_03.roomy import Bag, Roomy
-from utils.checks.lab_03.states import painted
-from utils.checks.lab_03.steps import right_step
 from utils.sim.allocators import BuddyAllocator, FirstFitAllocator
 from utils.sim.memory_map import map_memory
 from utils.sim.memory_policies import STATES, Contiguous, Paged
@@ -28,11 +26,11 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, 
 
 
 @pytest.mark.parametrize(
-    ("plain", "course"), [(PlainFirstFit, FirstFitAllocator), (PlainBuddy, BuddyAllocator)]
+    ("plain", "course"), [(FirstFit, FirstFitAllocator), (Buddy, BuddyAllocator)]
 )
 @given(st.integers(1, 50), STEPS)
 def test_the_allocators_are_those_of_the_course(
-    plain: type[PlainFirstFit], course: Any, num_slots: int, steps: list[tuple[bool, int]]
+    plain: type[FirstFit] | type[Buddy], course: Any, num_slots: int, steps: list[tuple[bool, int]]
 ) -> None:
     mine, theirs = plain(num_slots), course(num_slots)
     starts: list[int] = []
@@ -54,12 +52,12 @@ def test_steps_and_states_are_those_of_the_slot_by_slot_simulator(
     lengths: list[tuple[int, int]], placement: Any, reserve: Any
 ) -> None:
     policy = Contiguous(reserve, placement, max_model_len=18)
-    memory: Any = PlainFirstFit(45) if placement == "first_fit" else PlainBuddy(45)
+    memory: Any = FirstFit(45) if placement == "first_fit" else Buddy(45)
     running: list[Running] = []
     waiting = deque(Request(p, o, policy.num_reserved(p, o)) for p, o in lengths)
     known = map_memory(policy, *zip(*lengths, strict=True), 45)
     for now in range(len(known.states)):
-        right_step(memory, running, waiting, now)
+        advance(memory, running, waiting, now)
         need = memory.chunk_size(waiting[0].asked) if waiting else None
         count = painted(running, memory.holes(), need, now)
         assert count == {state: known.count(state)[now] for state in STATES}
@@ -74,7 +72,7 @@ def test_blocks_are_those_of_the_slot_by_slot_simulator(
     per_step = experiment.SAMPLE_EVERY
     experiment.SAMPLE_EVERY = 1
     try:
-        samples = experiment.run_blocks(PlainBlocks(40, block_size), lengths)
+        samples = experiment.run_blocks(BlockMemory(40, block_size), lengths)
     finally:
         experiment.SAMPLE_EVERY = per_step
     assert [step for step, _ in samples] == list(range(len(known.states)))
@@ -136,6 +134,18 @@ def test_the_drawn_memories_are_as_the_lab_says() -> None:
     assert room.share_copied(room.slide_all) == 1
 
 
+@pytest.mark.parametrize(
+    ("make_room", "share"),
+    [
+        (zoo.stops_when_it_is_enough, room.STOPS_EARLY),
+        (make_room, room.CHEAPEST_STRETCH),
+        (zoo.the_cheaper_one, room.WITH_WINDOWS),
+    ],
+)
+def test_what_a_right_answer_is_told_of_other_ideas_is_measured(make_room, share) -> None:
+    assert round(room.share_copied(make_room), 2) == share
+
+
 @given(LENGTHS)
 def test_moving_chunks_admits_whoever_fits_in_all_holes_together(
     lengths: list[tuple[int, int]],
@@ -143,19 +153,18 @@ def test_moving_chunks_admits_whoever_fits_in_all_holes_together(
     policy = Contiguous("oracle", "first_fit")
     roomy, bag = Roomy(30, room.slide_all, lengths), Bag(30)
     yours, best = (
-        experiment.run_chunks(memory, policy, lengths, right_step, painted)
-        for memory in (roomy, bag)
+        experiment.run_chunks(memory, policy, lengths, advance, painted) for memory in (roomy, bag)
     )
     assert yours == best
 
 
 def plain_parts() -> Parts:
-    return Parts(painted, PlainFirstFit, PlainBuddy, PlainBlocks, room.slide_all, right_step)
+    return Parts(painted, FirstFit, Buddy, BlockMemory, room.slide_all, advance)
 
 
 def test_the_experiment_comes_close_to_the_paper() -> None:
     """Figure 2 of arXiv 2309.06180; 400 requests are a small sample."""
-    shares, copied = experiment.experiment(plain_parts())
+    shares, copied = experiment.experiment(plain_parts(), advance, painted)
     published = {"Orca (Max)": 0.204, "Orca (Pow2)": 0.268, "Orca (Oracle)": 0.382}
     for name, used in published.items():
         assert abs(shares[name]["used"] - used) < 0.03
@@ -178,4 +187,4 @@ def test_a_difference_from_the_simulator_is_told_with_its_step() -> None:
 def test_other_things_than_parts_are_refused() -> None:
     make: Any = dict
     with pytest.raises(Mismatch, match=r"check\.Parts"):
-        experiment.rehearse(make)
+        lab_03.engine.__wrapped__(make)

@@ -1,4 +1,4 @@
-"""The paper's experiment with a learner's parts, beside the course's simulator: exercise 6.
+"""The paper's experiment with a learner's parts, beside the course's simulator: exercise 7.
 
 arXiv 2309.06180, figure 2. The trace and the simulator are those of notebook 03.
 """
@@ -12,20 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from utils.checks.kit.contracts import Contract
 from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.patience import TimeUp, limit, patience_of
 from utils.checks.kit.runner import Mismatch, Passed, call
-from utils.checks.lab_03.blocks import BLOCKS
-from utils.checks.lab_03.buddies import BUDDY
-from utils.checks.lab_03.first_fit import FIRST_FIT
 from utils.checks.lab_03.kinds import Request, Running
 from utils.checks.lab_03.picture import plot_shares
-from utils.checks.lab_03.room import MAKE_ROOM, cheaper_than_sliding
 from utils.checks.lab_03.roomy import Bag, Roomy
-from utils.checks.lab_03.states import COUNT_STATES, painted
-from utils.checks.lab_03.steps import ADVANCE
-from utils.checks.lab_03.steps import right_step as course_advance
 from utils.sim.memory import GIB, MODEL_SHAPES, kv_bytes_per_token
 from utils.sim.memory_policies import STATES, Contiguous, MemoryUsage, Paged
 from utils.sim.memory_waste import simulate
@@ -58,32 +50,6 @@ class Parts:
     block_memory: Callable[[int, int], Any]
     make_room: Callable[..., Any]
     advance: Callable[..., None]
-
-
-CHECKS: tuple[tuple[int, str, Contract], ...] = (
-    (1, "count_states", COUNT_STATES),
-    (2, "first_fit", FIRST_FIT),
-    (3, "buddy", BUDDY),
-    (4, "block_memory", BLOCKS),
-    (5, "make_room", MAKE_ROOM),
-    (6, "advance", ADVANCE),
-)
-
-
-def rehearse(make_parts: Callable[[], Parts]) -> Parts:
-    """All parts on small memories: what is wrong there is told in the words of its exercise."""
-    parts = call(make_parts)
-    if not isinstance(parts, Parts):
-        raise Mismatch("The check needs `check.Parts(...)`, as in the cell above.")
-    for number, name, contract in reversed(CHECKS):
-        try:
-            contract.check(getattr(parts, name))
-            if name == "make_room":
-                cheaper_than_sliding(parts.make_room)
-        except Mismatch as wrong:
-            wrong.headline = f"Exercise {number}, `{name}`, is not right yet. {wrong.headline}"
-            raise
-    return parts
 
 
 def run_chunks(
@@ -179,8 +145,13 @@ def mean_shares(samples: Sequence[Sample]) -> dict[str, float]:
     return {s: float(np.mean([states[s] for states in chosen])) / NUM_SLOTS for s in STATES}
 
 
-def experiment(parts: Parts) -> tuple[dict[str, dict[str, float]], float]:
+def experiment(
+    parts: Parts, course_advance: Callable[..., None], painted: Callable[..., dict[str, int]]
+) -> tuple[dict[str, dict[str, float]], float]:
     """Shares by policy, and the tokens copied per request to make room.
+
+    Args:
+        course_advance, painted: right answers to exercises 6 and 1.
 
     Raises:
         Mismatch: anything differs from the course's simulator.
@@ -212,11 +183,13 @@ def experiment(parts: Parts) -> tuple[dict[str, dict[str, float]], float]:
     return shares, roomy.copied / NUM_REQUESTS
 
 
-def against_the_course(parts: Parts) -> Passed:
+def against_the_course(
+    parts: Parts, course_advance: Callable[..., None], painted: Callable[..., dict[str, int]]
+) -> Passed:
     """Words and a picture of success, or `Mismatch`."""
     try:
         with held_output(), patience_of(PATIENCE), limit():
-            shares, copied = experiment(parts)
+            shares, copied = experiment(parts, course_advance, painted)
     except TimeUp:
         raise Mismatch(
             "In the paper's experiment your parts do not come to an end.",

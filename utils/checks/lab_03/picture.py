@@ -1,4 +1,4 @@
-"""What the memory holds under each policy: the picture of exercise 6."""
+"""What the memory holds under each policy: the picture of exercise 7."""
 
 from __future__ import annotations
 

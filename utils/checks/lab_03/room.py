@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts import Fault, Given
 from utils.checks.kit.contracts.differences import shown
 from utils.checks.kit.contracts.faults import NoEnd, Raised, attempt
 from utils.checks.kit.patience import second_chance
@@ -19,6 +19,8 @@ MakeRoom = Callable[[Sequence[Chunk], int, int], Moves | None]
 NUM_MEMORIES = 300  # on which an answer's copies are counted together
 AT_MOST = 0.5  # of what sliding all chunks copies
 SECONDS = 20.0  # for all of them; a plain answer needs less than one
+# What other ideas copy there, which a right answer is told.
+STOPS_EARLY, CHEAPEST_STRETCH, WITH_WINDOWS = 0.57, 0.35, 0.23
 
 
 def holes_between(chunks: Sequence[Chunk], num_slots: int) -> list[tuple[int, int]]:
@@ -118,132 +120,6 @@ def wrong_moves(allowed: int | None, got: Any, given: Given) -> Fault | None:
     return None
 
 
-def _cheap_to_slide(c: Choices) -> Given:
-    """A full chunk, which sliding leaves at slot 0, and a nearly empty one above it."""
-    full, low, above, high = c.integer(1, 5), c.integer(1, 5), c.size(5, 40), c.integer(1, 9)
-    chunks = [Chunk(0, full, full), Chunk(full + low, above, 1)]
-    need = c.integer(max(low, high) + 1, low + high)
-    return Given(chunks, full + low + above + high, need)
-
-
-def draw_room(c: Choices) -> Given:
-    if c.rarely(5):
-        return _cheap_to_slide(c)
-    chunks: list[Chunk] = []
-    at = 0
-
-    def piece() -> None:
-        nonlocal at
-        at += c.pick((0, 1, 2, c.size(1, 60)))
-        size = c.size(1, 40)
-        chunks.append(Chunk(at, size, c.pick((size, 1, c.integer(1, size)))))
-        at += size
-
-    c.some(piece, 0, 9)
-    num_slots = max(1, at + c.pick((0, 1, c.size(0, 60))))
-    holes = [size for _, size in holes_between(chunks, num_slots)] or [0]
-    between = c.integer(max(holes), max(max(holes), sum(holes)))
-    need = c.pick((max(holes) + 1, sum(holes), between, between, max(holes), sum(holes) + 1))
-    return Given(c.pick((list, list, tuple))(chunks), num_slots, max(1, need))
-
-
-def _upside_down(chunks: Any, num_slots: int, need: int) -> Any:
-    moves = slide_all(chunks, num_slots, need)
-    return moves and moves[::-1]
-
-
-def _no_question(chunks: Any, num_slots: int, need: int) -> Any:
-    total = sum(size for _, size in holes_between(chunks, num_slots))
-    return (
-        None
-        if total < need
-        else slide_all(chunks, num_slots, num_slots if total else 0)
-        or [
-            (chunk.start, at)
-            for chunk, at in zip(chunks, _downs(chunks), strict=True)
-            if chunk.start != at
-        ]
-    )
-
-
-def _downs(chunks: Any) -> list[int]:
-    return [sum(other.size for other in chunks[:i]) for i in range(len(chunks))]
-
-
-def _empty_for_none(chunks: Any, num_slots: int, need: int) -> Any:
-    return slide_all(chunks, num_slots, need) or []
-
-
-def _none_for_empty(chunks: Any, num_slots: int, need: int) -> Any:
-    return slide_all(chunks, num_slots, need) or None
-
-
-def _strict(chunks: Any, num_slots: int, need: int) -> Any:
-    total = sum(size for _, size in holes_between(chunks, num_slots))
-    return None if total <= need else slide_all(chunks, num_slots, need)
-
-
-def _one_chunk(chunks: Any, num_slots: int, need: int) -> Any:
-    moves = slide_all(chunks, num_slots, need)
-    return moves and moves[:1]
-
-
-MAKE_ROOM = Contract(
-    inputs=draw_room,
-    judge=Returns(oracle, wrong=wrong_moves),
-    passed="",
-    clauses={
-        "none": Clause(
-            "Expected {expected}, not {got}.",
-            "None is for a memory whose holes are "
-            "too small all together. No move at all is the empty list.",
-        ),
-        "kind": Clause("Expected {expected}, not {got}."),
-        "moves": Clause(
-            "A move cannot be carried out: {says}",
-            "Moves are carried out one after the other. The first must make room for the second.",
-        ),
-        "room": Clause(
-            "After these moves there is still no room.",
-            "Draw the memory on paper, and carry out your moves.",
-        ),
-        "copies": Clause(
-            "Never copy more than sliding all chunks would.",
-            "Where your idea is dearer, or does not work, return what `slide_all` returns.",
-        ),
-    },
-    mistakes=(
-        mistake(
-            "The highest chunk moves first, into the one below it.",
-            "To go down, begin with the lowest.",
-            _upside_down,
-        ),
-        mistake(
-            "A hole is large enough already: nothing needs to move.",
-            "Look at the largest hole first.",
-            _no_question,
-        ),
-        mistake(
-            "Where even all holes together are too small, moves do not help: None.",
-            "Compare `need` with the sum of the holes.",
-            _empty_for_none,
-        ),
-        mistake(
-            "Nothing to move is the empty list; None says that there will be no room.",
-            "Return `[]`.",
-            _none_for_empty,
-        ),
-        mistake(
-            "All holes together are exactly enough, and that is enough.", "`<`, not `<=`.", _strict
-        ),
-        mistake(
-            "One move is not always enough.", "Go on until the hole has `need` slots.", _one_chunk
-        ),
-    ),
-    examples=200,
-)
-
-
 def crumbled(source: random.Random) -> tuple[list[Chunk], int, int]:
     """A memory with many holes, each too small for the next in line, but enough together."""
     while True:
@@ -290,11 +166,14 @@ def share_copied(make_room: MakeRoom) -> float:
             raise Mismatch(moves.says, input=case, look=moves.look)
         fault = wrong_moves(allowed, moves, Given(chunks, num_slots, need))
         if fault is not None or allowed is None:
+            expected, got = (fault and fault.words) or ("None", str(moves))
             raise Mismatch(
                 "In a memory with many chunks the moves are wrong.",
-                input=case,
-                expected=str(fault and fault.expected),
-                got=str((fault and fault.says) or moves),
+                input=f"{case}: {[tuple(chunk) for chunk in chunks]}",
+                expected=expected,
+                got=fault.says if fault and fault.says else got,
+                look="These are the chunks as (start, size, num_tokens). Call your function with "
+                "them, and carry out its moves.",
             )
         plain += allowed
         copied += carried_out(chunks, num_slots, moves)[1]
@@ -315,5 +194,7 @@ def cheaper_than_sliding(make_room: MakeRoom) -> str:
         )
     return (
         f"Right: your moves make room, and copy {share:.0%} of the tokens that sliding all chunks "
-        f"copies, over {NUM_MEMORIES} memories."
+        f"copies, over {NUM_MEMORIES} memories. (To slide, and stop when it is enough: "
+        f"{STOPS_EARLY:.0%}. To slide the cheapest stretch: {CHEAPEST_STRETCH:.0%}. To carry "
+        f"chunks out of a window instead where that is cheaper: {WITH_WINDOWS:.0%}.)"
     )

@@ -1,4 +1,4 @@
-"""Memories for chunks that may be moved: the last rows of the experiment in exercise 6."""
+"""Memories for chunks that may be moved: the last rows of the experiment in exercise 7."""
 
 from __future__ import annotations
 
