@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from utils.pipeline.manifests import MANIFEST
 from utils.pipeline.stages import report
 from utils.pipeline.stages.promises import check_promises
+from utils.viz.finetune import report_figure
 
 
 def counted(before: float, after: float, won: int = 2) -> dict[str, int]:
@@ -152,7 +153,7 @@ def test_right_answers_have_a_decimal_as_in_the_title(monkeypatch: pytest.Monkey
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     evaluated, served = measures(GOOD | {"gptq": 0.908, "awq": 0.925})
-    report.draw(report.table_rows(evaluated, served), Path("report.png"))
+    report_figure.draw(report.table_rows(evaluated, served), Path("report.png"))
     right, size, *_ = drawn[0].axes
     assert [text.get_text() for text in right.texts] == ["0.0", "95.0", "90.8", "92.5"]
     assert [text.get_text() for text in size.texts] == ["100", "200", "300", "400"]
@@ -160,6 +161,6 @@ def test_right_answers_have_a_decimal_as_in_the_title(monkeypatch: pytest.Monkey
 
 def test_the_figures_title_is_the_finding() -> None:
     evaluated, served = measures(GOOD)
-    title = report.finding(report.table_rows(evaluated, served))
+    title = report_figure.finding(report.table_rows(evaluated, served))
     assert "from 0.0% to 95.0%" in title and "it is 93.0% (GPTQ) and 91.0% (AWQ)" in title
     assert title.endswith("with GPTQ a cached prefix brings the first token 2.0 times sooner")

@@ -216,6 +216,7 @@ class CacheStory(Story):
         self.names: dict[bytes, str] = {}  # of the rows that were appended
         self.first: dict[tuple[int, int], Any] = {}  # what was returned first, kept alive
         self.num_tokens = 0
+        self.after_refused: dict[int, str] = {}  # what clauses of a cache begin with
         elsewhere = setting.given == "another device"
         self.device = PretendedDevice() if elsewhere else None
         arguments: list[Any] = [setting.dtype, PRETENDED if elsewhere else torch.device("cpu")]
@@ -234,7 +235,10 @@ class CacheStory(Story):
         """After a step on one cache: how many tokens each holds, and its own bytes."""
         for other, cache in enumerate(self.caches):
             here = clause if other == which else "other: num_tokens"
-            self.stage.see(here, self.stage.read(cache, "num_tokens"))
+            number = self.stage.read(cache, "num_tokens")
+            if isinstance(number, Tensor):
+                self.stage.blame("int", "a plain int", number)
+            self.stage.see(here, number)
         self.stage.see("nbytes", self.stage.read(self.caches[which], "nbytes"))
 
     def do_truncate(self, which: int, number: int) -> None:
@@ -242,6 +246,7 @@ class CacheStory(Story):
         got = self.see("truncate", self.stage.call(self.caches[which], "truncate", number))
         if isinstance(got, Raised):
             self.stage.refused()
+            self.after_refused[which] = "refused truncate: "
         self.look(which, "truncate: num_tokens")
 
     def do_step(self, which: int, count: int) -> None:
@@ -258,8 +263,9 @@ class CacheStory(Story):
         words = " ".join(letters[:3]) + (" ..." if count > 3 else "")
         stage.step(f"{self.cache(which)}append({layer}, {words})")
         got = self.on_device(lambda *a: self.caches[which].append(*a), layer, *pair)
+        behind = self.after_refused.get(which, "")
         if isinstance(got, Raised):
-            stage.see("append", got)
+            stage.see(f"{behind}append", got)
             stage.refused()
             self.look(which, "refused: num_tokens")
             return got
@@ -267,11 +273,11 @@ class CacheStory(Story):
             isinstance(t, Tensor) and t.dim() == 3 for t in got
         ):
             stage.blame("append", "a pair of tensors [L, H_kv, D]", got)
-        stage.see("append", "a pair")
+        stage.see(f"{behind}append", "a pair")
         stage.see("dtype", [str(t.dtype) for t in got])
         stage.see("shape", [tuple(t.shape[1:]) for t in got])
         named = [[self.names.get(as_bytes(row), "?") for row in t.detach()] for t in got]
-        stage.see("tokens", named, listing, rows_picture)
+        stage.see(f"{behind}tokens", named, listing, rows_picture)
         if self.device is not None:
             stage.see("device", [str(PRETENDED) if self.device.holds(t) else "cpu" for t in got])
         shares = any(share_memory(one, other) for one in pair for other in got)
@@ -349,6 +355,7 @@ class Request:
     eos: frozenset[int]
     left: int  # tokens of the request before, still in the cache
     broken_off: bool  # and one more in the first layer, of a step that didn't end
+    later: tuple[int, ...] = ()  # the prompt of another request, on the same cache
 
     def __str__(self) -> str:
         more = len(self.prompt) - SHOWN
@@ -359,6 +366,7 @@ class Request:
         return (
             f"prompt {prompt}, max_tokens {self.max_tokens}, EOS {sorted(self.eos) or 'none'}"
             + (left if self.left or self.broken_off else "")
+            + (f"; then prompt {list(self.later)} on the same cache" if self.later else "")
         )
 
 
@@ -372,7 +380,9 @@ def draw_request(c: Choices) -> Request:
     prompt = (*c.some(token, 1, 6), *(3,) * long)
     max_tokens = c.integer(30, 150) if c.rarely(8) and long < 2100 else c.integer(1, 6)
     eos = frozenset(c.some(token, 0, 3))
-    return Request(prompt, max_tokens, eos, c.integer(0, 6), c.rarely(4))
+    left, broken_off = c.integer(0, 6), c.rarely(4)
+    later = tuple(c.some(token, 1, 6)) if c.rarely(4) else ()
+    return Request(prompt, max_tokens, eos, left, broken_off, later)
 
 
 def after(state: int, token: int, position: int) -> int:
@@ -384,9 +394,9 @@ def next_token(state: int) -> int:
     return (state >> 7) % VOCAB_SIZE
 
 
-def from_scratch(request: Request) -> list[int]:
+def from_scratch(request: Request, prompt: tuple[int, ...]) -> list[int]:
     """The whole text goes through the model for each token, without a cache."""
-    text, end = list(request.prompt), len(request.prompt)
+    text, end = list(prompt), len(prompt)
     while len(text) < end + request.max_tokens and not (text[end:] and text[-1] in request.eos):
         state = 1
         for position, token in enumerate(text):
@@ -416,8 +426,8 @@ class PretendedCache:
 class Model:
     """A pretended model: says the next token, and blames who feeds it otherwise than agreed."""
 
-    def __init__(self, stage: Stage, request: Request) -> None:
-        self.stage, self.text = stage, list(request.prompt)  # as far as it is known
+    def __init__(self, stage: Stage, prompt: tuple[int, ...]) -> None:
+        self.stage, self.text = stage, list(prompt)  # as far as it is known
         self.num_fed = self.num_calls = 0
 
     def __call__(self, token_ids: Tensor, positions: Tensor, kv_cache: PretendedCache) -> Tensor:
@@ -451,8 +461,16 @@ class Model:
 
 
 def play_text(stage: Stage, loop: Any, request: Request) -> None:
-    model, cache = Model(stage, request), PretendedCache(request)
-    prompt, eos, expected = list(request.prompt), set(request.eos), from_scratch(request)
+    cache = PretendedCache(request)
+    for prompt in (request.prompt, *([request.later] if request.later else [])):
+        answer_prompt(stage, loop, request, prompt, cache)
+
+
+def answer_prompt(
+    stage: Stage, loop: Any, request: Request, tokens: tuple[int, ...], cache: PretendedCache
+) -> None:
+    model, expected = Model(stage, tokens), from_scratch(request, tokens)
+    prompt, eos = list(tokens), set(request.eos)
     got = stage.do(loop, model, cache, prompt, request.max_tokens, eos)
     if isinstance(got, Raised):
         stage.blame("result", expected, got)
