@@ -1000,7 +1000,7 @@ loops(
         {"abort_requests": abort_of(lambda running: False)},
     ),
     AbortOfRunningOnly=(
-        "list `waiting` holds R",
+        "A request's status is wrong",
         (Loop,),
         {"abort_requests": abort_of(lambda running: running)},
     ),
