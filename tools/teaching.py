@@ -98,11 +98,12 @@ def mistakes_of(number: str) -> list[tuple[str, list[str]]]:
     rows = []
     for check in vars(package).values():
         if hasattr(check, "max_points"):
-            used = check.__wrapped__.__code__.co_names
-            # The last exercise, with all parts together, uses several: they stand above it.
-            mine = [contracts[name] for name in used if name in contracts]
             if hasattr(check, "contract"):
                 mine = [check.contract]
+            else:
+                used = check.__wrapped__.__code__.co_names
+                # The last exercise, with all parts together, uses several: they stand above it.
+                mine = [contracts[name] for name in used if name in contracts]
             if len(mine) == 1 and mine[0].mistakes:
                 said = [mistake.says for mistake in mine[0].mistakes[:PER_EXERCISE]]
                 rows.append((check.title, said))

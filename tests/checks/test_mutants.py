@@ -16,7 +16,7 @@ import yaml
 from tests.checks.mutants import mutants
 from tests.scale import sized
 from utils import checks
-from utils.checks.kit.lab.words import WORDS, read_words
+from utils.checks.kit.lab.words import WORDS, right_answers
 
 # Of each exercise: the mutants that are right all the same, and why.
 RIGHT = yaml.safe_load(Path(__file__).with_name("right_mutants.yaml").read_text("utf-8"))
@@ -28,10 +28,8 @@ def exercises() -> Iterator[tuple[str, str, Any]]:
     for file in sorted(Path(checks.__path__[0]).glob(f"lab_*/{WORDS}")):
         lab = file.parent.name
         answers = importlib.import_module(f"utils.checks.{lab}.answers")
-        for name, words in read_words(file).items():
-            answer = getattr(answers, words.get("answer", name), None)
-            if answer is not None:
-                yield lab, name, answer
+        for name, answer in right_answers(answers).items():
+            yield lab, name, answer
 
 
 @pytest.mark.parametrize(

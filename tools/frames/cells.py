@@ -105,7 +105,8 @@ _SURE = ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef | as
 _BINDS = _SURE | ast.Import | ast.ImportFrom | _LOOPS
 
 
-def _parse(code: str) -> ast.Module:
+def parse(code: str) -> ast.Module:
+    """The syntax tree of a cell, which may `await` outside of a function, or of a file."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     return compile(code, "cell", "exec", flags)
 
@@ -113,7 +114,7 @@ def _parse(code: str) -> ast.Module:
 @functools.cache
 def _names(code: str) -> _Names:
     names = _Names()
-    for statement in _parse(code).body:
+    for statement in parse(code).body:
         table = symtable.symtable(ast.unparse(statement), "cell", "exec")
         bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
         used = set(_used(table))
@@ -167,7 +168,7 @@ def drawing_modules(codes: Sequence[str], last: str) -> list[str]:
     modules = {
         node.module or ""
         for code in codes
-        for node in ast.walk(_parse(code))
+        for node in ast.walk(parse(code))
         if isinstance(node, ast.ImportFrom) and any(a.name in used for a in node.names)
     }
     modules -= {"utils.viz.explore", "utils.viz.style"}
@@ -176,12 +177,12 @@ def drawing_modules(codes: Sequence[str], last: str) -> list[str]:
 
 def fingerprint(code: str) -> str:
     """Of a source, taken from its syntax tree: comments, docstrings and layout don't count."""
-    return _hash(bare(_parse(code)))
+    return _hash(bare(parse(code)))
 
 
 def bare(node: ast.stmt | ast.Module) -> str:
     """The code of a statement or a file, without docstrings."""
-    tree = _parse(ast.unparse(node))
+    tree = parse(ast.unparse(node))
     for inner in ast.walk(tree):
         body = getattr(inner, "body", None)
         if isinstance(body, list) and body and _is_text(body[0]):

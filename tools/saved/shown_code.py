@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.frames.cells import bare, needed_cells
+from tools.frames.cells import bare, needed_cells, parse
 from tools.saved.definitions import used_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +24,7 @@ DRAWS = ("utils.viz.", "utils.findings.", "utils.pipeline.stages.report.", "util
 # How all figures look. A change of it makes no picture wrong, so it counts as something deeper.
 STYLE = {"utils.viz.style", "utils.viz.explore", "utils.viz.figure_text"}
 WHOLE = "*"
-_bare = functools.cache(bare)
-# A cell's syntax may hold `await` outside of a function.
-FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_bare, _parse = functools.cache(bare), functools.cache(parse)
 
 
 def shown_code(codes: Sequence[str], number: int) -> list[ast.stmt]:
@@ -113,11 +111,6 @@ def _patterns(statement: ast.stmt) -> list[re.Pattern[str]]:
 def _spaced(text: str) -> str:
     """A pattern for a text whose line breaks have become spaces."""
     return re.sub(r"(\\?\s)+", r"\\s+", re.escape(text.strip("\n")))
-
-
-@functools.cache
-def _parse(code: str) -> ast.Module:
-    return compile(code, "cell", "exec", FLAGS)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from utils.checks.kit.lab.edits import edited
-from utils.checks.kit.lab.words import WORDS, read_words
+from utils.checks.kit.lab.words import right_answers
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,10 @@ class Zoo:
 
 def edited_answers(answers: ModuleType) -> list[Specimen]:
     """The wrong answers of a lab that are edits: name -> words of the feedback, then the edits."""
-    folder = Path(answers.__file__ or "").parent
-    words = read_words(folder / WORDS)
-    found = yaml.safe_load(Path(__file__).with_name(f"{folder.name}.yaml").read_text("utf-8"))
+    lab, right = Path(answers.__file__ or "").parent.name, right_answers(answers)
+    found = yaml.safe_load(Path(__file__).with_name(f"{lab}.yaml").read_text("utf-8"))
     return [
-        Specimen(exercise, edited(right, edits), (says,), name)
+        Specimen(exercise, edited(right[exercise], edits), (says,), name)
         for exercise, wrong in found.items()
-        for right in [getattr(answers, words[exercise].get("answer", exercise))]
         for name, (says, *edits) in wrong.items()
     ]

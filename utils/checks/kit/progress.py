@@ -96,9 +96,8 @@ class Progress:
 def syllabus() -> dict[str, tuple[Exercise, ...]]:
     """Every lab's exercises, read from files: to import all checks takes long."""
     return {
-        folder.name.removeprefix("lab_"): tuple(_exercises(folder))
-        for folder in sorted(CHECKS.glob("lab_*"))
-        if (folder / "__init__.py").is_file()
+        file.parent.name.removeprefix("lab_"): tuple(_exercises(file.parent))
+        for file in sorted(CHECKS.glob("lab_*/__init__.py"))
     }
 
 

@@ -193,10 +193,6 @@ class CacheStory(Story):
     def longest(cls, setting: Setting) -> int:
         return 4 if setting.config.num_hidden_layers > 3 else cls.most
 
-    @classmethod
-    def tell(cls, setting: Setting) -> str:
-        return str(setting)
-
     @staticmethod
     def draw_step(c: Choices, setting: Setting) -> tuple[int, int]:
         size = c.pick((1, 2, 1, 2, 3, 4, 70 if setting.slots[0] > 8 else 1))
