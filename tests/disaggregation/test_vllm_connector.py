@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -45,8 +46,17 @@ def client(store: ValkeyServer) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def make(model_path: Path, store: ValkeyServer, client: Redis) -> Make:
-    return lambda **options: Engine(model_path, store.port, **options)
+def make(model_path: Path, store: ValkeyServer, client: Redis) -> Iterator[Make]:
+    """Makes engines. Their threads end with the test, not when the collector finds them."""
+    engines = []
+
+    def one_more(port: int = store.port, **options: Any) -> Engine:
+        engines.append(Engine(model_path, port, **options))
+        return engines[-1]
+
+    yield one_more
+    for engine in engines:
+        engine.worker.shutdown()
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -160,11 +170,10 @@ def test_with_others_that_share_the_damaged_beginning(make: Make, client: Redis)
 
 
 @pytest.mark.parametrize("failure", ["dead", "stalled", "full", "emptied"])
-def test_a_failing_store_costs_a_recompute(model_path: Path, failure: str) -> None:
+def test_a_failing_store_costs_a_recompute(make: Make, failure: str) -> None:
     with ValkeyServer(eviction="noeviction") as store:
         patience = 0.3 if failure == "stalled" else 60.0  # such a store answers to nobody
-        first = Engine(model_path, store.port)
-        second = Engine(model_path, store.port, timeout=patience)
+        first, second = make(store.port), make(store.port, timeout=patience)
         if failure == "full":
             store.client(timeout=60).config_set("maxmemory", 1)
         (answer,) = first.run(first.add(prompt(100)))
@@ -181,10 +190,10 @@ def test_a_failing_store_costs_a_recompute(model_path: Path, failure: str) -> No
 
 
 def test_a_store_that_dies_between_the_promise_and_the_load(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ValkeyServer() as store:
-        first, second = Engine(model_path, store.port), Engine(model_path, store.port)
+        first, second = make(store.port), make(store.port)
         (answer,) = first.run(first.add(prompt(100)))
         connector = second.scheduler.connector
         assert connector is not None
@@ -268,15 +277,12 @@ def test_nothing_is_remembered_of_a_finished_or_aborted_request(make: Make) -> N
 
 
 def test_with_a_learners_parts_in_it_it_does_the_same(
-    model_path: Path, store: ValkeyServer, client: Redis, tmp_path: Path
+    make: Make, store: ValkeyServer, client: Redis, tmp_path: Path
 ) -> None:
     file = tmp_path / "parts"
     parts = Parts(chained, walk, dict, dict, joined, stacked_back)  # type: ignore[arg-type]
     file.write_bytes(cloudpickle.dumps(parts))
-    first, second = (
-        Engine(model_path, store.port, connector=LearnersConnector, parts=str(file))
-        for _ in range(2)
-    )
+    first, second = (make(connector=LearnersConnector, parts=str(file)) for _ in range(2))
     (answer,) = first.run(first.add(prompt(100)))
     request = second.add(prompt(100))
     assert second.run(request) == [answer] and second.stats() == (100, 96)
@@ -284,6 +290,6 @@ def test_with_a_learners_parts_in_it_it_does_the_same(
     for name, value in values.items():  # the learner's own function refuses these
         client.delete(name)
         BlockStore(store.port, 60.0).save([(name, b"x" * (len(value) - 8))])
-    third = Engine(model_path, store.port, connector=LearnersConnector, parts=str(file))
+    third = make(connector=LearnersConnector, parts=str(file))
     request = third.add(prompt(100))
     assert third.run(request) == [answer] and third.computed[request.request_id] == 101

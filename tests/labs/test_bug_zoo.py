@@ -91,11 +91,11 @@ def _stands_alone(feedback: Feedback) -> None:
 def test_a_correct_answer_written_differently_passes(
     lab: str, specimen: Specimen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first_wrong = contract.first_wrong
+    wrong_inputs = contract.wrong_inputs
     monkeypatch.setattr(
         contract,
-        "first_wrong",
-        lambda inputs, wrong, examples, seconds: first_wrong(
+        "wrong_inputs",
+        lambda inputs, wrong, examples, seconds: wrong_inputs(
             inputs, wrong, min(examples, INPUTS), seconds
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from matplotlib.figure import Figure
@@ -136,6 +137,7 @@ def test_a_hanging_answer_is_shown_on_a_small_input(tick):
     feedback = num_blocks(hangs_sometimes)
     assert feedback.headline == "Your code does not come to an end."
     assert details(feedback)["Input"] == "num_tokens 9, block_size 1"
+    assert time.process_time() < 2  # the clock of ticks; a second chance alone would take more
 
 
 @pytest.mark.parametrize("slow_call", [3, 350])  # alone, and behind calls with other arguments
@@ -197,6 +199,19 @@ def test_a_fault_is_not_exchanged_for_a_missing_line_on_a_smaller_input():
     with pytest.raises(Mismatch) as caught:
         Contract(draw, Returns(oracle), "").check(half_written)
     assert dict(caught.value.details)["Input"].startswith("num_tokens 9,")
+
+
+def test_an_answer_that_keeps_nothing_is_told_its_own_fault():
+    """It is wrong on large inputs only, which come first where calls follow each other."""
+    with pytest.raises(Mismatch, match="The number of blocks is wrong") as caught:
+        Contract(
+            draw,
+            Returns(oracle),
+            "",
+            {"returns": Clause("The number of blocks is wrong.")},
+            examples=20,
+        ).check(lambda n, b, r=0: right(n, b, r) if n < 100 else 0)
+    assert dict(caught.value.details)["Input"] == "num_tokens 100, block_size 1"
 
 
 def test_what_is_kept_rightly_may_be_kept():

@@ -9,7 +9,7 @@ import pytest
 
 from utils.checks.kit import patience
 from utils.checks.kit.contracts.choices import Choices
-from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
+from utils.checks.kit.contracts.shrinking import Found, sample, shrunk, wrong_inputs
 from utils.checks.kit.patience import watching
 
 
@@ -18,7 +18,7 @@ def numbers(c: Choices) -> list[int]:
 
 
 def smallest(draw, wrong, examples=300):
-    found = first_wrong(draw, wrong, examples, seconds=20)
+    found = next(wrong_inputs(draw, wrong, examples, seconds=20), None)
     return None if found is None else shrunk(draw, wrong, found, seconds=20).case
 
 
@@ -37,7 +37,7 @@ def test_it_finds_the_smallest(wrong, case):
 
 def test_the_simplest_input_comes_first_and_small_ones_next():
     seen = []
-    assert first_wrong(numbers, lambda ns: seen.append(ns), 40, seconds=20) is None
+    assert not [*wrong_inputs(numbers, lambda ns: seen.append(ns), 40, seconds=20)]
     assert seen[0] == []
     assert all(max(ns, default=0) <= 5 for ns in seen[:30])
     assert max(map(len, seen[30:])) > 20
@@ -58,7 +58,8 @@ def test_no_more_inputs_are_tried_than_there_is_time_for(tick):
         tick()
 
     with watching():  # which hears the ticks
-        assert first_wrong(numbers, slow, 10**6, seconds=99.5 * patience.COMPUTING_S) is None
+        seconds = 99.5 * patience.COMPUTING_S
+        assert not [*wrong_inputs(numbers, slow, 10**6, seconds)]
     assert len(seen) == 100
 
 

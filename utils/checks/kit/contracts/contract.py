@@ -17,13 +17,15 @@ from utils.checks.kit.contracts.differences import alike, shown
 from utils.checks.kit.contracts.faults import Fault, Raised
 from utils.checks.kit.contracts.functions import Returns
 from utils.checks.kit.contracts.guards import as_at_first, held_output
-from utils.checks.kit.contracts.shrinking import Found, first_wrong, sample, shrunk
+from utils.checks.kit.contracts.shrinking import Found, choices_of, sample, shrunk, wrong_inputs
 from utils.checks.kit.patience import patience_of, second_chance, watching
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed
 from utils.timing import one_thread
 
 COMPARED = 60  # inputs on which an answer is compared with known mistakes
 HURRIED_TICKS = 3  # patience while smaller inputs are tried
+SURELY_TICKS = 8  # as many on one where an answer didn't end in a hurry: is it slow, or endless?
+ENDLESS_S = 0.4  # of the processor, to find a smaller input on which an answer doesn't end
 
 
 class Judge(Protocol):
@@ -127,23 +129,15 @@ class Contract:
         def wrong(case: Any) -> Fault | None:
             return self._fault(answer, case, self.judge.expect(case))
 
-        simplest = True  # the first input that is drawn
-
-        def surely_wrong(case: Any) -> Fault | None:
-            nonlocal simplest
-            needs_no_more, simplest = simplest, False
-            fault = wrong(case)
-            if not _never_ended(fault) or needs_no_more:
-                return fault
-            with second_chance():
-                return wrong(case)
-
         with one_thread(), held_output(), watching():
-            found = first_wrong(self.inputs, surely_wrong, self.examples, self.seconds)
+            drawn = wrong_inputs(self.inputs, wrong, self.examples, self.seconds)
+            sure = (self._surely(wrong, found) for found in drawn)
+            found = next(filter(None, sure), None) or self._behind_others(answer, wrong)
             if found is None:
-                self._behind_others(answer)
                 return self.passed if isinstance(self.passed, str) else self.passed(answer)
-            found = self._smallest(wrong, found)
+            if not found.fault.never_ended:
+                with patience_of(HURRIED_TICKS):
+                    found = self._smallest(wrong, found, self.seconds)
             known = self.known_mistake(answer, found)
         with held_output() as held, patience_of(HURRIED_TICKS):
             wrong(found.case)
@@ -152,15 +146,46 @@ class Contract:
             mismatch.details += (("Your code prints on this input", held.shown()),)
         raise mismatch
 
-    def _behind_others(self, answer: Any) -> None:
-        """Raise `Mismatch` if calls disturb later ones. Until now each began anew."""
+    def _surely(self, wrong: Callable[[Any], Fault | None], found: Found[Any]) -> Found[Any] | None:
+        """`found`, or a smaller one; None if the answer was only slow.
+
+        What is endless mostly is so on a small input, too, which costs little; what is slow ends
+        there. Where no smaller input shows it, the answer gets a second chance.
+        """
+        if not found.fault.never_ended or not any(found.choices.row):
+            return found
+        with patience_of(1):
+            smaller = self._smallest(wrong, found, ENDLESS_S)
+        if smaller is not found:
+            with patience_of(SURELY_TICKS):
+                if _never_ended(wrong(smaller.case)):
+                    return smaller
+        with second_chance():
+            fault = wrong(found.case)
+        return found._replace(fault=fault) if fault is not None else None
+
+    def _behind_others(
+        self, answer: Any, wrong: Callable[[Any], Fault | None]
+    ) -> Found[Any] | None:
+        """Raise `Mismatch` if calls disturb later ones. Until now each began anew.
+
+        Returns:
+            An input that wasn't tried yet, and is wrong by itself.
+        """
         if not isinstance(self.judge, Returns) or not self.judge.keeps_from_call_to_call:
-            return  # a play is a story of many calls anyway
+            return None  # a play is a story of many calls anyway
         as_at_first(answer)
-        with second_chance():  # of each of these calls alone it is known that it ends
-            found = self.judge.fault_behind_others(answer, self._compared)
-        if found:
-            raise self._in_words(Found(*found, Choices()), None)
+        with second_chance():
+            behind = self.judge.fault_behind_others(answer, self._compared)
+            if behind is None:
+                return None
+            number, fault = behind
+            choices = choices_of(number)
+            case = self.inputs(choices)
+            alone = wrong(case)
+        if alone is not None:
+            return Found(case, alone, choices)
+        raise self._in_words(Found(case, fault, choices), None)
 
     def known_mistake(self, answer: Any, found: Found[Any]) -> Mistake | None:
         """The mistake that has the same fault on the smallest input, and on all others tried."""
@@ -218,7 +243,9 @@ class Contract:
             says = f"Your answer cannot be checked: {type(error).__name__}: {error}"
             return Fault("cannot be checked", "", "", Raised(type(error), says), says)
 
-    def _smallest(self, wrong: Callable[[Any], Fault | None], found: Found[Any]) -> Found[Any]:
+    def _smallest(
+        self, wrong: Callable[[Any], Fault | None], found: Found[Any], seconds: float
+    ) -> Found[Any]:
         hangs = found.fault.never_ended
 
         def still(case: Any) -> Fault | None:
@@ -227,8 +254,7 @@ class Contract:
                 fault = wrong(case)
             return fault if fault is not None and fault.never_ended == hangs else None
 
-        with patience_of(HURRIED_TICKS):
-            return shrunk(self.inputs, still, found, seconds=1.5 if hangs else self.seconds)
+        return shrunk(self.inputs, still, found, seconds)
 
     def _in_words(self, found: Found[Any], known: Mistake | None) -> Mismatch:
         fault = found.fault

@@ -88,23 +88,26 @@ class Returns:
 
     def fault_behind_others(
         self, answer: Any, calls: Sequence[tuple[Given, Any]]
-    ) -> tuple[Given, Fault] | None:
+    ) -> tuple[int, Fault] | None:
         """As `fault`, but what the answer has kept from calls with other arguments stays.
 
         Args:
             calls: arguments of each call, and what it is to return
+
+        Returns:
+            Which call, and what is wrong with it.
         """
         results = []
-        for given, expected in calls:
+        for number, (given, expected) in enumerate(calls):
             torch.default_generator.manual_seed(0)
             _, got, fault = self._called(answer, given, expected)
             if fault is not None:
-                return given, Fault("kept", "behind calls with other arguments", expected, got)
+                return number, Fault("kept", "behind calls with other arguments", expected, got)
             if isinstance(got, Tensor | list | dict | set | tuple):
-                results.append((given, expected, got))
-        for given, expected, got in results:
+                results.append((number, given, expected, got))
+        for number, given, expected, got in results:
             if self._of_result(expected, got, given) is not None:
-                return given, Fault("earlier", "before calls with other arguments", expected, got)
+                return number, Fault("earlier", "before calls with other arguments", expected, got)
         return None
 
     def _called(self, answer: Any, given: Given, expected: Any) -> tuple[Given, Any, Fault | None]:

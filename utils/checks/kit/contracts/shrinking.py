@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from utils.checks.kit.contracts.choices import Choices
@@ -21,10 +21,10 @@ class Found(NamedTuple, Generic[T]):
     choices: Choices
 
 
-def first_wrong(
+def wrong_inputs(
     draw: Callable[[Choices], T], wrong: Callable[[T], Any], examples: int, seconds: float
-) -> Found[T] | None:
-    """The first input for which `wrong` returns something; the simplest are drawn first.
+) -> Iterator[Found[T]]:
+    """The inputs for which `wrong` returns something; the simplest are drawn first.
 
     Its seconds are those of the processor: on a busy machine it tries as many inputs.
     """
@@ -35,10 +35,9 @@ def first_wrong(
         case = draw(choices)
         fault = wrong(case)
         if fault is not None:
-            return Found(case, fault, choices)
+            yield Found(case, fault, choices)
         if time.process_time() > end:
             break
-    return None
 
 
 def shrunk(
@@ -97,4 +96,9 @@ def _lower(place: int, row: Callable[[], list[int]], attempt: Callable[[list[int
 
 def sample(draw: Callable[[Choices], T], count: int) -> list[T]:
     """A fixed choice of inputs, of any size from the first."""
-    return [draw(Choices(random.Random(1 + number))) for number in range(count)]
+    return [draw(choices_of(number)) for number in range(count)]
+
+
+def choices_of(number: int) -> Choices:
+    """What the input of this number in a `sample` is drawn with."""
+    return Choices(random.Random(1 + number))
