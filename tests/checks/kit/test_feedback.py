@@ -164,8 +164,24 @@ def test_a_fault_of_the_check_itself_is_not_blamed_on_the_learner():
     def broken():
         raise KeyError("in the check")
 
-    with pytest.raises(KeyError):
-        broken()
+    feedback = broken()
+    assert feedback.points == 0
+    assert feedback.headline == "The check could not be completed: KeyError: 'in the check'"
+    said = dict(feedback.details)
+    assert 'raise KeyError("in the check")' in said["It stopped here"]
+    assert "please report it" in said["Where to look"]
+
+
+def test_advice_is_folded_and_the_line_with_an_error_is_not():
+    wrong, raised = check(lambda x: x * x), check(lambda x: 1 / 0)
+    assert "<summary" in wrong.to_html() and "Use 2 * x." in wrong.message
+    assert "<summary" not in raised.to_html() and "1 / 0" in raised.to_html()
+
+
+def test_what_a_lab_has_given_so_far_stands_beside_the_points():
+    feedback = Feedback("Exercise 1", "passed", 2, 2, "Right.", in_lab="5 of 20 in this lab")
+    assert "(2 of 2 points; 5 of 20 in this lab)" in feedback.message
+    assert "(2 of 2 points; 5 of 20 in this lab)" in feedback.to_html()
 
 
 def test_call_passes_arguments_and_results_through():

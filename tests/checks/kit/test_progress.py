@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from utils.checks.kit import progress as module
-from utils.checks.kit.progress import main, progress, syllabus
+from utils.checks.kit.progress import main, points_in_lab, progress, syllabus
 from utils.viz.course_map import PARTS, draw_course_map, draw_progress, lesson_titles
 from utils.viz.figure_text import figure_text
 from utils.viz.style import BLUE
@@ -69,6 +69,13 @@ def test_the_best_of_each_exercise_counts_and_the_rest_does_not(file: Path) -> N
     assert [e.name for e in lab.missing] == [e.name for e in syllabus()["02"]][1:]
     assert lab.last == "2026-01-05" and not lab.complete
     assert "Exercise 2: latent_cache_bytes" in done.next_step
+
+
+def test_a_check_says_what_its_lab_has_given(file: Path) -> None:
+    write(file, ("02", "kv_cache_bytes", 3, 3), ("03", "block_memory", 0, 3))
+    assert points_in_lab("02") == "3 of 16 in this lab"
+    assert points_in_lab("03").startswith("0 of ")
+    assert points_in_lab("98") == ""
 
 
 def test_points_that_were_counted_otherwise_keep_their_share(file: Path) -> None:

@@ -249,5 +249,8 @@ def test_a_kernel_records_what_a_person_runs_and_no_program(
     }
     file.unlink()
     file.mkdir()
-    assert unattended == off == recorded == run(client, cell)
-    assert recorded[0]["text/plain"] == "0.0"
+    assert unattended == off == run(client, cell)
+    assert recorded[0]["text/plain"] == unattended[0]["text/plain"] == "0.0"
+    in_lab = "; 0 of 16 in this lab"
+    assert recorded[0]["text/html"].replace(in_lab, "", 1) == unattended[0]["text/html"]
+    assert in_lab in recorded[0]["text/html"]

@@ -25,6 +25,7 @@ _COLOURS: dict[Status, str] = {
     "failed": "#c04f1c",
     "not written yet": "#6b7683",
 }
+WHERE_TO_LOOK = "Where to look"
 _LABELS: dict[Status, str] = {
     "passed": "Passed",
     "failed": "Not yet right",
@@ -37,7 +38,9 @@ class Feedback:
     """The answer of one check.
 
     `details` are (label, text) pairs, shown in order; text in backticks is set as code, text of
-    several lines is shown as is. `picture` is a PNG, `picture_alt` says the same in words.
+    several lines is shown as is. In HTML, advice on where to look is folded: to think first, from
+    the input alone, is the exercise. `picture` is a PNG, `picture_alt` says the same in words;
+    `in_lab` is what this lab has given so far, in words.
     """
 
     title: str
@@ -48,6 +51,7 @@ class Feedback:
     details: tuple[tuple[str, str], ...] = ()
     picture: bytes | None = None
     picture_alt: str = ""
+    in_lab: str = ""
 
     @property
     def passed(self) -> bool:
@@ -84,6 +88,12 @@ class Feedback:
         if self.headline:
             parts.append(f'<div style="margin-top:0.3em">{_inline(self.headline)}</div>')
         for label, text in self.details:
+            if label == WHERE_TO_LOOK and "\n" not in text:  # else it is the line with the error
+                parts.append(
+                    '<details style="margin-top:0.5em"><summary style="cursor:pointer"><strong>'
+                    f"{label}</strong></summary>{_inline(text)}</details>"
+                )
+                continue
             parts.append(f'<div style="margin-top:0.5em"><strong>{html.escape(label)}</strong>')
             if "\n" in text:
                 parts.append(
@@ -102,7 +112,8 @@ class Feedback:
         return "".join(parts)
 
     def _score(self) -> str:
-        return f"{self.points:g} of {self.max_points:g} points"
+        score = f"{self.points:g} of {self.max_points:g} points"
+        return f"{score}; {self.in_lab}" if self.in_lab else score
 
 
 def png(figure: Figure) -> bytes:

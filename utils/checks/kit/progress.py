@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from utils.checks.kit.lab.words import WORDS, read_words
-from utils.checks.kit.record import is_off, read_record, record_file
+from utils.checks.kit.record import Entry, is_off, read_record, record_file
 from utils.viz.course_map import PARTS, lesson_titles
 
 CHECKS = Path(__file__).parents[1]
@@ -128,26 +129,37 @@ def progress() -> Progress:
         entries = read_record()
     except (OSError, RuntimeError) as error:
         entries, problem = [], f"The record cannot be read: {error}"
-    best: dict[tuple[str, str], float] = {}
-    last: dict[str, str] = {}
-    for entry in entries:
-        key = (entry.lab, entry.exercise)
+    return Progress(
+        tuple(_progress_of(lab, exercises, entries) for lab, exercises in syllabus().items()),
+        problem,
+    )
+
+
+def points_in_lab(lab: str) -> str:
+    """`5 of 20 in this lab`, as the record says; nothing if it can't be read, or no such lab is."""
+    with contextlib.suppress(OSError, RuntimeError):
+        found = _progress_of(lab, tuple(_exercises(CHECKS / f"lab_{lab}")), read_record())
+        return f"{found.points:g} of {found.of:g} in this lab"
+    return ""
+
+
+def _progress_of(
+    lab: str, exercises: tuple[Exercise, ...], entries: Iterable[Entry]
+) -> LabProgress:
+    """What the entries of the record say of one lab."""
+    mine = [entry for entry in entries if entry.lab == lab]
+    best: dict[str, float] = {}
+    for entry in mine:
         share = entry.points / entry.of if entry.of else 0.0  # points may have been set anew since
-        best[key] = max(best.get(key, 0.0), share)
-        last[entry.lab] = max(last.get(entry.lab, ""), entry.at[:10])
-    labs = []
-    for lab, exercises in syllabus().items():
-        shares = {e: best.get((lab, e.name), 0.0) for e in exercises}
-        labs.append(
-            LabProgress(
-                lab,
-                points=sum(e.points * share for e, share in shares.items()),
-                of=sum(e.points for e in exercises),
-                last=last.get(lab, ""),
-                missing=tuple(e for e, share in shares.items() if share < 1),
-            )
-        )
-    return Progress(tuple(labs), problem)
+        best[entry.exercise] = max(best.get(entry.exercise, 0.0), share)
+    shares = {e: best.get(e.name, 0.0) for e in exercises}
+    return LabProgress(
+        lab,
+        points=sum(e.points * share for e, share in shares.items()),
+        of=sum(e.points for e in exercises),
+        last=max((entry.at[:10] for entry in mine), default=""),
+        missing=tuple(e for e, share in shares.items() if share < 1),
+    )
 
 
 def main() -> None:

@@ -62,18 +62,23 @@ def is_off() -> bool:
     return os.environ.get("COURSE_PROGRESS", "").strip().lower() in OFF
 
 
-def note(check: Callable[..., Any], feedback: Feedback) -> None:
+def note(check: Callable[..., Any], feedback: Feedback) -> str:
     """Append what a lab's check said to the record, if somebody runs it in a notebook.
 
     Never raises: no folder, no right to write and no room on the disk are no learner's mistake.
+
+    Returns:
+        The number of the lab, such as "02"; nothing if nothing was noted.
     """
     with contextlib.suppress(Exception):
         lab = LAB.fullmatch(check.__module__)
         if lab is None or is_off() or not _somebody_is_there() or _is_solution():
-            return
+            return ""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         points, of = float(feedback.points), float(feedback.max_points)
         _append(Entry(now, lab[1], check.__name__, feedback.status, points, of))
+        return lab[1]
+    return ""
 
 
 def read_record() -> list[Entry]:

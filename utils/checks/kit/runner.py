@@ -11,7 +11,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.checks.kit.feedback import Feedback, png
+from utils.checks.kit.feedback import WHERE_TO_LOOK, Feedback, png
 from utils.checks.kit.patience import LONG_TICKS, TimeUp, is_limited, limit
+from utils.checks.kit.progress import points_in_lab
 from utils.checks.kit.record import note
 
 STDERR = 2  # its file descriptor
@@ -57,7 +58,7 @@ class Mismatch(Exception):
                 ("Input", input),
                 ("Expected", expected),
                 ("Yours", got),
-                ("Where to look", look),
+                (WHERE_TO_LOOK, look),
             )
             if text
         )
@@ -94,7 +95,8 @@ def exercise(
             with _quiet(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 feedback = _answer(body, args, kwargs)
-            note(body, feedback)
+            if lab := note(body, feedback):
+                feedback = replace(feedback, in_lab=points_in_lab(lab))
             if not _in_notebook():
                 print(feedback.message)
             return feedback
@@ -117,8 +119,26 @@ def exercise(
             return Feedback(
                 title, "failed", 0.0, points, wrong.headline, wrong.details, picture, wrong.alt
             )
+        except Exception as error:
+            return Feedback(title, "failed", 0.0, points, *_stopped_by(error))
 
     return decorate
+
+
+def _stopped_by(error: Exception) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Words for an error that nobody foresaw: in a check, or in what uses the answer there."""
+    lines = traceback.format_tb(error.__traceback__)
+    return (
+        f"The check could not be completed: {type(error).__name__}: {_first_line(error)}",
+        (
+            ("It stopped here", "\n".join(lines[-1:]).rstrip()),
+            (
+                WHERE_TO_LOOK,
+                "Does your answer return what the contract says? If it does, this is a fault of "
+                "the course: please report it, with these lines.",
+            ),
+        ),
+    )
 
 
 def call(function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from utils.checks.kit.feedback import WHERE_TO_LOOK
 from utils.checks.kit.patience import TimeUp, limit
 from utils.checks.kit.runner import NO_END, NO_END_LOOK, Mismatch, NotWritten, call
 
@@ -82,4 +83,4 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         end = "" if wrong.headline.endswith((".", "!", "?")) else "."
         said = dict(wrong.details)
         words = (said["Expected"], said["Yours"]) if {"Expected", "Yours"} <= said.keys() else None
-        return Raised(error, wrong.headline + end, said.get("Where to look", ""), words)
+        return Raised(error, wrong.headline + end, said.get(WHERE_TO_LOOK, ""), words)
