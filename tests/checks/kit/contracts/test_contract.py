@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import ClassVar
 
 import pytest
 from matplotlib.figure import Figure
@@ -326,6 +327,16 @@ def test_a_class_is_judged_by_stories():
     class Loses(Right):
         def get(self, key):
             return None if len(self.held) == 3 else super().get(key)
+
+    class Keeps(Right):
+        made: ClassVar[list[int]] = []
+
+        def __init__(self, size):
+            self.made.append(size)
+            super().__init__(self.made[0])
+
+    feedback = cache(Keeps)
+    assert "Something outlives the object" in feedback.headline
 
     feedback = cache(Loses)
     assert feedback.headline.startswith("`get` gives `None`; expected `")

@@ -17,6 +17,7 @@ from utils.checks.kit.contracts.differences import alike, shown
 from utils.checks.kit.contracts.faults import Fault, Raised
 from utils.checks.kit.contracts.functions import Returns
 from utils.checks.kit.contracts.guards import as_at_first, held_output
+from utils.checks.kit.contracts.plays import InLockstep
 from utils.checks.kit.contracts.shrinking import Found, choices_of, sample, shrunk, wrong_inputs
 from utils.checks.kit.patience import patience_of, second_chance, watching
 from utils.checks.kit.runner import Mismatch, NotWritten, Passed
@@ -78,6 +79,12 @@ ALWAYS = {
         "Right when it is called for the first time; wrong behind calls with other "
         "arguments. Something is kept from call to call.",
         "A default such as `x=[]`, or a variable outside of the function, is one for all calls.",
+    ),
+    "outlives": Clause(
+        "The first time, all is right; behind other stories, made anew, it isn't. Something "
+        "outlives the object, or the call, that it belongs to.",
+        "What stands in the class body, in a default such as `x=[]`, or in a variable outside is "
+        "one for all.",
     ),
     "earlier": Clause(
         "What was returned is changed by later calls with other arguments.",
@@ -172,11 +179,12 @@ class Contract:
         Returns:
             An input that wasn't tried yet, and is wrong by itself.
         """
-        if not isinstance(self.judge, Returns) or not self.judge.keeps_from_call_to_call:
-            return None  # a play is a story of many calls anyway
+        judge = self.judge
+        if not isinstance(judge, Returns | InLockstep) or not judge.keeps_from_call_to_call:
+            return None
         as_at_first(answer)
         with second_chance():
-            behind = self.judge.fault_behind_others(answer, self._compared)
+            behind = judge.fault_behind_others(answer, self._compared)
             if behind is None:
                 return None
             number, fault = behind

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ Play = Callable[["Stage", Any, Any], None]
 
 
 NOTHING = "nothing"
+BEHIND = 20  # plays, one after another, to see whether something outlives the first
 
 
 class Over(BaseException):
@@ -159,6 +161,8 @@ class Stage:
 class InLockstep:
     """An answer must show, in a play, what a right class (or function) shows."""
 
+    keeps_from_call_to_call = True  # what an answer keeps in its class is there in the next play
+
     def __init__(self, play: Play, right: Any) -> None:
         self._play, self._right = play, right
 
@@ -172,6 +176,23 @@ class InLockstep:
 
     def fault(self, answer: Any, case: Any, expected: list[Seen]) -> Fault | None:
         as_at_first(answer)
+        return self._played(answer, case, expected)
+
+    def fault_behind_others(
+        self, answer: Any, calls: Sequence[tuple[Any, list[Seen]]]
+    ) -> tuple[int, Fault] | None:
+        """As `fault`, but what the answer has kept from other plays stays; a few of them will do.
+
+        Returns:
+            Which play, and what is wrong in it.
+        """
+        for number, (case, expected) in enumerate(calls[:BEHIND]):
+            fault = self._played(answer, case, expected)
+            if fault is not None:
+                return number, replace(fault, clause="outlives", says="", look="")
+        return None
+
+    def _played(self, answer: Any, case: Any, expected: list[Seen]) -> Fault | None:
         stage = Stage(expected)
         with contextlib.suppress(Over):
             self._play(stage, answer, case)
