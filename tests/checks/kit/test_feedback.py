@@ -14,7 +14,7 @@ from nbgrader.utils import determine_grade
 
 from utils.checks.kit.contracts import Contract, Given, Returns, inputs, mistake
 from utils.checks.kit.feedback import Feedback, png
-from utils.checks.kit.runner import Mismatch, Passed, call, exercise
+from utils.checks.kit.runner import Mismatch, Passed, call, describe, exercise
 
 DOUBLED = Contract(
     inputs=lambda c: Given(inputs.tensor(c, [c.size(1, 8)], layouts=["contiguous"])),
@@ -176,6 +176,12 @@ def test_advice_is_folded_and_the_line_with_an_error_is_not():
     wrong, raised = check(lambda x: x * x), check(lambda x: 1 / 0)
     assert "<summary" in wrong.to_html() and "Use 2 * x." in wrong.message
     assert "<summary" not in raised.to_html() and "1 / 0" in raised.to_html()
+
+
+def test_a_long_list_is_shown_by_its_beginning():
+    assert describe([1, 2]) == "`[1, 2]`"
+    told = describe([*range(100)])
+    assert told.startswith("`[0, 1, 2") and told.endswith("...` (a list of 100)")
 
 
 def test_what_a_lab_has_given_so_far_stands_beside_the_points():

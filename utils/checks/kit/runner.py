@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from utils.checks.kit.progress import points_in_lab
 from utils.checks.kit.record import note
 
 STDERR = 2  # its file descriptor
+SHOWN = 200  # characters of a value
 NO_END = "Your code does not come to an end."
 NO_END_LOOK = "Is there a loop whose condition never changes?"
 
@@ -177,7 +178,11 @@ def call(function: Callable[..., Any], *args: Any, given: str = "", **kwargs: An
 def describe(value: Any, mask: Tensor | None = None) -> str:
     """A value in words: small tensors in full, large ones by shape and first differing entry."""
     if not isinstance(value, Tensor):
-        return f"`{value!r}`" if len(repr(value)) < 200 else f"{type(value).__name__}"
+        text, kind = repr(value), type(value).__name__
+        if len(text) < SHOWN:
+            return f"`{text}`"
+        many = isinstance(value, Collection) and not isinstance(value, str | bytes)
+        return f"`{text[:SHOWN]} ...` (a {kind} of {len(value)})" if many else kind
     kind = f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if value.numel() <= 16:
         numbers = str(torch.round(value.detach().double(), decimals=4).tolist())
