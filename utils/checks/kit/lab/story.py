@@ -54,6 +54,7 @@ class Story:
             story.start(answer)
             for kind, arguments in told.steps:
                 getattr(story, f"do_{kind}")(*arguments)
+            story.end()
 
         return InLockstep(play, right)
 
@@ -80,3 +81,6 @@ class Story:
     def start(self, answer: Any) -> None:
         """Make what the steps are taken on."""
         raise NotImplementedError
+
+    def end(self) -> None:
+        """What is done, and looked at, after the last step."""

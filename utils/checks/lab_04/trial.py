@@ -1,29 +1,18 @@
-"""The engine with a learner's blocks and attention in it: the last check of lab 04."""
+"""The engine with a learner's blocks and attention in it: the last exercise of lab 04."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from utils.checks.kit import block_pictures
 from utils.checks.kit.block_pictures import count
-from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.patience import watching
 from utils.checks.kit.reference import greedy, hf_greedy, is_hf_greedy, reference_prompts
-from utils.checks.kit.runner import Mismatch, Passed, call, describe
-from utils.checks.lab_04 import attention_cases, right_parts
-from utils.checks.lab_04.copies import COPY_ON_WRITE
-from utils.checks.lab_04.growth import ALLOCATE_SLOTS
-from utils.checks.lab_04.learners_parts import Parts, PartsManager
-from utils.checks.lab_04.pool_mistakes import BLOCK_POOL
-from utils.checks.lab_04.sharing import FORK
-from utils.engine.attention.paged_attention import paged_attention as engine_attention
-from utils.engine.attention.paged_attention import paged_attention_reference
+from utils.checks.kit.runner import Mismatch, call
+from utils.checks.lab_04.parts import Parts, PartsManager
 from utils.engine.beam_search import BeamSearchParams
-from utils.engine.core.block_pool import BlockPool
 from utils.engine.llm import LLM
 from utils.engine.models.llama import LlamaOps
 from utils.engine.sampling_params import SamplingParams
@@ -31,63 +20,20 @@ from utils.engine.sampling_params import SamplingParams
 N, WIDTH, MAX_TOKENS = 4, 4, 20
 SHORT_POOL = {"max_model_len": 64, "num_gpu_blocks": 7}  # four answers would take 10 blocks
 TOLERANCE = 0.02  # of a log probability; rounding changes it by less than a hundredth of this
-# Each part: its exercise, the check of it, and a right one to put in its place.
-PARTS: dict[str, tuple[int, Callable[[Any], Any], Any]] = {
-    "BlockPool": (2, BLOCK_POOL.check, right_parts.Pool),
-    "allocate_slots": (3, ALLOCATE_SLOTS.check, right_parts.allocate_slots),
-    "fork": (4, FORK.check, right_parts.fork),
-    "copy_on_write": (5, COPY_ON_WRITE.check, right_parts.copy_on_write),
-    "paged_attention": (6, attention_cases.check, paged_attention_reference),
-}
 
 
-def run(parts: Parts) -> Passed:
-    """Check each part by itself; then that the engine speaks as Hugging Face with all of them, and
-    that answers that share blocks are as probable as without any sharing or paging."""
-    _each_is_right(parts)
-    with held_output(), watching():
-        managers = _Trial(parts).run()
-    shared = {name: m for name, m in managers.items() if name.startswith(("Parallel", "Beam"))}
-    figure = block_pictures.blocks_over_steps(
-        {name: (manager.used, manager.copies) for name, manager in shared.items()}
-    )
-    counted = "; ".join(
-        f"{name}: at most {max(m.used)} blocks in use, {max(m.copies)} without sharing, "
-        f"{m.num_copied} copied on write"
-        for name, m in shared.items()
-    )
-    return Passed(
-        f"Token for token what Hugging Face generates, on {len(reference_prompts())} prompts. "
-        "Answers that share blocks are as probable, token by token, as in a clean pass without "
-        "blocks, also when the pool is too small for all of them. "
-        f"{counted}. Every block came back.",
-        figure,
-        "Blocks in use after each step, and what copies would have taken.",
-    )
+class Trial:
+    """Runs scenes in the engine, each with the learner's parts and, if need be, right ones.
 
+    Args:
+        parts: the learner's.
+        right: by part, one to put in the place of the learner's, to see whether that one is to
+            blame; the part that computes first is the last.
+    """
 
-def _each_is_right(parts: Any) -> None:
-    """Run the check of each exercise on its part."""
-    if not isinstance(parts, Parts):
-        raise Mismatch(
-            f"`engine` was given {describe(parts)}; expected the parts of this lab.",
-            look="`check.Parts(BlockPool, allocate_slots, fork, copy_on_write, paged_attention)`.",
-        )
-    if parts.BlockPool is BlockPool or parts.paged_attention is engine_attention:
-        raise Mismatch("These are the engine's own parts.", look="Pass those that you wrote.")
-    for name, (number, check, _) in PARTS.items():
-        try:
-            check(getattr(parts, name))
-        except Mismatch as wrong:
-            wrong.headline = f"Exercise {number} is not right yet. {wrong.headline}"
-            raise
-
-
-class _Trial:
-    """Runs scenes in the engine, each with the learner's parts and, if need be, right ones."""
-
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, right: Mapping[str, Any]) -> None:
         self.parts = self.now = parts
+        self.right = right
         attention = LlamaOps(paged_attention=lambda *args: self.now.attend(*args))
         self.llm = LLM(enable_prefix_caching=False, ops=attention)
         self.managers: dict[str, PartsManager] = {}
@@ -107,8 +53,8 @@ class _Trial:
     def _judge(self, name: str, scene: Callable[[LLM], str], **settings: Any) -> PartsManager:
         found, manager = self._play(self.parts, scene, settings)
         if found:
-            parts = reversed(PARTS)  # the one that computes first
-            guilty = next((p for p in parts if not self._with_right(p, scene, settings)), None)
+            order = reversed(list(self.right))
+            guilty = next((p for p in order if not self._with_right(p, scene, settings)), None)
             says = (
                 f"With another `{guilty}` in place of yours it is right: look there, at what the "
                 "engine does and its exercise does not."
@@ -133,7 +79,7 @@ class _Trial:
     def _with_right(self, part: str, scene: Callable[[LLM], str], settings: dict[str, Any]) -> str:
         """What is still wrong with a right one in place of this part of the learner's."""
         try:
-            return self._play(replace(self.parts, **{part: PARTS[part][2]}), scene, settings)[0]
+            return self._play(replace(self.parts, **{part: self.right[part]}), scene, settings)[0]
         except Mismatch as wrong:
             return wrong.headline
 

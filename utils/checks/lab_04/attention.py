@@ -3,7 +3,9 @@ much memory it takes: exercise 6."""
 
 from __future__ import annotations
 
-import contextlib
+import tracemalloc
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,15 +15,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from utils.checks.kit import pictures
-from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Raised, Returns
+from utils.checks.kit.contracts import Choices, Fault, Given, Raised
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.faults import attempt
-from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.contracts.inputs import laid_out
-from utils.checks.kit.patience import watching
+from utils.checks.kit.patience import second_chance
 from utils.checks.kit.runner import Mismatch
-from utils.checks.lab_04.attention_mistakes import MISTAKES
-from utils.timing import one_thread
 
 # What is added to the scores, by the key's place in the text, from 0 to 1.
 SLOPES = {
@@ -31,14 +30,18 @@ SLOPES = {
     "steep": (-90.0, 90.0),
     "a steep fall": (200.0, -200.0),
     "negative": (-220.0, -200.0),
+    "far below": (-20_000.0, -20_000.0),  # -1e4 doesn't hide a key there
     "large": (200.0, 220.0),
     "ties": (0.0, 0.0),
 }
 GARBAGE = (3.0, 1e4)  # the spread of numbers in slots that hold nothing of the request
-TOO_LONG = 2048  # tokens at which the memory is watched
+SHORT, LONG, SIZE = 256, 2048, 32  # tokens of the texts whose memory is compared; of a block
+# Bytes that a long text may take more: some for each block of the table, which are no burden, and
+# some that Python itself may need.
+ALLOWED = {"tensors": 16 * LONG // SIZE, "a tensor": 16 * LONG // SIZE, "lists and arrays": 4000}
 
 
-def draw(c: Choices) -> Given:
+def draw_attention(c: Choices) -> Given:
     """Prefill, decode and chunks; long texts; heads in groups; scores that rise, vanish, or tie."""
     kind = c.pick(("small",) * 20 + ("long", "long", "very long", "wide"))
     size = c.pick((2, 1, 3, 4, 16, 5))
@@ -96,7 +99,7 @@ def contiguous(
     return out[0].transpose(0, 1).to(query.dtype)
 
 
-def _wrong(expected: Tensor, got: Any, given: Given) -> Fault | None:
+def another_result(expected: Tensor, got: Any, given: Given) -> Fault | None:
     """Scores of some hundred are rounded in float32; what comes of that is no mistake."""
     query, key_cache, value_cache, table, seq_len, scale = given.args
     used = table[: -(-seq_len // key_cache.shape[1])]
@@ -106,7 +109,7 @@ def _wrong(expected: Tensor, got: Any, given: Given) -> Fault | None:
     return Fault("returns", "", expected, got, says) if says else None
 
 
-def tell(given: Given) -> str:
+def tell_attention(given: Given) -> str:
     query, key_cache, _, table, seq_len, scale = given.args
     t_q, heads, dim = query.shape
     blocks = str(table) if len(table) < 12 else f"[{table[0]}, {table[1]}, ...] of {len(table)}"
@@ -117,43 +120,7 @@ def tell(given: Given) -> str:
     )
 
 
-CONTRACT = Contract(
-    inputs=draw,
-    judge=Returns(contiguous, own=True, wrong=_wrong),
-    tell=tell,
-    passed="",
-    clauses={
-        "returns": Clause(
-            "This is not attention over the request's keys and values. {says}",
-            "Keep `largest`, `total` and `weighted` for each query and head; divide "
-            "once, at the end; only keys up to the query's own position count.",
-        )
-    },
-    mistakes=MISTAKES,
-    examples=120,
-)
-
-
-@one_thread()
-def check(function: Any) -> str:
-    """All inputs, then the memory; words of success."""
-    try:
-        CONTRACT.check(function)
-    except Mismatch as wrong:
-        with contextlib.suppress(Exception), held_output(), watching():
-            wrong.figure, wrong.alt = _maps(function)
-        raise
-    with held_output(), watching():
-        largest, everything = watch_memory(function)
-    return (
-        f"Equal to torch's attention over contiguous keys on {CONTRACT.examples} random inputs: "
-        "prefill, decode, chunks, grouped heads, unused slots full of garbage. For a text of "
-        f"{TOO_LONG} tokens, your largest tensor holds {largest} numbers, as many as for a short "
-        f"one; to gather its keys would take {everything}."
-    )
-
-
-def _maps(function: Any) -> tuple[Figure | None, str]:
+def weight_maps(function: Any) -> tuple[Figure | None, str]:
     """One-hot values turn the output into the attention weights themselves, slot by slot."""
     size, seq_len, t_q, heads, kv_heads = 4, 6, 2, 4, 2
     num_slots = 2 * size
@@ -171,60 +138,105 @@ def _maps(function: Any) -> tuple[Figure | None, str]:
     return figure, "Attention weights, expected above and yours below, one map per head."
 
 
-class LargestTensor(TorchFunctionMode):
-    """Watches what functions and methods of torch return, and keeps the size of the largest."""
+class HeldMemory(TorchFunctionMode):
+    """Counts the bytes of all tensors that torch's functions return and that still live.
+
+    Attributes:
+        most: at any time.
+        largest: of one tensor.
+    """
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()
         self.inputs = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        self.numel, self.shape = 0, torch.Size()
+        self.held: dict[int, tuple[int, int]] = {}  # by place in memory: tensors there, bytes
+        self.most = self.largest = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if not isinstance(tensor, Tensor) or tensor.numel() <= self.numel:
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr()
+            if place in self.inputs:  # a view of the cache takes no memory
                 continue
-            # A view of the cache takes no memory.
-            if tensor.untyped_storage().data_ptr() not in self.inputs:
-                self.numel, self.shape = tensor.numel(), tensor.shape
+            self.held[place] = self.held.get(place, (0, 0))[0] + 1, storage.nbytes()
+            self.largest = max(self.largest, storage.nbytes())
+            weakref.finalize(tensor, self._drop, place)
+            self.most = max(self.most, sum(size for _, size in self.held.values()))
         return out
 
+    def _drop(self, place: int) -> None:
+        number, size = self.held.pop(place)
+        if number > 1:
+            self.held[place] = number - 1, size
 
-def watch_memory(function: Any) -> tuple[int, int]:
-    """Numbers in the largest tensor that is made for a long text, and in all its keys.
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+
+
+def memory_used(function: Any, t_q: int, seq_len: int) -> dict[str, int]:
+    """Bytes that are held at once: by tensors, by the largest of them, and by all else, such as
+    lists and numpy's arrays.
+
+    The block table and the caches are as large for a short text as for a long one.
 
     Raises:
-        Mismatch: it is larger than for a short text.
+        Mismatch: the function raises an error, or doesn't end.
     """
-    size, heads, kv_heads, dim = 32, 4, 2, 8
-    everything = TOO_LONG * kv_heads * dim
+    heads, kv_heads, dim = 4, 2, 8
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randperm(LONG // SIZE, generator=generator).tolist()
+    query = torch.randn(t_q, heads, dim, generator=generator)
+    keys = torch.randn(LONG // SIZE, SIZE, kv_heads, dim, generator=generator)
+    values = keys.clone()
+
+    def run() -> None:
+        with second_chance():
+            got = attempt(function, query, keys, values, table, seq_len, 0.5)
+        if isinstance(got, Raised):
+            raise Mismatch(got.says, input=_text(t_q, seq_len), look=got.look)
+
+    with HeldMemory(query, keys, values) as watch:
+        run()
+    tracemalloc.start()
+    try:
+        run()
+        _, else_ = tracemalloc.get_traced_memory()
+        return {"tensors": watch.most, "a tensor": watch.largest, "lists and arrays": else_}
+    finally:
+        tracemalloc.stop()
+
+
+def check_memory(function: Any) -> int:
+    """The most bytes that tensors take for a long text, which are no more than for a short one.
+
+    Raises:
+        Mismatch: they are more.
+    """
+    most = 0
     for t_q in (1, 5):
-        seen = []
-        for seq_len in (2 * size, TOO_LONG):
-            generator = torch.Generator().manual_seed(0)
-            # The same table and memory for both: only `seq_len` differs.
-            table = torch.randperm(TOO_LONG // size, generator=generator).tolist()
-            query = torch.randn(t_q, heads, dim, generator=generator)
-            cache = torch.randn(TOO_LONG // size, size, kv_heads, dim, generator=generator)
-            keys, values = cache, cache.clone()
-            with LargestTensor(query, keys, values) as watch:
-                got = attempt(function, query, keys, values, table, seq_len, 0.5)
-            if isinstance(got, Raised):
-                given = f"{t_q} new of {seq_len} tokens, blocks of {size}"
-                raise Mismatch(got.says, input=given, look=got.look)
-            seen.append((watch.numel, tuple(watch.shape)))
-        (short, _), (long, shape) = seen
-        one_block = size * heads * dim
-        # A number for each block of the table is no burden.
-        if long > max(short, TOO_LONG // size) or long > 8 * t_q * one_block:
+        memory_used(function, t_q, SHORT)  # what Python keeps of a first call is no memory of it
+        short, long = (memory_used(function, t_q, length) for length in (SHORT, LONG))
+        for what, most_allowed in ALLOWED.items():
+            if long[what] <= short[what] + most_allowed:
+                continue
             raise Mismatch(
-                "The result is right, but your function works on the whole text at once: it makes "
-                "a tensor that grows with the number of tokens.",
-                input=f"{t_q} new of {TOO_LONG} tokens in blocks of {size}, {heads} over "
-                f"{kv_heads} heads, head_dim {dim}",
-                expected=f"tensors of about {one_block} numbers, those of one block",
-                got=f"a tensor of {long} numbers, shape {shape}",
-                look="Gather nothing, and keep no list of all scores or positions. Go from block "
-                "to block with three running results: maximum, sum, weighted sum.",
+                "The result is right, but your function keeps more in memory the longer the text "
+                "is.",
+                input=_text(t_q, LONG),
+                expected=f"no more than for {SHORT} tokens",
+                got=f"{what} of {long[what]:,} bytes at once; for {SHORT} tokens, {short[what]:,}",
+                look="Go from block to block with three running results (maximum, sum, weighted "
+                "sum), and keep nothing else of a block: no keys, no scores, no positions.",
             )
-    return long, everything
+        most = max(most, long["tensors"])
+    return most
+
+
+def _text(t_q: int, seq_len: int) -> str:
+    return f"{t_q} new of {seq_len} tokens in blocks of {SIZE}, 4 over 2 heads, head_dim 8"
