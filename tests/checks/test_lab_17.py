@@ -5,6 +5,8 @@ Its index and its history are right answers in the bug zoo, and so held against 
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -12,11 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from utils.checks import lab_17
+from utils.checks.kit.contracts import Choices
 from utils.checks.kit.runner import Mismatch
-from utils.checks.lab_17 import real_servers
-from utils.routing.policies import ConsistentHash, ReplicaLoad, RoutingRequest, stable_hash
+from utils.checks.lab_17 import answers, real_servers, stories
+from utils.hub import load_tokenizer, resolve_model
+from utils.routing.policies import (
+    ConsistentHash,
+    ReplicaLoad,
+    RoundRobin,
+    RoutingRequest,
+    stable_hash,
+)
 from utils.routing.prefix_index import KVIndex
 from utils.routing.prefix_policies import LongestPrefixAndLoad
+from utils.routing.router.block_names import block_names
 
 LOADS = st.dictionaries(st.integers(0, 4), st.integers(0, 5), min_size=1)
 
@@ -83,15 +94,33 @@ def test_an_error_in_front_of_the_servers_is_told_as_it_was() -> None:
         learners.complain()
 
 
-@pytest.mark.parametrize(
-    ("yours", "words"), [(0.3, "no more in the caches"), (0.5, "not as foretold"), (0.7, "")]
-)
-def test_the_servers_counters_decide(yours: float, words: str) -> None:
-    def report(rate: float) -> real_servers.RunReport:
-        return real_servers.RunReport([3, 3], [50, 50], [int(100 * rate), 0], 1.0)
+@pytest.mark.parametrize(("found", "words"), [(50, "less in their caches"), (70, "")])
+def test_the_servers_counters_decide(found: int, words: str) -> None:
+    run = real_servers.RunReport([3, 3], [50, 50], [found, 0], 1.0)
+    with pytest.raises(Mismatch, match=words) if words else contextlib.nullcontext():
+        real_servers.judge(run, 0.71)
 
-    if not words:
-        real_servers.judge(report(yours), report(0.4), 0.71)
-        return
-    with pytest.raises(Mismatch, match=words):
-        real_servers.judge(report(yours), report(0.4), 0.7)
+
+def test_a_router_that_listens_is_predicted_to_find_the_most() -> None:
+    tokenizer = load_tokenizer(resolve_model("bundled"))
+    policies = RoundRobin(), real_servers.Remembering(), answers.MyRouter(2, 16)
+    known, asked = real_servers.prompts_of(seed=1)
+    plain, remembers, listens = (
+        real_servers.predicted(policy, known, [0, 1, 1, 0], asked, tokenizer) for policy in policies
+    )
+    assert plain < remembers - real_servers.TOLERANCE
+    assert remembers < listens - real_servers.TOLERANCE
+
+
+def test_names_of_blocks_are_those_of_the_prompt() -> None:
+    empty = 0
+    for seed in range(100):
+        event, known = lab_17.draw_event(Choices(random.Random(seed))).args
+        found = [*lab_17.chained(event, known).values()]
+        empty += not found
+        assert not found or any(
+            found == names[i : i + len(found)]
+            for names in map(block_names, *zip(*stories.CUT_PROMPTS, strict=True))
+            for i in range(len(names))
+        )
+    assert 10 < empty < 50

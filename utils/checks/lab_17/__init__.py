@@ -8,18 +8,21 @@ last, two real servers and their own counters.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, Fault, Given, Returns
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Passed
-from utils.checks.lab_17 import answers, real_servers
-from utils.checks.lab_17.stories import HistoryStory, IndexStory, RouterStory
+from utils.checks.lab_17 import answers, real_servers, stories
+from utils.kv_events.kv_events import BlockStored
+from utils.routing.router.block_names import block_name
 
 LAB = Lab(__file__)
+LONG_ONE, NAMES_OF = stories.LONG_ONE, stories.NAMES_OF
 
 # Exercise 1: the leading blocks that each replica holds
 
@@ -56,7 +59,7 @@ find_matches = LAB.check(answers.find_matches, draw_holders, Returns(leading_blo
 # Exercise 2: consistent hashing with bounded loads
 # Karger et al., STOC 1997; Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350.
 
-POINTS_TOLD, FULL = 12, 9
+POINTS_TOLD = 12
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def draw_ring(c: Choices) -> Given:
     lowest = c.pick((0, 0, 7, 97))  # as texts, "10" comes before "8"
     key = f"session {c.integer(0, 9)}"
     if c.rarely(100):  # more than a thousand full points in a row; the last two have room
-        loads = dict.fromkeys(range(lowest, lowest + 60), FULL)
+        loads = dict.fromkeys(range(lowest, lowest + 60), 9)
         loads |= {lowest + 58: 1, lowest + 59: 0}
         return Given(key, loads, PlaceOf(4, salt, first), 80, 1.01)
     replicas = [lowest + i for i in range(c.size(1, 5)) if not c.rarely(4)]
@@ -130,7 +133,7 @@ def wrong_owner(expected: int, got: Any, given: Given) -> Fault | None:
     if got == expected:
         return None
     if not is_alive(got, loads):
-        return Fault("nobody", "", expected, got)
+        return Fault("nobody", "", expected, got, words=(f"replica `{expected}`", f"`{got!r}`"))
     bound = rest[0] if rest else None
     clause = "returns"
     if bound is not None:
@@ -151,11 +154,10 @@ def tell_ring(given: Given) -> str:
     ring = ", ".join(f"{place} (replica {r})" for place, r in points[:POINTS_TOLD])
     if len(points) > POINTS_TOLD:
         ring += f", and {len(points) - POINTS_TOLD} more points"
-    others = {r: load for r, load in loads.items() if load != FULL}
-    told = loads if len(loads) <= POINTS_TOLD else f"{FULL} for {len(loads)} replicas but {others}"
+    limit = f"bound {bound[0]}" if bound else "bound not given"
     return (
         f"key {key!r} at place {place_of(key)}; num_points {num_points}, points at places "
-        f"{ring or 'none'}; loads {told}{f', bound {bound[0]}' if bound else ', bound not given'}"
+        f"{ring or 'none'}; loads {loads}, {limit}"
     )
 
 
@@ -167,8 +169,8 @@ ring_owner = LAB.check(
 
 routing_history = LAB.check(
     answers.RoutingHistory,
-    HistoryStory.draw,
-    HistoryStory.judge(answers.RoutingHistory),
+    stories.HistoryStory.draw,
+    stories.HistoryStory.judge(answers.RoutingHistory),
     examples=200,
 )
 
@@ -225,7 +227,7 @@ def wrong_choice(expected: int, got: Any, given: Given) -> Fault | None:
     if got == expected:
         return None
     if not is_alive(got, waiting):
-        return Fault("nobody", "", expected, got)
+        return Fault("nobody", "", expected, got, words=(f"replica `{expected}`", f"`{got!r}`"))
     cost = tokens_first(*given.args)
     expected_words, got_words = (
         f"replica {i}: {cost[i]} tokens before the first new one, of which {waiting[i]} wait"
@@ -274,21 +276,87 @@ seconds_until_room = LAB.check(
     answers.seconds_until_room, draw_queues, Returns(seconds_left), passed=praise_wait
 )
 
-# Exercise 6: an index that the engines' KV events keep true
+# Exercise 6: the router's names of the blocks in an event
 
-kv_index = LAB.check(
-    answers.KVIndex, IndexStory.draw, IndexStory.judge(answers.KVIndex), examples=220
+
+def draw_event(c: Choices) -> Given:
+    """A part of a prompt, whose other blocks are known or not; rarely a thousand blocks."""
+    prompt = LONG_ONE if c.rarely(60) else c.integer(0, LONG_ONE - 1)
+    tokens, size = stories.CUT_PROMPTS[prompt]
+    kind, replica = c.pick((stories.KINDS[0], *stories.KINDS)), c.integer(0, 1)
+    hashes = [stories.external(replica, name, 0)[kind] for name in NAMES_OF[prompt]]
+    last = len(hashes) - 1
+    first = 0 if prompt == LONG_ONE else c.integer(0, last)
+    end = last if prompt == LONG_ONE else c.integer(first, last)
+    known = {
+        block_hash: name
+        for number, (block_hash, name) in enumerate(zip(hashes, NAMES_OF[prompt], strict=True))
+        if prompt != LONG_ONE and c.rarely(3) != (number < first)  # mostly those before it
+    }
+    parent = hashes[first - 1] if first else None
+    here = tokens[first * size : (end + 1) * size]
+    return Given(stories.stored(hashes[first : end + 1], parent, here, size), known)
+
+
+def chained(event: BlockStored, names: dict[Any, int]) -> dict[Any, int]:
+    """Each name from the one before, as sums are accumulated."""
+    parent, size = event.parent_block_hash, event.block_size
+    if parent is not None and parent not in names:
+        return {}
+    pieces = (event.token_ids[i : i + size] for i in range(0, len(event.token_ids), size))
+    _, *found = accumulate(pieces, block_name, initial=0 if parent is None else names[parent])
+    return dict(zip(event.block_hashes, found, strict=True))
+
+
+def wrong_names(expected: dict[Any, int], got: Any, given: Given) -> Fault | None:
+    """Which part of the chain is wrong, or which blocks are there."""
+    if not isinstance(got, Mapping):
+        return Fault("kind", "", expected, got)
+    if got.keys() != expected.keys():
+        if not expected:
+            return Fault("unknown", "", expected, got)
+        return Fault("hashes", "", [*expected], [*got])
+    for number, (block_hash, name) in enumerate(expected.items()):
+        if got[block_hash] != name:
+            where = f"block {number} of the event"
+            return Fault("later" if number else "first", where, name, got[block_hash])
+    return None
+
+
+def tell_event(given: Given) -> str:
+    event, names = given.args
+    return f"{stories.event_told(event)}; `names` has the hashes {stories.listed([*names])}"
+
+
+name_blocks = LAB.check(
+    answers.name_blocks,
+    draw_event,
+    Returns(chained, wrong=wrong_names),
+    tell=tell_event,
+    examples=200,
 )
 
-# Exercise 7: the learner's router, first in random stories, then in front of two servers
+# Exercise 7: an index that the engines' KV events keep true
+
+kv_index = LAB.check(
+    answers.KVIndex,
+    stories.IndexStory.draw,
+    stories.IndexStory.judge(answers.KVIndex),
+    examples=180,
+)
+
+# Exercise 8: the learner's router, first in random stories, then in front of two servers
 
 REHEARSAL = LAB.check(
-    answers.MyRouter, RouterStory.draw, RouterStory.judge(answers.MyRouter), examples=200
+    answers.MyRouter,
+    stories.RouterStory.draw,
+    stories.RouterStory.judge(answers.MyRouter),
+    examples=200,
 ).contract
 
 
 @LAB.exercise
-def engine(make_router: Callable[[int, int], Any]) -> str | Passed:
+def engine(make_router: Callable[[int, int], Any]) -> Passed:
     """Check `make_router(num_replicas, block_size)`: rehearsed before anything is started."""
     REHEARSAL.check(make_router)
-    return real_servers.against_round_robin(make_router)
+    return real_servers.against_two_others(make_router)

@@ -89,6 +89,18 @@ def seconds_until_room(
     return max(0.0, min(tokens_ahead) / tokens_per_second - ttft_limit)
 
 
+def name_blocks(event: BlockStored, names: dict[Any, int]) -> dict[Any, int]:
+    parent, size = event.parent_block_hash, event.block_size
+    name = 0 if parent is None else names.get(parent)
+    if name is None:
+        return {}
+    found = {}
+    for i, block_hash in enumerate(event.block_hashes):
+        name = block_name(name, event.token_ids[i * size : (i + 1) * size])
+        found[block_hash] = name
+    return found
+
+
 class KVIndex:
     def __init__(self, num_replicas: int) -> None:
         self.names: list[dict[Any, int]] = [{} for _ in range(num_replicas)]  # of an engine's hash
@@ -106,13 +118,8 @@ class KVIndex:
                 else:
                     names.pop(block_hash, None)
                     copies.pop(block_hash, None)
-        elif isinstance(event, BlockStored):
-            parent, size = event.parent_block_hash, event.block_size
-            name = 0 if parent is None else names.get(parent)
-            for i, block_hash in enumerate(event.block_hashes):
-                if name is None:
-                    return
-                name = block_name(name, event.token_ids[i * size : (i + 1) * size])
+        else:
+            for block_hash, name in name_blocks(event, names).items():
                 names[block_hash] = name
                 copies[block_hash] += 1
 

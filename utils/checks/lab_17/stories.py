@@ -33,18 +33,8 @@ KEPT = 10  # lists that were returned, and are looked at again
 class LinesStory(Story):
     """A story that is told with one call on a line, below the setting."""
 
-    @classmethod
-    def tell(cls, setting: Any) -> str:
-        return ""  # `start` does
-
     def start(self, answer: Any) -> None:
-        self.told: list[str] = []
-        self.line(self.words(self.setting))
-
-    @classmethod
-    def words(cls, setting: Any) -> str:
-        """The setting in words."""
-        return str(setting)
+        self.told = [""]
 
     def line(self, words: str) -> None:
         """Tell the next step."""
@@ -61,32 +51,25 @@ class BookStory(LinesStory):
         super().start(answer)
         self.returned: list[tuple[list[Any], list[Any]]] = []  # what callers have, and its copy
         self.books = [
-            self.see("new", self.stage.do(answer, *self.made_with(self.setting)), self.what)
+            self.see("new", self.stage.do(answer, *self.setting.arguments), self.what)
             for _ in range(2)
         ]
-
-    @staticmethod
-    def made_with(setting: Any) -> tuple[Any, ...]:
-        raise NotImplementedError
 
     def ask(self, which: int, names: Sequence[Any], clauses: Sequence[str]) -> None:
         """Look at what `matches` returns: for each replica, below the clause that is named."""
         got = self.stage.call(self.books[which], "matches", names)
         is_list = isinstance(got, list) and len(got) == len(clauses)
-        kind = f"a list of {len(clauses)}" if is_list else shown(got)
+        numbers = f"a list with {len(clauses)} number{'s' if len(clauses) > 1 else ''}"
+        kind = numbers if is_list else shown(got)
         self.stage.see("list", got if isinstance(got, Raised) else kind)
         again = any(got is old for old, _ in self.returned)
         self.stage.expect("earlier", "a new list", "the same list" if again else "a new list")
         for replica, (clause, number) in enumerate(zip(clauses, got, strict=True)):
-            self.stage.see(clause, number, functools.partial(for_replica, replica))
+            self.stage.see(clause, number, f"{{}} for replica {replica}".format)
         for old, then in self.returned[-KEPT:]:
             if old != then:
                 self.stage.blame("earlier", then, old)
         self.returned.append((got, list(got)))
-
-
-def for_replica(replica: int, number: Any) -> str:
-    return f"{shown(number)} for replica {replica}"
 
 
 # Exercise 3
@@ -111,6 +94,10 @@ class Memory:
     max_blocks: int
     palette: tuple[str, ...]
 
+    @property
+    def arguments(self) -> tuple[int, int]:
+        return self.num_replicas, self.max_blocks
+
     def __str__(self) -> str:
         return f"two histories, num_replicas {self.num_replicas}, max_blocks {self.max_blocks}"
 
@@ -127,10 +114,6 @@ class HistoryStory(BookStory):
         max_blocks = c.integer(101, 140) if c.rarely(6) else c.size(1, 9)
         palette = c.pick((SHORT, PROMPTS))
         return Memory(c.size(1, 3), LONG if c.rarely(40) else max_blocks, palette)
-
-    @staticmethod
-    def made_with(setting: Memory) -> tuple[int, int]:
-        return setting.num_replicas, setting.max_blocks
 
     # Mostly the first of the first: only there so much happens that blocks become old.
 
@@ -197,7 +180,7 @@ def listed(names: Sequence[Any]) -> str:
     return f"[{names[0]!r}, {names[1]!r}, ..., {len(names)} in all]"
 
 
-# Exercise 6. Prompts, and the size of their blocks. Each event has its own.
+# Exercise 7. Prompts, and the size of their blocks. Each event has its own.
 
 CUT_PROMPTS: tuple[tuple[tuple[int, ...], int], ...] = (
     ((1, 2, 3, 4), 2),
@@ -214,40 +197,30 @@ NUMBER = {name: i for i, name in enumerate(dict.fromkeys(itertools.chain(*NAMES_
 ASKED = (1, 2, 4, 5, 6)  # the others are beginnings of these
 ODD = ("unknown parent", "not known")
 LONG_ONE = len(CUT_PROMPTS) - 1
-KINDS = (
-    "the same",
-    "large",
-    "each engine's own",
-    "small",
-    "bytes as",
-    "bytes, all alike at both ends, as",
-    "zeros in bytes as",
-    "neighboring large",
-    "far apart",
-)
 
 
 @functools.cache
-def external(hashes: str, replica: int, name: int, cleared: int) -> ExternalBlockHash:
-    """An engine's own hash of a block. It is not the router's name of it.
+def external(replica: int, name: int, cleared: int) -> dict[str, ExternalBlockHash]:
+    """An engine's own hash of a block, of each kind. It is not the router's name of it.
 
     Most kinds are counted by each engine, in another order; cleared, it begins anew.
     """
-    number = NUMBER[name]
+    number, large = NUMBER[name], name * 0x9E3779B97F4A7C15 + 1
     count = (number - replica - cleared) % len(NUMBER)
-    of_name = name * 0x9E3779B97F4A7C15 + 1
-    kinds: tuple[ExternalBlockHash, ...] = (
-        100 + number,
-        of_name % 2**64,
-        (of_name + replica) % 2**64,
-        count,
-        hashlib.blake2b(f"{name} {replica}".encode(), digest_size=32).digest(),
-        b"all begin" + count.to_bytes(2, "big") + b"and end so",
-        bytes(1 + count),
-        2**63 + count,  # as floats they are equal
-        count << 48,  # their lower bits are equal
-    )
-    return kinds[KINDS.index(hashes)]
+    return {
+        "the same": 100 + number,
+        "large": large % 2**64,
+        "each engine's own": (large + replica) % 2**64,
+        "small": count,
+        "bytes as": hashlib.blake2b(f"{name} {replica}".encode(), digest_size=32).digest(),
+        "bytes, all alike at both ends, as": b"all begin%dand end so" % count,
+        "zeros in bytes as": bytes(1 + count),
+        "neighboring large": 2**63 + count,  # as floats they are equal
+        "far apart": count << 48,  # their lower bits are equal
+    }
+
+
+KINDS = tuple(external(0, NAMES_OF[0][0], 0))
 
 
 @dataclass(frozen=True)
@@ -257,6 +230,10 @@ class Engines:
     num_replicas: int
     hashes: str
     only: int | None  # of one engine, and of this prompt; None: of all
+
+    @property
+    def arguments(self) -> tuple[int]:
+        return (self.num_replicas,)
 
     def __str__(self) -> str:
         return f"two indexes, num_replicas {self.num_replicas}; {self.hashes} hashes"
@@ -277,10 +254,6 @@ class IndexStory(BookStory):
     @classmethod
     def longest(cls, setting: Engines) -> int:
         return 30 if setting.only is None else 60
-
-    @staticmethod
-    def made_with(setting: Engines) -> tuple[int]:
-        return (setting.num_replicas,)
 
     @staticmethod
     def draw_cleared(c: Choices, setting: Engines) -> tuple[int, int, int]:
@@ -317,7 +290,7 @@ class IndexStory(BookStory):
     def hashes_of(self, which: int, replica: int, prompt: int) -> list[ExternalBlockHash]:
         """An engine's hashes of a prompt's blocks, as it gives them at present."""
         cleared = self.cleared[which, replica]
-        return [external(self.setting.hashes, replica, n, cleared) for n in NAMES_OF[prompt]]
+        return [external(replica, name, cleared)[self.setting.hashes] for name in NAMES_OF[prompt]]
 
     def do_stored(self, which: int, replica: int, prompt: int, first: int, last: int) -> None:
         hashes, (tokens, size) = self.hashes_of(which, replica, prompt), CUT_PROMPTS[prompt]
@@ -389,12 +362,11 @@ def event_told(event: Event) -> str:
 
 
 def _short(block_hash: ExternalBlockHash) -> str:
-    if isinstance(block_hash, bytes):
-        return f"bytes ...{block_hash.hex()[-4:]}" if len(block_hash) > 25 else str(block_hash)
-    return str(block_hash) if block_hash < 1000 else f"...{block_hash % 1000:03d}"
+    words = str(block_hash)
+    return words if len(words) < 40 else f"{words[:12]}...{words[-8:]}"
 
 
-# Exercise 7
+# Exercise 8
 
 
 class RouterStory(LinesStory):
@@ -412,7 +384,7 @@ class RouterStory(LinesStory):
         return [(c.integer(1, 4), c.pick((16, 4, 1, 32))) for _ in range(2)]
 
     @classmethod
-    def words(cls, setting: list[tuple[int, int]]) -> str:
+    def tell(cls, setting: list[tuple[int, int]]) -> str:
         (n, size), (m, other) = setting
         return f"MyRouter({n}, {size}) is router 1, MyRouter({m}, {other}) is router 2"
 
@@ -426,7 +398,7 @@ class RouterStory(LinesStory):
         which, replica = cls.draw_died(c, setting)
         size, blocks = setting[which][1], c.integer(1, 4)
         tokens = shared_tokens(c.integer(0, 1), blocks * size)
-        hashes = own_hashes(tokens, size)
+        hashes: list[Any] = [last + 1 for last in tokens[size - 1 :: size]]  # not the names
         event: Event = stored(hashes, None, tokens, size)
         if c.rarely(4):
             event = BlockRemoved(hashes[c.integer(0, blocks - 1) :], MEDIUM_GPU)
@@ -493,8 +465,3 @@ class RouterStory(LinesStory):
 def shared_tokens(group: int, length: int) -> list[int]:
     """The beginning that all prompts of a group have."""
     return [100 * group + i for i in range(length)]
-
-
-def own_hashes(tokens: Sequence[int], block_size: int) -> list[ExternalBlockHash]:
-    """An engine's hashes of a shared prompt's blocks, which are not the router's names."""
-    return [last + 1 for last in tokens[block_size - 1 :: block_size]]
