@@ -1,4 +1,4 @@
-"""Wrong and right answers to lab 14, each as a learner might write it."""
+"""Right answers to lab 14, each as a learner might write it, and wrong ones that are no edits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import math
 from collections import defaultdict
 
 from tests.labs.bug_zoo.zoo import Zoo
+from utils.checks.kit.lab.edits import edited
+from utils.checks.lab_14 import answers
+from utils.checks.lab_14.kinds import Mailbox
 from utils.serving.mailbox import EngineDeadError
 
-zoo = Zoo()
+zoo = Zoo(answers)
 wrong, right = zoo.wrong, zoo.right
-
-
-# 1 EventReader
 
 
 @right("event_reader")
@@ -52,52 +52,6 @@ class LetterByLetter:
         self.data = None
 
 
-@wrong("event_reader", "`feed` returns")
-class BlanksEndAnEvent(LetterByLetter):
-    def feed(self, piece):
-        events = []
-        for letter in self.decoder.decode(piece):
-            if letter == "\n" and not self.line.strip():
-                self.line = ""
-            events += super().feed(letter.encode())
-        return events
-
-
-@wrong("event_reader", "`feed` returns")
-class EndsOfLinesOfAnyKind(LetterByLetter):
-    def feed(self, piece):
-        return super().feed(piece.replace(b"\r", b"\n"))
-
-
-@wrong("event_reader", "`feed` returns")
-class EmptyTextsAreNone(LetterByLetter):
-    def end(self, events):
-        self.data = self.data or None
-        super().end(events)
-
-
-@wrong("event_reader", "`done` is")
-class DoneAnywhere(LetterByLetter):
-    def end(self, events):
-        if self.data and "[DONE]" in self.data:
-            self.data = "[DONE]"
-        super().end(events)
-
-
-@wrong("event_reader", "returned before has changed")
-class OneListForAll(LetterByLetter):
-    def __init__(self):
-        super().__init__()
-        self.given = []
-
-    def feed(self, piece):
-        self.given[:] = super().feed(piece)
-        return self.given
-
-
-# 2 Histogram
-
-
 @right("histogram")
 class CountsUp:
     """Cumulative counters; the sum by itself."""
@@ -130,23 +84,6 @@ class CountsUp:
         return lower + (rank - below) / (new[bounds[i]] - below) * (bounds[i] - lower)
 
 
-@wrong("histogram", "The quantile is")
-class FirstBucketFromItsBound(CountsUp):
-    def quantile(self, q, earlier=None):
-        first = next(iter(self.at_most))
-        return max(first, super().quantile(q, earlier))
-
-
-@wrong("histogram", "The quantile is")
-class RoundsTheRank(CountsUp):
-    def quantile(self, q, earlier=None):
-        new = self.count - (earlier or {}).get(math.inf, 0)
-        return super().quantile(math.ceil(q * new) / new, earlier) if new else math.nan
-
-
-# 3 slo_report
-
-
 def is_kept(attempt, due, ttft, tpot):
     if attempt.status != 200 or not attempt.finished:
         return False
@@ -164,51 +101,6 @@ def with_a_defaultdict(attempts, begin, end, ttft, tpot):
     kept = [n for n in counted if any(is_kept(a, dues[n], ttft, tpot) for a in people[n])]
     attainment = len(kept) / len(counted) if counted else float("nan")
     return attainment, len(kept) / (end - begin)
-
-
-@wrong("slo_report", "changes in place")
-def by_pieces(attempts, begin, end, ttft, tpot):
-    attempts = [a for a in attempts]  # a piece is taken for a token
-    for attempt in attempts:
-        object.__setattr__(attempt, "num_tokens", len(attempt.token_times))
-    return with_a_defaultdict(attempts, begin, end, ttft, tpot)
-
-
-@wrong("slo_report", "Attainment and goodput are wrong")
-def per_second_of_the_test(attempts, begin, end, ttft, tpot):
-    attainment, goodput = with_a_defaultdict(attempts, begin, end, ttft, tpot)
-    return attainment, goodput * (end - begin) / end
-
-
-@wrong("slo_report", "Attainment and goodput are wrong")
-def each_ones_own_due(attempts, begin, end, ttft, tpot):
-    attempts = [*attempts]
-    kept = {a.request_id for a in attempts if is_kept(a, a.due, ttft, tpot)}
-    dues = {
-        a.request_id: min(b.due for b in attempts if b.request_id == a.request_id) for a in attempts
-    }
-    counted = [name for name, due in dues.items() if begin <= due < end]
-    both = [name for name in counted if name in kept]
-    return len(both) / len(counted) if counted else math.nan, len(both) / (end - begin)
-
-
-# 4 AsyncLLM
-
-
-class Box:
-    def __init__(self):
-        self.news, self.came = None, asyncio.Event()
-
-    def put(self, news):
-        self.news = news
-        self.came.set()
-
-    async def take(self):
-        await self.came.wait()
-        self.came.clear()
-        if isinstance(self.news, Exception):
-            raise self.news
-        return self.news
 
 
 @right("async_llm")
@@ -273,7 +165,7 @@ class WithAnEvent:
     async def generate(self, request_id, prompt, params):
         if self.over:
             raise self.over
-        box = Box()
+        box = Mailbox()
         self.readers.append(box)
         self.wish(self.enter, box, request_id, prompt, params)
         try:
@@ -285,62 +177,6 @@ class WithAnEvent:
         finally:
             self.readers = [other for other in self.readers if other is not box]
             self.wish(self.leave, box, request_id)
-
-
-@wrong("async_llm", "The engine holds the requests")
-class OneWishAStep(WithAnEvent):
-    def fulfil(self):
-        if self.wishes:
-            what, args = self.wishes.pop(0)
-            what(*args)
-
-
-@wrong("async_llm", "has come to an end, or not: runs")
-class CannotBeStopped(WithAnEvent):
-    """It swallows what should end it, also when the check tidies up."""
-
-    async def one_step(self):
-        try:
-            await super().one_step()
-        except BaseException as error:
-            for box in self.boxes.values():
-                box.put(RuntimeError(str(error)))
-
-
-@wrong("async_llm", "touched while a step runs")
-class LeavesAtOnce(WithAnEvent):
-    def wish(self, what, *args):
-        if what == self.leave:
-            what(*args)
-        else:
-            super().wish(what, *args)
-
-
-@wrong("async_llm", "A client has got")
-class AFailedStepTellsAllReaders(WithAnEvent):
-    async def one_step(self):
-        try:
-            await super().one_step()
-        finally:
-            if not self.boxes:
-                for box in self.readers:
-                    if not box.came.is_set():
-                        box.put(RuntimeError("The step failed."))
-
-
-@wrong("async_llm", "EngineDeadError")
-class SilentAtTheEnd(WithAnEvent):
-    async def run(self):
-        while True:
-            self.fulfil()
-            if self.engine.has_unfinished_requests():
-                await self.one_step()
-            else:
-                self.something.clear()
-                await self.something.wait()
-
-
-# 5 seconds_to_wait
 
 
 def worst_case(load, num_tokens, spare=0):
@@ -371,41 +207,7 @@ def step_by_step(load, num_tokens, ttft_limit):
     return seconds - ttft_limit if seconds > ttft_limit else 0.0
 
 
-@wrong("seconds_to_wait", "came too late")
-def those_who_wait_are_never_answered(load, num_tokens, ttft_limit):
-    if impossible(load, num_tokens, ttft_limit):
-        return math.inf
-    budget = load.max_num_batched_tokens
-    steps = math.ceil((sum(load.waiting) + num_tokens) / max(1, budget - load.num_running))
-    return max(0.0, load.seconds_left + steps * load.step_seconds(budget) - ttft_limit)
-
-
-@wrong("seconds_to_wait", "came too late")
-def there_is_always_room_for_one(load, num_tokens, ttft_limit):
-    if impossible(load, num_tokens, ttft_limit):
-        return math.inf
-    room = max(1, load.max_num_batched_tokens - load.num_running - len(load.waiting))
-    steps = math.ceil((sum(load.waiting) + num_tokens) / room)
-    seconds = load.seconds_left + steps * load.step_seconds(load.max_num_batched_tokens)
-    return max(0.0, seconds - ttft_limit)
-
-
-@wrong("seconds_to_wait", "turned away")
-def only_the_idle_server_is_sure(load, num_tokens, ttft_limit):
-    if impossible(load, num_tokens, ttft_limit):
-        return math.inf
-    busy = bool(load.waiting or load.num_running or load.seconds_left)
-    return load.step_seconds(load.max_num_batched_tokens) if busy else 0.0
-
-
-@wrong("seconds_to_wait", "by an idle server")
-def never_is_a_long_time(load, num_tokens, ttft_limit):
-    return min(1e9, step_by_step(load, num_tokens, ttft_limit))
-
-
-# 6 engine
-
-
+@right("write_events")
 async def events_by_hand(outputs):
     shown = ""
     try:
@@ -423,12 +225,6 @@ async def events_by_hand(outputs):
     yield b"data: [DONE]\n\n"
 
 
-async def no_end(outputs):
-    async for event in events_by_hand(outputs):
-        if event != b"data: [DONE]\n\n":
-            yield event
-
-
 def with_parts(name, *arguments):
     def parts():
         """What `check.engine` is called with."""
@@ -437,8 +233,11 @@ def with_parts(name, *arguments):
     return parts
 
 
+NeverAborts = edited(answers.AsyncLLM, ["self.engine.abort_request(request_id) => pass"])
 right("engine")(with_parts("all_otherwise", WithAnEvent, events_by_hand, LetterByLetter))
-wrong("engine", "stream has no end")(with_parts("no_done", WithAnEvent, no_end, LetterByLetter))
 wrong("engine", "Exercise 4 is not right yet")(
-    with_parts("leaves_at_once", LeavesAtOnce, events_by_hand, LetterByLetter)
+    with_parts("steps_for_nobody", NeverAborts, events_by_hand, LetterByLetter)
+)
+wrong("engine", "Exercise 6 is not right yet")(
+    with_parts("no_outputs", WithAnEvent, print, LetterByLetter)
 )

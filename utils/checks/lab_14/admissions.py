@@ -1,4 +1,4 @@
-"""Let in, or "come back later"? A rule is judged by what becomes of those let in: exercise 5."""
+"""Let in, or "come back later"? A rule is judged by what becomes of the requests: exercise 5."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Raised, mistake
+from utils.checks.kit.contracts import Choices, Fault, Raised
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import as_at_first
-from utils.checks.lab_14.simulated_server import Job, Load, Server, StepSeconds
+from utils.checks.lab_14.kinds import Load
+from utils.checks.lab_14.simulated_server import Job, Server, StepSeconds
 
-VISITS = 3  # a request that is refused so often, with nobody else there, was told a wrong time
+RETURNS = 3  # so often a request may come back before it is let in, with nobody else there
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,10 @@ class KeepsPromises:
 
     def tell(self, story: Story) -> str:
         steps = story.step_seconds
+        each = f" and {steps.per_token:g} s more for each token" if steps.per_token else ""
         return (
-            f"steps of up to {story.max_num_batched_tokens} tokens, which take {steps.fixed:g} s "
-            f"and {steps.per_token:g} s per token; ttft_limit {story.ttft_limit:g}; requests come "
+            f"a step has up to {story.max_num_batched_tokens} tokens, and takes {steps.fixed:g} s"
+            f"{each}; ttft_limit is {story.ttft_limit:g}; requests come "
             + ", ".join(f"after {a.gap:g} s ({a.num_tokens} tokens)" for a in story.arrivals)
         )
 
@@ -88,10 +90,9 @@ class KeepsPromises:
         server = Server(story.max_num_batched_tokens, story.step_seconds)
         for number, arrival in enumerate(story.arrivals, 1):
             server.advance(server.now + arrival.gap)
-            load = server.load()
-            where = f"request {number}: {_told(load, arrival.num_tokens)}"
-            got = attempt(rule, load, arrival.num_tokens, story.ttft_limit)
-            fault = self._of_one(rule, story, server, arrival.num_tokens, got, where)
+            visit = _Visit(rule, server, number, arrival.num_tokens, story.ttft_limit)
+            got = visit.ask(server)
+            fault = visit.fault_of(got)
             if fault is not None:
                 return fault
             if got == 0:
@@ -100,186 +101,69 @@ class KeepsPromises:
         for job in sorted(server.done, key=lambda job: job.number):
             ttft = (job.first_token or 0.0) - job.came
             if ttft > story.ttft_limit * (1 + 1e-9):
-                return Fault(
-                    "promise",
-                    f"request {job.number}",
-                    story.ttft_limit,
-                    ttft,
-                    words=(f"at most {story.ttft_limit:g} s", f"{ttft:g} s"),
-                )
+                words = f"at most {story.ttft_limit:g} s", f"{ttft:g} s"
+                return Fault("promise", f"request {job.number}", words=words, got=ttft)
         return None
 
-    def _of_one(
-        self, rule: Any, story: Story, server: Server, num_tokens: int, got: Any, where: str
-    ) -> Fault | None:
-        load, limit = server.load(), story.ttft_limit
-        if isinstance(got, Raised):
-            return Fault("raises", where, "seconds", got, got.says, got.look)
-        number = isinstance(got, int | float) and not isinstance(got, bool)
-        if not number or math.isnan(got) or got < 0:
-            return Fault("seconds", where, "0 or more seconds", got)
-        if alone(load, num_tokens) > limit and got < math.inf:
-            return Fault("never", where, math.inf, got)
-        if surely(load, num_tokens, spare=1) <= limit and got > 0:
-            return Fault("shy", where, 0.0, got)
-        most_steps = sum(load.waiting) + num_tokens
-        most = load.seconds_left + limit + most_steps * load.step_seconds(server.budget)
-        idle = Load((), 0, 0.0, load.max_num_batched_tokens, load.step_seconds)
-        if surely(idle, num_tokens) > limit or got == 0:
-            return None
-        if got > most:
-            return Fault("long", where, most, got, words=(f"at most {most:g} s", f"{got:g} s"))
-        return self._comes_back(rule, story, server, num_tokens, got, where)
 
-    def _comes_back(
-        self, rule: Any, story: Story, server: Server, num_tokens: int, first: float, where: str
-    ) -> Fault | None:
-        quiet, seconds = server.with_short_answers(), [first]
-        while len(seconds) <= VISITS:
-            quiet.advance(quiet.now + seconds[-1])
-            got = attempt(rule, quiet.load(), num_tokens, story.ttft_limit)
-            if isinstance(got, Raised):
-                return Fault(
-                    "raises", f"{where}; it comes back", "seconds", got, got.says, got.look
-                )
-            if got == 0:
-                return None
-            seconds.append(got)
-        told = ", ".join(f"{s:g}" for s in seconds[:VISITS])
-        return Fault(
-            "again", where, f"let in by visit {VISITS + 1}", f"refused again; told {told} s"
+class _Visit:
+    """A request that comes to the server, and is let in or not."""
+
+    def __init__(self, rule: Any, server: Server, number: int, num_tokens: int, limit: float):
+        self.rule, self.server, self.num_tokens, self.limit = rule, server, num_tokens, limit
+        self.load = load = server.load()
+        self.where = (
+            f"request {number}: num_tokens={num_tokens}, waiting={load.waiting}, "
+            f"num_running={load.num_running}, seconds_left={load.seconds_left:g}"
         )
 
+    def ask(self, server: Server) -> Any:
+        return attempt(self.rule, server.load(), self.num_tokens, self.limit)
 
-def _told(load: Load, num_tokens: int) -> str:
-    return (
-        f"{num_tokens} tokens, waiting={load.waiting}, num_running={load.num_running}, "
-        f"seconds_left={load.seconds_left:g}"
-    )
+    def blame(self, clause: str, expected: str, got: Any) -> Fault:
+        words = None if isinstance(got, Raised) else (expected, _seconds(got))
+        says, look = (got.says, got.look) if isinstance(got, Raised) else ("", "")
+        return Fault(clause, self.where, expected, got, says, look, words)
+
+    def fault_of(self, got: Any) -> Fault | None:
+        """What is wrong with what this request is told; its own TTFT is seen later."""
+        load, tokens, limit = self.load, self.num_tokens, self.limit
+        if isinstance(got, Raised):
+            return self.blame("raises", "seconds", got)
+        number = isinstance(got, int | float) and not isinstance(got, bool)
+        if not number or math.isnan(got) or got < 0:
+            return self.blame("seconds", "0 or more seconds", got)
+        idle = Load((), 0, 0.0, load.max_num_batched_tokens, load.step_seconds)
+        if alone(load, tokens) > limit and got < math.inf:
+            return self.blame("never", "math.inf", got)
+        if surely(load, tokens, spare=1) <= limit and got > 0:
+            return self.blame("shy", "0 s", got)
+        if surely(idle, tokens) > limit or got == 0:
+            return None
+        if got == math.inf:
+            return self.blame("not never", "0 s, or a time after which to come back", got)
+        num_steps = sum(load.waiting) + tokens
+        most = load.seconds_left + limit + num_steps * load.step_seconds(self.server.budget)
+        if got > most:
+            return self.blame("long", f"at most {most:g} s", got)
+        return self.comes_back(got)
+
+    def comes_back(self, seconds: float) -> Fault | None:
+        """The request returns when it was told to; meanwhile nobody else comes."""
+        quiet, told = self.server.with_short_answers(), [seconds]
+        for _ in range(RETURNS):
+            quiet.advance(quiet.now + told[-1])
+            got = self.ask(quiet)
+            if isinstance(got, Raised):
+                return self.blame("raises", "seconds", got)
+            if got == 0:
+                return None
+            told.append(got)
+        times = ", then ".join(f"{s:g} s" for s in told)
+        words = f"let in at the {RETURNS}rd return", f"told to wait {times}"
+        return Fault("again", self.where, words=words, got=tuple(told))
 
 
-def _rule(change: str) -> Any:
-    """The plain rule, but for one thing."""
-
-    def rule(load: Load, num_tokens: int, ttft_limit: float) -> float:
-        if change == "everybody":
-            return 0.0
-        if alone(load, num_tokens) > ttft_limit and change != "never says never":
-            return math.inf
-        budget, own = load.max_num_batched_tokens, num_tokens
-        room = budget - load.num_running - len(load.waiting)
-        left, step = load.seconds_left, load.step_seconds(budget)
-        if change == "answers are free":
-            room = budget
-        if change == "the running step":
-            left = 0.0
-        if change == "its own prompt":
-            own = 0
-        if room < 1:
-            return ttft_limit
-        num_steps: float = -(-(sum(load.waiting) + own) // room)
-        if change == "fractions":
-            num_steps = (sum(load.waiting) + own) / room
-        if change == "requests":
-            num_steps = len(load.waiting) + 1
-        seconds = left + num_steps * step
-        if change == "shy" and (load.waiting or load.num_running):
-            return max(ttft_limit, 2.0**-20)
-        if change == "half" and seconds > ttft_limit / 2:
-            return ttft_limit
-        if seconds <= ttft_limit:
-            return 0.0
-        if change == "a second":
-            return 1.0
-        if change == "in no time":
-            return 1e-6 * ttft_limit
-        return seconds - ttft_limit
-
-    return rule
-
-
-COUNT = (
-    "How many steps until the last of its tokens, with those who wait before it? And how many "
-    "tokens of a step are left to prompts?"
-)
-
-SECONDS_TO_WAIT = Contract(
-    inputs=draw_story,
-    judge=KeepsPromises(),
-    passed="Your rule keeps its promise to all that it lets in, and turns nobody away for nothing.",
-    clauses={
-        "promise": Clause(
-            "A request was let in, and its first token came too late: {got}, promised {expected}.",
-            COUNT,
-        ),
-        "seconds": Clause(
-            "That is no time to wait: {got}.", "0.0, a positive number, or `math.inf`."
-        ),
-        "never": Clause(
-            "This prompt cannot be computed in time by an idle server. Who is told "
-            "{got} will come again and again.",
-            "`math.inf`.",
-        ),
-        "shy": Clause(
-            "A request is turned away ({got} s) though there is more than enough time.",
-            "In the worst case nobody ends; count its steps, with one to spare.",
-        ),
-        "long": Clause(
-            "Who is refused is sent away for {got}; by then the server has long been idle.",
-            "The waiting ones have their first token within `ttft_limit`.",
-        ),
-        "again": Clause(
-            "Who comes back when told, with nobody else there, is refused again and again: {got}.",
-            "By how much is the first token too late?",
-        ),
-    },
-    mistakes=(
-        mistake("Everybody is let in: soon everybody is late.", COUNT, _rule("everybody")),
-        mistake(
-            "Those who are being answered take a token of each step, and those who wait will. "
-            "Less is left to prompts.",
-            COUNT,
-            _rule("answers are free"),
-        ),
-        mistake(
-            "The running step must end before anything else begins.",
-            "Add `seconds_left`.",
-            _rule("the running step"),
-        ),
-        mistake(
-            "The request's own prompt must be computed, too.",
-            "Add its tokens to those that wait.",
-            _rule("its own prompt"),
-        ),
-        mistake(
-            "A part of a step takes a whole one: others may fill it up.",
-            "Round the number of steps up.",
-            _rule("fractions"),
-        ),
-        mistake(
-            "Requests are counted, not their tokens: prompts differ.", COUNT, _rule("requests")
-        ),
-        mistake(
-            "A prompt that an idle server cannot compute in time is let in, or told to come back.",
-            "`math.inf`.",
-            _rule("never says never"),
-        ),
-        mistake(
-            "Only an idle server lets somebody in.",
-            "There is room for as many as have their first token in time.",
-            _rule("shy"),
-            _rule("half"),
-        ),
-        mistake(
-            "A second is nothing for one server, and for ever for another.",
-            "By how much is the first token too late?",
-            _rule("a second"),
-        ),
-        mistake(
-            "Who is told to come back in no time comes a hundred times.",
-            "By how much is the first token too late?",
-            _rule("in no time"),
-        ),
-    ),
-    examples=200,
-)
+def _seconds(got: Any) -> str:
+    is_number = isinstance(got, int | float) and not isinstance(got, bool)
+    return f"{got:g} s" if is_number and math.isfinite(got) else repr(got)

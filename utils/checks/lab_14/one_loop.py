@@ -15,9 +15,10 @@ from typing import Any
 
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.patience import patience_of
+from utils.checks.kit.runner import Mismatch
 
 MOST_ROUNDS = 3000  # of a loop that has something to do again and again
-ASLEEP, SPINS, TIMER = "asleep", "always busy", "waiting for a timer"
+ASLEEP, SPINS, TIMER = "sleeps", "goes around in circles", "waits for a timer"
 
 
 class _Selector(selectors.SelectSelector):
@@ -52,7 +53,7 @@ class OneLoop:
         return self._loop.create_task(coroutine)
 
     def settle(self) -> str:
-        """Run until nobody can go on: "asleep"; or else what keeps them awake."""
+        """Run until nobody can go on: `ASLEEP`; or else what keeps them awake."""
         self._selector.rounds = 0
         with _no_other_loop():
             self._loop.run_forever()
@@ -82,3 +83,23 @@ def _no_other_loop() -> Iterator[None]:
         yield
     finally:
         asyncio._set_running_loop(outer)
+
+
+def outputs_of(function: Callable[..., Any], *args: Any) -> Any:
+    """Call an async generator function.
+
+    Raises:
+        Mismatch: it gives nothing to walk through and to close, such as one without a `yield`.
+    """
+    got = function(*args)
+    if hasattr(got, "__aiter__") and hasattr(got, "aclose"):
+        return got
+    if asyncio.iscoroutine(got):
+        with contextlib.suppress(StopIteration), contextlib.closing(got):
+            got.send(None)  # a stub raises NotImplementedError here
+    raise Mismatch(
+        f"`{getattr(function, '__name__', 'It')}` isn't an async generator: its result can't be "
+        "read with `async for`, or can't be closed with `aclose()`.",
+        got=f"a {type(got).__name__}",
+        look="`async def` with at least one `yield` in it makes an async generator.",
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from utils.checks.lab_14.kinds import Load
 
 
 @dataclass(frozen=True)
@@ -17,25 +18,6 @@ class StepSeconds:
 
     def __call__(self, num_tokens: int) -> float:
         return self.fixed + self.per_token * num_tokens
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is known of a server when a request comes: how it stands when the running step ends.
-
-    Args:
-        waiting: for each request without a first token, in order, the prompt tokens to compute.
-        num_running: requests that are being answered: a token in each step, nobody knows how long.
-        seconds_left: until the running step ends; 0.0 if no step runs.
-        max_num_batched_tokens: the most tokens in a step.
-        step_seconds: how long a step of so many tokens takes; more for more tokens.
-    """
-
-    waiting: tuple[int, ...]
-    num_running: int
-    seconds_left: float
-    max_num_batched_tokens: int
-    step_seconds: Callable[[int], float]
 
 
 @dataclass
