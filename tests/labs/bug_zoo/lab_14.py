@@ -179,31 +179,18 @@ class WithAnEvent:
             self.wish(self.leave, box, request_id)
 
 
-def worst_case(load, num_tokens, spare=0):
-    """Step by step, each full, with one more who is answered for each who waits."""
-    budget = load.max_num_batched_tokens
-    room = budget - load.num_running - len(load.waiting) - spare
-    seconds, left = load.seconds_left, sum(load.waiting) + num_tokens
-    while left > 0 and room > 0:
-        left, seconds = left - room, seconds + load.step_seconds(budget)
-    return seconds if room > 0 else math.inf
-
-
-def impossible(load, num_tokens, limit):
-    seconds, budget = 0.0, load.max_num_batched_tokens
-    while num_tokens > 0:
-        seconds += load.step_seconds(min(budget, num_tokens))
-        num_tokens -= budget
-    return seconds > limit
-
-
 @right("seconds_to_wait")
 def step_by_step(load, num_tokens, ttft_limit):
-    if impossible(load, num_tokens, ttft_limit):
+    budget, step_seconds = load.max_num_batched_tokens, load.step_seconds
+    starts = range(0, num_tokens, budget)
+    if sum(step_seconds(min(budget, num_tokens - start)) for start in starts) > ttft_limit:
         return math.inf
-    seconds = worst_case(load, num_tokens)
-    if seconds == math.inf:
-        return load.seconds_left + ttft_limit
+    room = budget - load.num_running - len(load.waiting)
+    seconds, left = load.seconds_left, sum(load.waiting) + num_tokens
+    while left > 0:
+        if room < 1:
+            return load.seconds_left + ttft_limit
+        left, seconds = left - room, seconds + step_seconds(budget)
     return seconds - ttft_limit if seconds > ttft_limit else 0.0
 
 

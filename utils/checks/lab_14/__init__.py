@@ -32,6 +32,7 @@ from utils.checks.kit.lab.engine import speaks_first
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.lab.story import Story
 from utils.checks.kit.patience import patience_of
+from utils.checks.kit.runner import Passed
 from utils.checks.lab_14 import admissions, answers, clients, real_server
 from utils.checks.lab_14.kinds import Attempt
 from utils.checks.lab_14.one_loop import OneLoop, outputs_of
@@ -58,7 +59,7 @@ class Streams:
 
     def __str__(self) -> str:
         told = ["the stream " + shortened(b"".join(pieces)) for pieces in self.pieces]
-        return " and, to another reader, ".join(told) or "no stream"
+        return " and, to another reader, ".join(told)
 
 
 def shortened(data: bytes) -> str:
@@ -87,7 +88,7 @@ def draw_streams(c: Choices) -> Streams:
         ends = [0, *sorted(places), len(data)]
         return tuple(data[i:j] for i, j in pairwise(ends))
 
-    pieces = c.some(stream, 0, 2 if c.rarely(3) else 1)
+    pieces = c.some(stream, 0, 2 if c.rarely(3) else 1) or [(b"",)]
     order = [number for number, of in enumerate(pieces) for _ in of]
     return Streams(tuple(pieces), tuple(c.shuffled(order) if len(pieces) > 1 else order))
 
@@ -100,14 +101,16 @@ def play_streams(stage: Stage, reader_class: Any, streams: Streams) -> None:
         feed(stage, reader, right, b"".join(pieces), "whole: ")
     readers = [(new_reader(stage, reader_class), answers.EventReader()) for _ in streams.pieces]
     left = [list(pieces) for pieces in streams.pieces]
+    stage.now("in pieces")
     given: list[tuple[list[str], list[str]]] = []
     for number in streams.order:
         piece, (reader, right) = left[number].pop(0), readers[number]
-        stage.step(f"piece {shortened(piece)}" + f" of stream {number + 1}" * (len(left) > 1))
-        got, want = feed(stage, reader, right, piece, "pieces: ")
+        stage.step(shortened(piece) + f" of stream {number + 1}" * (len(left) > 1))
+        is_whole = len(streams.pieces[number]) == 1
+        got, want = feed(stage, reader, right, piece, "shared" if is_whole else "pieces: ")
         stage.expect("given before", [texts for texts, _ in given], [texts for _, texts in given])
         for texts in (want, got):
-            texts.append("the caller's")
+            texts.append("added by the caller")
         given.append((want, got))
 
 
@@ -129,6 +132,8 @@ def feed(
         stage.blame("texts", want, got)
     if right.done and (was_done or got[: len(want)] == want):
         stage.expect("after the end", want, got)
+    if how == "shared":  # the same piece was read right by another reader
+        stage.expect(how, want, got)
     if how == "pieces: " and len(got) > len(want):
         stage.expect("too early", want, got)
     number = "text" if len(got) == len(want) else "events"
@@ -193,14 +198,16 @@ class HistogramStory(Story):
             self.see("new", histogram, "a histogram")
         self.marks: list[Any] = [None, None]
         self.look("buckets")
-        bounds[:] = [7 * bound for bound in bounds]
-        self.stage.step("the caller changes its list of bounds")
+        bounds[:] = [7 * bound for bound in bounds]  # it belongs to the caller
         self.look("bounds")
 
     def look(self, clause: str = "buckets") -> None:
         for histogram in self.both:
             buckets, again = (self.stage.call(histogram, "buckets") for _ in range(2))
-            self.see("own", buckets, isinstance(buckets, Mapping) and buckets is again)
+            is_same = isinstance(buckets, Mapping) and buckets is again
+            self.see("own", buckets, "the same dictionary" if is_same else "two dictionaries")
+            if not isinstance(buckets, Raised | Mapping):
+                self.stage.blame("dict", "a dictionary", buckets)
             if isinstance(buckets, Mapping):
                 buckets = [list(pair) for pair in buckets.items()]  # with their order
             self.stage.see(clause, buckets)
@@ -307,7 +314,7 @@ def tell_attempts(given: Given) -> str:
     attempts, begin, end, ttft, tpot = given.args
     kind = " (an iterator, which can be read only once)" if isinstance(attempts, Once) else ""
     lines = [f"begin={begin:g}, end={end:g}, ttft={ttft:g}, tpot={tpot:g}, attempts{kind}:"]
-    return "\n    ".join(lines + [repr(one) for one in attempts or ["none"]])
+    return "\n    ".join(lines + ([repr(one) for one in attempts] or ["none"]))
 
 
 def wrong_report(expected: tuple[float, float], got: Any, given: Given) -> Fault | None:
@@ -461,7 +468,7 @@ write_events = LAB.check(
 
 
 @LAB.exercise
-def engine(*parts: Any) -> str:
+def engine(*parts: Any) -> Passed:
     """An `AsyncLLM`, `write_events` and an `EventReader`: each by itself first, then over HTTP."""
     llm_class, writer, reader_class = parts
     speaks_first(event_reader, reader_class)

@@ -78,8 +78,8 @@ class KeepsPromises:
         each = f" and {steps.per_token:g} s more for each token" if steps.per_token else ""
         return (
             f"a step has up to {story.max_num_batched_tokens} tokens, and takes {steps.fixed:g} s"
-            f"{each}; ttft_limit is {story.ttft_limit:g}; requests come "
-            + ", ".join(f"after {a.gap:g} s ({a.num_tokens} tokens)" for a in story.arrivals)
+            f"{each}; ttft_limit is {story.ttft_limit:g}; requests (and their tokens) come "
+            + ", ".join(f"after {a.gap:g} s ({a.num_tokens})" for a in story.arrivals)
         )
 
     def expect(self, story: Story) -> None:
@@ -88,9 +88,11 @@ class KeepsPromises:
     def fault(self, rule: Any, story: Story, _: None) -> Fault | None:
         as_at_first(rule)
         server = Server(story.max_num_batched_tokens, story.step_seconds)
+        visits = {}
         for number, arrival in enumerate(story.arrivals, 1):
             server.advance(server.now + arrival.gap)
             visit = _Visit(rule, server, number, arrival.num_tokens, story.ttft_limit)
+            visits[number] = visit
             got = visit.ask(server)
             fault = visit.fault_of(got)
             if fault is not None:
@@ -102,7 +104,7 @@ class KeepsPromises:
             ttft = (job.first_token or 0.0) - job.came
             if ttft > story.ttft_limit * (1 + 1e-9):
                 words = f"at most {story.ttft_limit:g} s", f"{ttft:g} s"
-                return Fault("promise", f"request {job.number}", words=words, got=ttft)
+                return Fault("promise", visits[job.number].where, words=words, got=ttft)
         return None
 
 

@@ -24,6 +24,7 @@ Step = tuple[Any, ...]
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 NOBODY = 7  # a mask that leaves out all
 CROWD, MOST_KEPT = 15, 3  # clients one after the other; what may be kept of them
+CROWD_IDS = {f"crowd {number:02}" for number in range(CROWD)}
 OUR_ERRORS = ("Request id", "params", "out of memory")  # how their texts begin
 DOES = {  # a client, and what that is called
     "cancel": "leaves (its task is cancelled)",
@@ -140,7 +141,10 @@ class Client:
                 await self.go_on.wait()
             async for output in outputs:
                 if not isinstance(output, Output):
-                    raise Mismatch("`generate` must yield the outputs as the engine gave them.")
+                    raise Mismatch(
+                        f"`generate` yields a {type(output).__name__}, not an engine's output.",
+                        look="Yield the outputs as the engine gave them, and raise the errors.",
+                    )
                 self.read.append(output.text + "." * output.finished)
                 await self.go_on.wait()
                 if self.closes:
@@ -191,9 +195,7 @@ def draw_story(c: Choices) -> Told:
     def part() -> list[Step]:
         if c.rarely(20):
             return [*UNREAD]
-        kind = c.pick(
-            ("step", "come", "step", "come", "client", "client", "client", "fail", "step")
-        )
+        kind = c.pick(("step", "come", "step", "come", *3 * ("client",), "fail", "step"))
         if kind == "come":
             tokens = c.pick((2, 1, 3, 5, 2, 0)[: 5 + c.rarely(3)])
             how = c.pick(("", "", "", "slow", "late"))
@@ -275,8 +277,9 @@ class _Scene:
             self.look_at(client)
         if not self.stopped:
             of_clients = {client.request_id for client in self.clients}
-            if other := engine.held.keys() - of_clients:
-                stage.blame("ids", f"an id of {sorted(of_clients)}", sorted(other))
+            other = sorted(engine.held.keys() - of_clients - CROWD_IDS)
+            if other:
+                stage.blame("ids", f"an id of {sorted(of_clients)}", other)
             stage.see("left behind", sorted(self.held(gone=True)))
             stage.see("held", sorted(self.held(gone=False)))
             stage.see("stepping", "a step runs" if engine.stepping else "no step runs")
@@ -306,7 +309,7 @@ class _Scene:
         found = set()
         for request_id, (number, *_) in self.engine.held.items():
             leaves = number in self.on_the_way
-            left = number < len(self.clients) and self.clients[number].gone
+            left = number >= len(self.clients) or self.clients[number].gone  # all of a crowd have
             if leaves if on_the_way else not leaves and left == gone:
                 found.add(request_id)
         return found
@@ -322,9 +325,9 @@ class _Scene:
         """The steps of some fail, some read to the end, some leave: are all of them forgotten?"""
         self.stage.step(f"{CROWD} clients come, one after the other, and all are gone again")
         before = num_kept(self.llm)
-        for number in range(CROWD):
+        for number, name in enumerate(sorted(CROWD_IDS)):
             fails, leaves = number < CROWD / 3, number >= CROWD * 2 / 3
-            client = Client(100 + number, self.loop, self.llm, f"{number}", 3 if leaves else 2)
+            client = Client(100 + number, self.loop, self.llm, name, 3 if leaves else 2)
             attempt(self.loop.settle)
             self._step(0)
             attempt(self.loop.settle)
@@ -334,6 +337,7 @@ class _Scene:
             self._fail(0) if fails else self._step(0)
             attempt(self.loop.settle)
         self.step_ended = False
+        self.look()
         more = num_kept(self.llm) - before
         self.stage.see("forgets", "more than before" if more > MOST_KEPT else "as much as before")
         return ""
