@@ -1,7 +1,8 @@
-"""The loop that generates token by token, with a pretended model that watches: exercise 6."""
+"""Exercise 6: a loop around a pretended model, which watches what it is given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +10,12 @@ import torch
 from torch import Tensor
 
 from utils.checks.kit.contracts import Choices, Raised, Stage
+from utils.checks.lab_01.judging import many
 
 SMALL_VOCAB, LARGE_VOCAB = 8, 70_000
-# How the model's logits look: all far below zero, or in half precision.
-LOGITS = (
-    (-9.0, torch.float32),
-    (0.0, torch.float32),
-    (-20_000.0, torch.float32),
-    (-9.0, torch.bfloat16),
-)
+OFFSETS = (-9.0, 0.0, -20_000.0)  # of all logits
+LENGTHS = (*("short",) * 22, "long", "long", "long", "beyond any window")  # of prompts
+SHOWN = 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Text:
 
     def __str__(self) -> str:
         eos = sorted(self.eos) or "none"
-        return f"prompt {list(self.prompt)}, max_tokens {self.max_tokens}, EOS {eos}"
+        return f"prompt {told(self.prompt)}, max_tokens {self.max_tokens}, EOS {eos}"
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,18 @@ class Requests:
 
     texts: tuple[Text, ...]
     vocab: int
-    logits: tuple[float, torch.dtype]
+    offset: float
 
     def __str__(self) -> str:
         return "; then ".join(map(str, self.texts))
+
+
+def told(tokens: Any) -> str:
+    """Token ids; of a long list the first and the last, and how many there are."""
+    if not isinstance(tokens, list | tuple) or len(tokens) <= 2 * SHOWN:
+        return str(list(tokens)) if isinstance(tokens, tuple) else str(tokens)
+    first, last = (", ".join(map(str, part)) for part in (tokens[:SHOWN], tokens[-3:]))
+    return f"[{first}, ..., {last}] ({len(tokens)} tokens)"
 
 
 def draw(c: Choices) -> Requests:
@@ -51,18 +57,23 @@ def draw(c: Choices) -> Requests:
         return c.integer(0, vocab - 1)
 
     def text() -> Text:
-        prompt = (*c.some(token, 1, 6), *(3,) * (c.integer(1, 150) if c.rarely(8) else 0))
-        max_tokens = c.integer(30, 90) if c.rarely(8) else c.integer(1, 6)
-        eos = c.some(token, 0, 3)
+        kind, some = c.pick(LENGTHS), c.integer(0, 300)
+        long = {"short": 0, "long": some, "beyond any window": 2100}[kind]
+        prompt = (*c.some(token, 1, 6), *(3,) * long)
+        talks = c.rarely(6) and long < 2100
+        max_tokens = c.integer(30, 150) if talks else c.integer(1, 6)
+        eos = c.some(token, 0, 0 if talks else 3)
         if vocab == LARGE_VOCAB:
             max_tokens, prompt = min(max_tokens, 4), prompt[:6]
-            eos += generate(prompt, 4, frozenset(), vocab)[2:3] if c.rarely(2) else []
+            eos += from_scratch(prompt, 4, frozenset(), vocab)[2:3] if c.rarely(2) else []
         return Text(prompt, max_tokens, frozenset(eos))
 
-    return Requests(tuple(c.some(text, 1, 2)), vocab, c.pick(LOGITS))
+    offset, last = c.pick(OFFSETS), text()
+    earlier = c.some(text, 0, 1)  # drawn at the end: if it doesn't matter, it is struck out
+    return Requests((*earlier, last), vocab, offset)
 
 
-def next_tokens(text: tuple[int, ...] | list[int], vocab: int) -> list[int]:
+def next_tokens(text: Sequence[int], vocab: int) -> list[int]:
     """What follows after each token of a text; all tokens before it count, and their order."""
     state, following = 1, []
     for position, token in enumerate(text):
@@ -71,7 +82,7 @@ def next_tokens(text: tuple[int, ...] | list[int], vocab: int) -> list[int]:
     return following
 
 
-def generate(
+def from_scratch(
     prompt: tuple[int, ...], max_tokens: int, eos: frozenset[int], vocab: int
 ) -> list[int]:
     text = list(prompt)
@@ -91,7 +102,7 @@ class Model:
         self.num_calls = 0
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        stage, (offset, dtype) = self.stage, self.requests.logits
+        stage, offset = self.stage, self.requests.offset
         self.num_calls += 1
         stage.now(f"call {self.num_calls} of the model")
         if not isinstance(token_ids, Tensor) or token_ids.is_floating_point():
@@ -99,10 +110,11 @@ class Model:
         if token_ids.dim() != 1:
             stage.blame("batch", "shape [T]", f"shape {list(token_ids.shape)}")
         if self.num_calls > self.max_tokens + 1:
-            stage.blame("end", f"{self.max_tokens} calls at most", f"call {self.num_calls}")
-        stage.expect("text", self.text, token_ids.tolist())
+            most = many(self.max_tokens, "new token")
+            stage.blame("end", most, f"call {self.num_calls} of the model")
+        stage.expect("text", self.text, token_ids.tolist(), told)
         following = next_tokens(self.text, self.requests.vocab)
-        logits = torch.full((len(following), self.requests.vocab), offset, dtype=dtype)
+        logits = torch.full((len(following), self.requests.vocab), offset)
         rows = torch.arange(len(following))
         logits[rows, torch.tensor(following).roll(1)] += 2.0  # the second best is another row's
         logits[rows, torch.tensor(following)] = offset + 4.0
@@ -110,31 +122,26 @@ class Model:
         return logits
 
 
-def right_loop(model: Any, prompt: list[int], max_tokens: int, eos: set[int]) -> list[int]:
-    ids = list(prompt)
-    while len(ids) < len(prompt) + max_tokens:
-        ids.append(int(model(torch.tensor(ids))[-1].argmax()))
-        if ids[-1] in eos:
-            break
-    return ids[len(prompt) :]
-
-
 def play(stage: Stage, loop: Any, requests: Requests) -> None:
+    """The texts, one after another. Of the second it is known that the first went well."""
     answers: list[tuple[list[int], Any]] = []
     for text in requests.texts:
+        behind = "second: " if answers else ""
         model = Model(stage, text, requests)
         prompt, eos = list(text.prompt), set(text.eos)
-        expected = generate(text.prompt, text.max_tokens, text.eos, requests.vocab)
+        expected = from_scratch(text.prompt, text.max_tokens, text.eos, requests.vocab)
         got = stage.do(loop, model, prompt, text.max_tokens, eos)
         stage.now("what your function returns")
         if isinstance(got, Raised):
-            stage.blame("result", expected, got)
+            stage.blame(f"{behind}result", expected, got, told)
         if not isinstance(got, list) or not all(isinstance(token, int) for token in got):
             stage.blame("ints", expected, got)
-        stage.expect("result", expected, got)
-        calls = f"{model.num_calls} calls of the model for {len(expected)} new tokens"
-        stage.expect("calls", calls if model.num_calls == len(expected) else "one for each", calls)
+        stage.expect(f"{behind}result", expected, got, told)
+        calls = f"{many(model.num_calls, 'call')} of the model for {many(len(got), 'new token')}"
+        if model.num_calls != len(expected):
+            clause = "fewer calls" if model.num_calls < len(expected) else "calls"
+            stage.blame(clause, "one call for each new token", calls)
         answers.append((expected, got))
     for expected, got in answers:
         stage.now("what you returned at first, after the second text")
-        stage.expect("own", expected, got)
+        stage.expect("own", expected, got, told)

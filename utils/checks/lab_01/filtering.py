@@ -1,26 +1,44 @@
-"""Temperature, top-k and top-p: exercise 5."""
+"""Exercise 5: temperature, top-k and top-p, with every answer that is right."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from utils.checks.kit import pictures
-from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns
+from utils.checks.kit.contracts import Choices, Fault, Given
 from utils.checks.kit.contracts.differences import difference, shown
 from utils.checks.kit.contracts.inputs import laid_out, tensor
-from utils.checks.lab_01.probability_mistakes import MISTAKES
 
 BESIDE = 1e-5  # a sum so near to top_p may count as below it, or as reaching it
 TAIL = 1e-12  # probabilities below it may be rounded away, if the token stays
 NONE = 1e-37  # less than that is 0
 SHOWN = 60  # bars
-TEMPERATURES = (1.0, 1.0, 0.0, 0.0, 0.5, 0.7, 2.0, 3.0, 0.01, 100.0)
+TEMPERATURES = (1.0, 1.0, 0.0, 0.0, 0.5, 0.7, 2.0, 3.0, 0.01, 0.001, 100.0)
 TOP_P = (1.0, 1.0, 0.5, 0.9, 0.25, 0.75, 0.99, 1e-6)
+PLAIN = ("contiguous",)
+KINDS = ("plain", "plain", "ties", "ties", "negative", "large", "zero")
+
+
+class Settings(NamedTuple):
+    logits: Tensor
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def step(self) -> str:
+        """Which of the settings say something on these logits: the clause for a wrong answer."""
+        filters = self.top_p < 1, 0 < self.top_k < len(self.logits)
+        if self.temperature == 0:
+            return "greedy"
+        return {(True, True): "both", (True, False): "top_p", (False, True): "top_k"}.get(
+            filters, "softmax"
+        )
 
 
 def draw(c: Choices) -> Given:
@@ -28,27 +46,53 @@ def draw(c: Choices) -> Given:
     if c.rarely(12):  # sums without rounding, one of which is top_p
         vocab = c.pick((4, 2, 8, 32))
         return Given(torch.zeros(vocab), 1.0, 0, c.integer(1, vocab - 1) / vocab)
-    large = c.rarely(60)
-    vocab = c.integer(65_536, 70_000) if large else c.size(1, 300)
-    kinds = ("plain", "plain", "ties", "ties", "negative", "large", "zero")
-    logits = tensor(c, (vocab,), (torch.float32,), kinds, ("contiguous",)) * c.pick((1, 3, 20))
+    kind = c.pick((*("small",) * 40, "middle", "middle", "middle", "large"))
+    vocab = {
+        "small": lambda: c.size(1, 300),
+        "middle": lambda: c.integer(2000, 4000),
+        "large": lambda: c.integer(65_536, 70_000),
+    }[kind]()
+    logits = tensor(c, (vocab,), values=KINDS if kind == "small" else ("plain",), layouts=PLAIN)
+    logits = logits * (c.pick((1, 3, 20, 0.01)) if kind == "small" else 1)
     if c.rarely(4):
         logits[c.integer(0, vocab - 1)] += 25.0
     temperature = c.pick(TEMPERATURES)
-    edges = (0, vocab, vocab + 1, vocab - 1, 1, 2, 10 * vocab)
-    top_k = c.size(1, 200) if large or c.rarely(2) else c.pick(edges)
-    top_p = c.pick(TOP_P) if c.rarely(2) else round(1 - c.integer(0, 999) / 1000, 3)
+    edges = (0, 2, 1, vocab, vocab + 1, vocab - 1, 10 * vocab)
+    top_k = c.pick((c.pick(edges), c.size(1, 200), c.integer(1, vocab)))
+    if kind == "large":
+        top_k = min(top_k, 200)
+    top_p = c.pick(TOP_P)
+    if kind == "middle":  # the whole vocabulary counts
+        temperature, top_k = 2.0, 0
+    way = c.pick(("fixed", "between", "any", "between")) if kind == "small" else "fixed"
+    if way == "any":
+        top_p = round(1 - c.integer(0, 999) / 1000, 3)
+    elif way == "between":
+        top_p = between(c, logits, temperature, top_k if c.rarely(2) else 0)
     logits = laid_out(logits, c.pick(("contiguous", "a slice")))
-    given = c.pick(("all", "all", "all", "temperature", "nothing", "k", "p"))
-    if large or given == "all":
-        return Given(logits, temperature, top_k, top_p)
     named: dict[str, dict[str, Any]] = {
         "k": {"top_k": top_k},
         "p": {"top_p": top_p},
         "temperature": {"temperature": temperature},
         "nothing": {},
     }
+    given = c.pick(("all", "all", "all", *named)) if kind == "small" else "all"
+    if given == "all":
+        return Given(logits, temperature, top_k, top_p)
     return Given(logits, **named[given])
+
+
+def between(c: Choices, logits: Tensor, temperature: float, top_k: int) -> float:
+    """A top_p within a token, when tokens are added up with the most likely one first.
+
+    With a `top_k`, the probabilities are those of what it leaves; without, of all tokens. To take
+    the ones for the others then is a visible mistake.
+    """
+    ranked = logits.sort(descending=True).values[: top_k or None].double()
+    probabilities = (ranked / (temperature or 1.0)).softmax(0)
+    place = c.integer(0, min(5, len(ranked) - 1))
+    part = c.pick((0.5, 0.1, 0.9)) * probabilities[place]
+    return round(float(probabilities[:place].sum() + part), 4) or 1.0
 
 
 class Answers(list[Tensor]):
@@ -88,17 +132,23 @@ def _sorted(ranked: Tensor, temperature: float, top_k: int, top_p: float) -> Ite
 
 def wrong(expected: Answers, got: Any, given: Given) -> Fault | None:
     """Tokens of equal logits may change places; one of the right answers must then come."""
-    logits, temperature = given.args[0], _temperature(given)
+    settings = Settings(*given.args, **given.named)
+    logits = settings.logits
     if says := difference(torch.zeros_like(logits), got, atol=torch.inf):
-        return Fault("form", "", expected[0], got, says)
-    heat = float(logits.abs().max()) / temperature if temperature else 0.0
+        right_shape = isinstance(got, Tensor) and got.shape == logits.shape
+        clause = "form" if not right_shape else "dtype" if got.dtype != logits.dtype else "nan"
+        return Fault(clause, "", expected[0], got, says)
+    heat = float(logits.abs().max()) / settings.temperature if settings.temperature else 0.0
     mine = _by_rank(logits, got)
     tried = [_by_rank(logits, right) for right in expected]
     rtol = 1e-3 + 4e-7 * heat
     for right in tried:
         if not difference(right, mine, rtol, TAIL) and not (mine[right == 0] > NONE).any():
             return None
-    clause, says = _what(expected, tried, mine, got)
+    total = float(got.double().sum())
+    clause, says = settings.step, _what(expected, tried, mine, got)
+    if not abs(total - 1) < 1e-3 or bool((got < 0).any()):
+        clause, says = "sum", f"{total:.5g}"
 
     def picture() -> tuple[Figure | None, str]:
         if len(logits) > SHOWN:
@@ -111,19 +161,17 @@ def wrong(expected: Answers, got: Any, given: Given) -> Fault | None:
     return Fault(clause, "", expected[0], got, says, picture=picture)
 
 
-def _what(expected: Answers, tried: list[Tensor], mine: Tensor, got: Tensor) -> Any:
-    """The clause that is broken, and by how much."""
+def _what(expected: Answers, tried: list[Tensor], mine: Tensor, got: Tensor) -> str:
+    """What is wrong with probabilities, in a sentence."""
     counts = sorted({int((right > NONE).sum()) for right in expected})
     number = int((got > NONE).sum())
-    if not abs(float(got.double().sum()) - 1) < 1e-3 or bool((got < 0).any()):
-        return "sum", f"{float(got.double().sum()):.5g}"
-    if number > counts[-1]:
-        return "many", f"{number} tokens stay; expected {counts[-1]}."
-    if number < counts[0]:
-        return "few", f"{number} stay; expected {counts[0]}."
-    if not any(torch.equal(t > NONE, mine > NONE) for t in tried):
-        return "others", ""
-    return "values", difference(expected[0], got)
+    if not counts[0] <= number <= counts[-1]:
+        nearest = counts[-1] if number > counts[-1] else counts[0]
+        keep = "token keeps" if number == 1 else "tokens keep"
+        return f"{number} {keep} a probability; expected {nearest}."
+    if not any(torch.equal(right > NONE, mine > NONE) for right in tried):
+        return "The right number of tokens keep a probability, but not the most likely ones."
+    return "The right tokens keep a probability, but the numbers are wrong."
 
 
 def _by_rank(logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -131,47 +179,3 @@ def _by_rank(logits: Tensor, probabilities: Tensor) -> Tensor:
     rank = probabilities.sort(descending=True, stable=True).indices
     rank = rank[logits[rank].sort(descending=True, stable=True).indices]
     return probabilities[rank].detach()
-
-
-def _temperature(given: Given) -> float:
-    return float(given.args[1] if len(given.args) > 1 else given.named.get("temperature", 1.0))
-
-
-TOKEN_PROBABILITIES = Contract(
-    inputs=draw,
-    judge=Returns(oracle, own=True, wrong=wrong),
-    passed="Right, token by token, in 200 random settings: ties, exact fits, tails of 1e-9, "
-    "vocabularies of up to 70,000 tokens, arguments left out.",
-    clauses={
-        "form": Clause(
-            "{says} Expected a float32 tensor [vocab] of probabilities.",
-            "Is something divided by 0, or are all logits filtered out?",
-        ),
-        "sum": Clause(
-            "Your probabilities add up to {says}; expected 1.",
-            "Set filtered *logits* to -inf before the softmax, or divide by the sum at the end.",
-        ),
-        "many": Clause(
-            "Too many tokens keep a probability. {says}",
-            "Top-k keeps k tokens. Top-p "
-            "keeps a token while the sum of those *before* it, largest first, is below "
-            "top_p. Greedy keeps one.",
-        ),
-        "few": Clause(
-            "Too few tokens keep a probability: {says}",
-            "Top-k keeps k tokens. Top-p "
-            "keeps a token while the sum of those *before* it, largest first, is below "
-            "top_p; 1 keeps all, and needs no sum.",
-        ),
-        "others": Clause(
-            "The right number of tokens, but not the most likely ones.",
-            "Entry i is the probability of token i: sort, and undo the sort at the end.",
-        ),
-        "values": Clause(
-            "The right tokens, with wrong probabilities. {says}",
-            "First `logits / temperature`, then the filters; what is left is renormalised.",
-        ),
-    },
-    mistakes=MISTAKES,
-    examples=200,
-)
