@@ -163,6 +163,7 @@ token_probabilities = LAB.check(
     answers.token_probabilities,
     filtering.draw,
     Returns(filtering.oracle, own=True, wrong=filtering.wrong),
+    tell=filtering.tell,
     examples=200,
 )
 
@@ -239,6 +240,8 @@ def same_cost(expected: tuple[int, int], got: Any, given: Given) -> Fault | None
     config, num_tokens, _ = given.args
     if not isinstance(got, tuple | list) or len(got) != 2:
         return Fault("pair", "", expected, got, difference(expected, got))
+    if tuple(got) != expected == tuple(got[::-1]):
+        return Fault("swapped", "", expected, got)
     for clause, want, came in zip(("flops", "bytes"), expected, got, strict=True):
         if not isinstance(came, Integral):
             return Fault("whole", "", expected, got, difference(want, came))
@@ -247,32 +250,45 @@ def same_cost(expected: tuple[int, int], got: Any, given: Given) -> Fault | None
                 clause = "overflow"
             elif math.isclose(int(came), want, rel_tol=ROUNDED):
                 clause = "rounded"
-            says = part_of(config, num_tokens, want, int(came)) or says
+            elif clause == "flops":
+                says = in_weights(config, num_tokens, want, int(came)) or says
             return Fault(clause, "", expected, got, says)
     return None
 
 
-def part_of(config: ModelConfig, num_tokens: int, want: int, came: int) -> str:
-    """Which part of the model is missing in a count, or is in it twice; "" if no single one is."""
-    *layer, head = (weight.numel() for weight in weights_of(config))
-    names = ("q", "k", "v", "o", "gate", "up", "down")
-    of = {name: sum(layer[place :: len(names)]) for place, name in enumerate(names)}
+def in_weights(config: ModelConfig, num_tokens: int, want: int, came: int) -> str:
+    """Which weights are missing in a count, or are in it twice, or how many are counted.
+
+    Args:
+        want, came: the FLOPs as they are, and as they were counted
+
+    Returns:
+        A sentence; "" if the count is no number of weights.
+    """
+    counted, rest = divmod(came, 2 * num_tokens)
+    *layers, head = (weight.numel() for weight in weights_of(config))
+    total = sum(layers) + head
+    q, k, v, o, gate, up, down = (sum(layers[place::7]) for place in range(7))
     parts = {
-        "q or o": of["q"],
-        "k or v": of["k"],
-        "k and v": of["k"] + of["v"],
-        "gate, up or down": of["up"],
-        "attention": of["q"] + of["k"] + of["v"] + of["o"],
-        "the MLP": of["gate"] + of["up"] + of["down"],
+        "q or o": q,
+        "k or v": k,
+        "k and v": k + v,
+        "gate, up or down": up,
+        "attention": q + k + v + o,
+        "the MLP": gate + up + down,
+        "all layers but one": sum(layers[7:]),
         "the LM head": head,
-        "the LM head for all tokens but one": head * (num_tokens - 1) / num_tokens,
-        "each layer but one": sum(layer[len(names) :]),
+        "the LM head, for all tokens but one,": head * (num_tokens - 1) / num_tokens,
+        "one LM head for each further layer": head * (config.num_hidden_layers - 1),
     }
-    off = (came - want) / want * (sum(layer) + head)  # in weights
+    off = came / 2 / num_tokens - total
     found = [name for name, size in parts.items() if size and math.isclose(size, abs(off))]
-    if len(found) != 1:
+    if len(found) == 1:
+        what = "are missing" if off < 0 else "count twice"
+        return f"It looks as if the weights of {found[0]} {what}."
+    if rest or 2 * counted == total:
         return ""
-    return f"It looks as if {found[0]} {'is missing' if off < 0 else 'counts twice'}."
+    return f"You count {counted:,} weights, and there are {total:,}."
 
 
 def tell_shape(given: Given) -> str:

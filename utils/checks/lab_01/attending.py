@@ -177,7 +177,7 @@ def explained(weights: Tensor, right: Tensor) -> tuple[str, str]:
     if (missed := (weights.abs() < 1e-9) & (own > VISIBLE)).any():
         head, query, key = missed.nonzero()[0].tolist()
         return "unseen", _pair(weights, head, query, key, t_k - t_q)
-    return _heads(weights, right) if difference(own, weights) else ("values", "")
+    return _other_weights(weights, right) if difference(own, weights) else ("values", "")
 
 
 def _pair(weights: Tensor, head: int, query: int, key: int, before: int) -> str:
@@ -187,16 +187,17 @@ def _pair(weights: Tensor, head: int, query: int, key: int, before: int) -> str:
     )
 
 
-def _heads(weights: Tensor, right: Tensor) -> tuple[str, str]:
-    """Whether each query head reads some KV head, but not always its own."""
-    read = []
-    for mine, candidates in zip(weights, right, strict=True):
-        near_to = [g for g, of in enumerate(candidates) if not difference(of, mine, atol=0.02)]
-        if not near_to:
-            return "weights", ""
-        read.append(near_to[0])
-    group = len(read) // right.shape[1]
-    return "heads", (
-        f"Your query heads read the KV heads {read}; "
-        f"expected {[head // group for head in range(len(read))]}."
-    )
+def _other_weights(weights: Tensor, right: Tensor) -> tuple[str, str]:
+    """Whether the query heads read the KV heads in turns, or all the first; else what is wrong."""
+    heads, kv_heads = right.shape[:2]
+    own = [head // (heads // kv_heads) for head in range(heads)]
+    for read in ([head % kv_heads for head in range(heads)], [0] * heads):
+        if read != own and not difference(right[torch.arange(heads), read], weights):
+            return "heads", f"Your query heads read the KV heads {read}; expected {own}."
+    wanted = _own(right).float()
+    off = (~torch.isclose(weights.float(), wanted, rtol=0.01, atol=VISIBLE)).nonzero().tolist()
+    if not off:
+        return "weights", ""
+    head, query, key = off[0]
+    pair = _pair(weights, head, query, key, right.shape[-1] - right.shape[-2])
+    return "weights", f"{pair[:-1]}; expected {wanted[head, query, key]:.3g}."

@@ -82,6 +82,15 @@ def draw(c: Choices) -> Given:
     return Given(logits, **named[given])
 
 
+def tell(given: Given) -> str:
+    """The arguments that are given, and those that are left out."""
+    settings = Settings(*given.args, **given.named)
+    names = ["logits", *given.named] if given.named or len(given.args) == 1 else settings._fields
+    words = [f"{name} {shown(getattr(settings, name)).replace('`', '')}" for name in names]
+    out = [name for name in settings._fields if name not in names]
+    return ", ".join(words) + (f"; left out: {', '.join(out)}" if out else "")
+
+
 def between(c: Choices, logits: Tensor, temperature: float, top_k: int) -> float:
     """A top_p within a token, when tokens are added up with the most likely one first.
 

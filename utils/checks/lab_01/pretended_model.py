@@ -29,6 +29,9 @@ class Text:
         return f"prompt {told(self.prompt)}, max_tokens {self.max_tokens}, EOS {eos}"
 
 
+SIMPLEST = Text((0,), 1, frozenset())
+
+
 @dataclass(frozen=True)
 class Requests:
     """One text, or two after another."""
@@ -68,9 +71,9 @@ def draw(c: Choices) -> Requests:
             eos += from_scratch(prompt, 4, frozenset(), vocab)[2:3] if c.rarely(2) else []
         return Text(prompt, max_tokens, frozenset(eos))
 
-    offset, last = c.pick(OFFSETS), text()
-    earlier = c.some(text, 0, 1)  # drawn at the end: if it doesn't matter, it is struck out
-    return Requests((*earlier, last), vocab, offset)
+    offset = c.pick(OFFSETS)
+    texts = c.some(text, 0, 2)  # drawn at the end, so that one that doesn't matter is struck out
+    return Requests(tuple(texts) or (SIMPLEST,), vocab, offset)
 
 
 def next_tokens(text: Sequence[int], vocab: int) -> list[int]:
@@ -112,7 +115,8 @@ class Model:
         if self.num_calls > self.max_tokens + 1:
             most = many(self.max_tokens, "new token")
             stage.blame("end", most, f"call {self.num_calls} of the model")
-        stage.expect("text", self.text, token_ids.tolist(), told)
+        clause = "other token" if len(token_ids) == len(self.text) else "text"
+        stage.expect(clause, self.text, token_ids.tolist(), told)
         following = next_tokens(self.text, self.requests.vocab)
         logits = torch.full((len(following), self.requests.vocab), offset)
         rows = torch.arange(len(following))
