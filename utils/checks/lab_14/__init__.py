@@ -132,6 +132,8 @@ def feed(
         stage.blame("texts", want, got)
     if right.done and (was_done or got[: len(want)] == want):
         stage.expect("after the end", want, got)
+    if how == "whole: " and right.done and len(got) < len(want):
+        stage.expect("before the end", want, got)
     if how == "shared":  # the same piece was read right by another reader
         stage.expect(how, want, got)
     if how == "pieces: " and len(got) > len(want):
@@ -331,8 +333,10 @@ def wrong_report(expected: tuple[float, float], got: Any, given: Given) -> Fault
         return None
     if isinstance(given.args[0], Once):
         clause = "once"
+    elif math.isnan(expected[0]):
+        clause = "no requests"
     elif goodput:
-        clause = "no requests" if math.isnan(expected[0]) else "counted"
+        clause = "counted"
     elif attained and expected[0]:
         clause = "seconds"
     else:
