@@ -1,7 +1,9 @@
-"""Small models and LoRA adapters as peft writes them, drawn at random."""
+"""Small models and LoRA adapters as peft writes them, drawn at random; and what is right."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,22 +14,40 @@ from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
+Pairs = dict[str, tuple[Tensor, Tensor]]
 
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
+KEY = re.compile(re.escape(PREFIX) + r"(?P<layer>.+)\.lora_(?P<which>[AB])\.weight")
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 UNIMPORTANT = ("target_modules", "lora_dropout", "inference_mode")
+SPECIAL = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern")
 # Layer 1 beside layer 10; names in which a part of the adapter's own keys occurs.
 LAYERS = (
     "model.layers.0.self_attn.q_proj",
+    "lm_head",
     "model.layers.1.mlp.down_proj",
     "model.layers.10.mlp.down_proj",
-    "model.layers.1.self_attn.q_proj",
-    "lm_head",
     "tower.base_model.model.proj",
     "model.lora_A.proj",
     "base_model.model.vision-tower.proj",
 )
+OTHERS = ("model.embed_tokens", "model.norm")  # never with matrices
+RELATIVES = ("vision.{}", "{}.inner", "vision.{}.inner")  # names of which {} is a part
+
+
+class Model(Given):
+    """The arguments config, tensors, base. Two names in `base` may hold one tensor: `tied`."""
+
+    tied: tuple[str, ...] = ()
+
+    def copied(self) -> Given:
+        """For the learner: what was one tensor is one tensor again."""
+        theirs = super().copied()
+        if self.tied:
+            base = theirs.args[2]
+            base[self.tied[1]] = base[self.tied[0]]
+        return theirs
 
 
 def numbers(c: Choices, *shape: int, scale: float = 1.0) -> Tensor:
@@ -52,10 +72,16 @@ def draw_config(c: Choices, r: int) -> Config:
         "lora_dropout": 0.1,
         "inference_mode": c.pick((True, False)),
     }
-    for key, value in optional.items():
-        if not c.rarely(5):
-            config[key] = value
-    return config
+    return config | {key: value for key, value in optional.items() if c.integer(0, 4)}
+
+
+def draw_name(c: Choices, base: Tensors) -> str:
+    """A layer's name that is still free; often the layer before is a part of it."""
+    last = next(reversed(base), OTHERS[0]).removesuffix(".bias").removesuffix(".weight")
+    names = [*LAYERS[c.integer(0, len(LAYERS) - 1) :], *LAYERS]
+    if last not in OTHERS and c.rarely(2):
+        names.insert(0, c.pick(RELATIVES).format(last))
+    return next(name for name in names if f"{name}.weight" not in base)
 
 
 def draw_matrices(c: Choices, r: int, width: int, out: int) -> tuple[Tensor, Tensor]:
@@ -71,23 +97,72 @@ def draw_model(c: Choices, largest: int = 12) -> tuple[Config, Tensors, Tensors]
     r = c.size(1, 70, small=4)
     config, dtype = draw_config(c, r), c.pick(DTYPES)
     tensors: Tensors = {}
-    base = {
-        "model.embed_tokens.weight": numbers(c, 5, 4).to(dtype),
-        "model.norm.weight": numbers(c, 4).to(dtype),
-    }
-    layers = c.shuffled(LAYERS)[: c.integer(1, 5)]
+    base = {f"{n}.weight": numbers(c, 5, 4).to(dtype) for n in OTHERS if c.rarely(2)}
     of_all = (c.size(1, largest), c.size(1, largest)) if c.rarely(3) else None
-    for number, layer in enumerate(layers):
+
+    def layer() -> None:
+        name = draw_name(c, base)
         width, out = of_all or (c.size(1, largest), c.size(1, largest))
         shape = (width, out) if config.get("fan_in_fan_out") else (out, width)
-        base[f"{layer}.weight"] = laid_out(numbers(c, *shape).to(dtype), c.pick(LAYOUTS))
+        base[f"{name}.weight"] = laid_out(numbers(c, *shape).to(dtype), c.pick(LAYOUTS))
         if c.rarely(4):
-            base[f"{layer}.bias"] = numbers(c, out).to(dtype)
-        if number == 0 or not c.rarely(3):
+            base[f"{name}.bias"] = numbers(c, out).to(dtype)
+        if not tensors or not c.rarely(3):
             pair = draw_matrices(c, r, width, out)
-            keys = [f"{PREFIX}{layer}{A}", f"{PREFIX}{layer}{B}"]
-            tensors |= dict(c.shuffled(list(zip(keys, pair, strict=True))))
-    return config, dict(c.shuffled(list(tensors.items()))), base
+            both = [f"{PREFIX}{name}{A}", f"{PREFIX}{name}{B}"]
+            tensors.update(zip(both, pair, strict=True))
+
+    c.some(layer, 1, 5)
+    return config, in_any_order(c, tensors), in_any_order(c, base)
+
+
+def in_any_order(c: Choices, tensors: Tensors) -> Tensors:
+    """Half of the time as they are."""
+    return dict(c.shuffled(list(tensors.items()))) if c.rarely(2) else tensors
+
+
+def by_expression(config: Config, tensors: Tensors, base: Tensors) -> Pairs:
+    """Names by a regular expression.
+
+    Raises:
+        ValueError: anything is unknown, alone or too much; its text is quoted to the learner.
+    """
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"The `peft_type` of this config is {config.get('peft_type')!r}")
+    if config.get("bias", "none") != "none":
+        raise ValueError(f"The `bias` of this config is {config['bias']!r}, not 'none'")
+    if odd := [key for key in SPECIAL if config.get(key)]:
+        raise ValueError(f"`{odd[0]}` is {config[odd[0]]!r} in this config")
+    if not tensors:
+        raise ValueError("The adapter has no tensors")
+    halves: dict[str, Tensors] = {}
+    for key, tensor in tensors.items():
+        if not (match := KEY.fullmatch(key)):
+            raise ValueError(f"The name `{key}` has neither of the two forms")
+        halves.setdefault(match["layer"], {})[match["which"]] = tensor
+    pairs = {}
+    for layer, both in halves.items():
+        if set(both) != {"A", "B"}:
+            raise ValueError(f"`{layer}` has only {' '.join(both)}")
+        if f"{layer}.weight" not in base:
+            raise ValueError(f"The base has no `{layer}.weight`")
+        a, b, weight = both["A"], both["B"], base[f"{layer}.weight"]
+        refuse_shapes(layer, a.shape, b.shape, weight.shape, config)
+        pairs[f"{layer}.weight"] = (a, b)
+    return pairs
+
+
+def refuse_shapes(
+    layer: str, a: Sequence[int], b: Sequence[int], weight: Sequence[int], config: Config
+) -> None:
+    """Raise a ValueError unless the three shapes and the config's r fit each other."""
+    r = config["r"]
+    out_in = tuple(weight[::-1] if config.get("fan_in_fan_out") else weight)
+    if len(out_in) != 2 or (tuple(a), tuple(b)) != ((r, out_in[1]), (out_in[0], r)):
+        raise ValueError(
+            f"The shapes of `{layer}` don't fit each other and r = {r}: A {list(a)}, B {list(b)}, "
+            f"weight {list(weight)}{', fan_in_fan_out' * bool(config.get('fan_in_fan_out'))}"
+        )
 
 
 def scale_of(config: Config) -> float:
@@ -102,21 +177,17 @@ def exact_delta(a: Tensor, b: Tensor, config: Config) -> Tensor:
     return scale_of(config) * (product.T if config.get("fan_in_fan_out") else product)
 
 
-def float32_error(weight: Tensor, a: Tensor, b: Tensor, config: Config) -> Tensor:
-    """How far a sum in float32 may be from the exact one, float64 (Higham, section 3.1)."""
-    sizes = exact_delta(a.abs(), b.abs(), config | {"lora_alpha": abs(config["lora_alpha"])})
-    return (config["r"] + 8) * torch.finfo(torch.float32).eps * (weight.double().abs() + sizes)
+def dtype_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def told(given: Given) -> str:
     """An input in words: the config's keys that matter, and each tensor's name, dtype and shape."""
     config, *groups = given.args
-    matter = {k: v for k, v in config.items() if k not in UNIMPORTANT and v}
-    parts = [f"config {matter}"]
+    parts = [f"config { {k: v for k, v in config.items() if k not in UNIMPORTANT} }"]
     for label, tensors in zip(("tensors", "base", "merged"), groups, strict=False):
-        shown = [
-            f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-            for name, t in tensors.items()
-        ]
+        shown = [f"{name} {dtype_of(t)} {list(t.shape)}" for name, t in tensors.items()]
         parts.append(f"{label}: " + (", ".join(shown) or "none"))
+    if isinstance(given, Model) and given.tied:
+        parts.append(f"in base, {' and '.join(given.tied)} are one tensor")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Merged models with planted faults, and how far a weight is from what would explain it."""
+"""Merged models with planted faults, and what a merged weight may be."""
 
 from __future__ import annotations
 
@@ -9,42 +9,33 @@ from utils.checks.kit.contracts import Choices, Given
 from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 from utils.checks.lab_11.adapters import (
     DTYPES,
-    LAYERS,
+    OTHERS,
     PREFIX,
     A,
     B,
     Config,
+    Pairs,
     Tensors,
+    by_expression,
     draw_config,
+    draw_name,
     exact_delta,
+    in_any_order,
     numbers,
 )
-from utils.checks.lab_11.matching import Pairs, by_expression
 
-SURELY = 4  # a fault is off by so many steps of the dtype in at least one number,
-SIZES = 2.0**-16  # and by this share of the numbers that were added; a sum in float32
+SURELY = 4  # a fault is off by more than so many steps of the dtype in at least one number,
+SIZES = 2.0**-16  # and by more than this share of the numbers that were added; a sum in float32
 FLOAT32 = 2.0**-21  # is off by this share at most
-FAULTS = (
-    "not merged",
-    "twice",
-    "no scale",
-    "other scale",
-    "negative",
-    "transposed",
-    "neighbour",
-    "other base",
-    "four bits",
-    "one number",
-    "one number",
-    "sign",
-    "nan",
-    "inf",
-    "missing",
-    "shape",
-)
 EVERYWHERE = ("not merged", "twice", "no scale", "other base", "four bits", "other scale")
+FAULTS = (
+    *("not merged", "twice", "no scale", "other scale", "negative", "transposed", "neighbor"),
+    *("other base", "four bits", "one number", "one number", "one number", "sign"),
+    *("nan", "inf", "missing", "shape"),
+)
+NEVER_MERGED = ("other base", "four bits", "one number", "one number", "nan", "inf", "missing")
 
-Wanted = tuple[str, Tensor]  # a verdict, "" for right; the exact weight that it stands for
+Wanted = dict[str, Tensor]  # a verdict, "" for right -> the exact weight that it stands for
 
 
 def draw_small(c: Choices) -> tuple[Config, Tensors, Tensors]:
@@ -52,47 +43,45 @@ def draw_small(c: Choices) -> tuple[Config, Tensors, Tensors]:
     r = c.integer(1, 12)
     config = draw_config(c, r) | {"lora_alpha": c.pick((2 * r, r, 16, 1, r / 2, 32 * r))}
     size, dtype = c.pick((1.0, 0.02, 1e-6)), c.pick(DTYPES)
-    base = {"model.norm.weight": (size * (1 + numbers(c, 4))).to(dtype)}
+    base = {f"{n}.weight": (size * (1 + numbers(c, 4))).to(dtype) for n in OTHERS if c.rarely(3)}
     tensors: Tensors = {}
-    for number, layer in enumerate(c.shuffled(LAYERS)[: c.integer(1, 4)]):
-        width, out = (c.pick((3, 6, 3, 6, 3, 6, 80)) for _ in range(2))
+
+    def layer() -> None:
+        name = draw_name(c, base)
+        width, out = (c.pick((3, 6, 3, 6, 3, 6, 3, 6, 40)) for _ in range(2))
         shape = (width, out) if config.get("fan_in_fan_out") else (out, width)
         weight = numbers(c, *shape, scale=size)
         if c.rarely(3):
             weight[0] = 0
-        base[f"{layer}.weight"] = weight.to(dtype)
-        if number == 0 or not c.rarely(3):
+        stored = weight.to(dtype)
+        if not tensors or not c.rarely(3):
             part = c.pick((0.3, 1.0, 3e-2, 1e-3, 1e-5, 0.0)) * size
             kind = c.pick((torch.float32, torch.float32, torch.bfloat16, torch.float16))
             a, b = numbers(c, r, width).to(kind), numbers(c, out, r, scale=part).to(kind)
-            tensors |= {f"{PREFIX}{layer}{A}": a, f"{PREFIX}{layer}{B}": b}
+            tensors.update({f"{PREFIX}{name}{A}": a, f"{PREFIX}{name}{B}": b})
             if c.rarely(4):  # weight and update nearly cancel
-                near_zero = -exact_delta(a, b, config) * (1 + 1e-4 * weight)
-                base[f"{layer}.weight"] = near_zero.to(dtype)
-            elif c.rarely(8):  # float16 cannot hold it
-                base[f"{layer}.weight"] = (1e5 * weight).to(torch.float32)
-    return config, tensors, base
+                stored = (-exact_delta(a, b, config) * (1 + 1e-4 * weight)).to(dtype)
+        if c.rarely(8):  # float16 cannot hold it
+            stored = 1e5 * weight
+        base[f"{name}.weight"] = stored
+
+    c.some(layer, 1, 4)
+    return config, in_any_order(c, tensors), base
 
 
-def four_bits(weight: Tensor) -> Tensor:
-    """Fifteen levels for the whole weight."""
-    top = weight.abs().max().clamp(min=1e-30)
-    return (weight / top * 7).round() / 7 * top
-
-
-def explanations(name: str, config: Config, pairs: Pairs, base: Tensors) -> list[Wanted]:
+def explanations(name: str, config: Config, pairs: Pairs, base: Tensors) -> Wanted:
     """What a weight may be, in the order in which it is asked. Exact, float64."""
     weight = base[name].double()
     if name not in pairs:
-        return [("", weight)]
+        return {"": weight}
     delta = exact_delta(*pairs[name], config)
     plain = exact_delta(*pairs[name], config | {"lora_alpha": 1, "r": 1, "use_rslora": False})
-    return [
-        ("", weight + delta),
-        ("not merged", weight),
-        ("merged twice", weight + 2 * delta),
-        ("scale forgotten", weight + plain),
-    ]
+    return {
+        "": weight + delta,
+        "not merged": weight,
+        "merged twice": weight + 2 * delta,
+        "scale forgotten": weight + plain,
+    }
 
 
 def sizes_of(name: str, config: Config, pairs: Pairs, base: Tensors) -> Tensor:
@@ -105,32 +94,55 @@ def sizes_of(name: str, config: Config, pairs: Pairs, base: Tensors) -> Tensor:
 
 
 def steps(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """An upper bound of the distance between two neighbours of this dtype, float64."""
+    """From each number to the next larger one that this dtype holds, float64."""
     info = torch.finfo(dtype)
-    return exact.abs() * info.eps + info.smallest_normal * info.eps
+    power = torch.frexp(exact.abs().clamp(min=info.smallest_normal)).exponent
+    return torch.ldexp(torch.full_like(exact, info.eps), power - 1)
 
 
 def near(merged: Tensor, exact: Tensor, sizes: Tensor) -> str:
-    """ "yes" if one rounding and float32 explain it, "no" if it is surely something else."""
-    off, step = (merged.double() - exact).abs(), steps(exact, merged.dtype)
-    best = (exact.to(merged.dtype).double() - exact).abs()
+    """ "yes" if a sum in float32 and one rounding explain it, "no" if it is surely another."""
     if not merged.isfinite().all():
         return "no"
-    if (off <= best + FLOAT32 * sizes).all():
+    low, high = ((exact + sign * FLOAT32 * sizes).to(merged.dtype) for sign in (-1, 1))
+    if ((low <= merged) & (merged <= high)).all():
         return "yes"
-    surely = ~(off <= SURELY * step + SIZES * sizes)  # NaN is sure, too
+    off = (merged.double() - exact).abs()
+    surely = (off > SURELY * steps(exact, merged.dtype)) & (off > SIZES * sizes)
     return "no" if surely.any() else "perhaps"
 
 
-def verdict(merged: Tensor, wanted: list[Wanted], sizes: Tensor) -> str:
+def verdict(merged: Tensor, wanted: Wanted, sizes: Tensor) -> str:
     """The first explanation that fits; "perhaps" if that cannot be told."""
-    for says, exact in wanted:
+    for says, exact in wanted.items():
         if (answer := near(merged, exact, sizes)) != "no":
             return says if answer == "yes" else "perhaps"
     return "other" if len(wanted) > 1 else "changed"
 
 
-def planted(
+def judged(config: Config, tensors: Tensors, base: Tensors, merged: Tensors) -> dict[str, str]:
+    """In float64, with room on both sides: no input is drawn that could be read in two ways."""
+    pairs = by_expression(config, tensors, base)
+    found = {name: "extra" for name in merged if name not in base}
+    for name, weight in base.items():
+        if name not in merged:
+            found[name] = "missing"
+        elif merged[name].shape != weight.shape:
+            found[name] = "shape"
+        else:
+            wanted = explanations(name, config, pairs, base)
+            sizes = sizes_of(name, config, pairs, base)
+            found[name] = verdict(merged[name], wanted, sizes)
+    return {name: says for name, says in found.items() if says}
+
+
+def four_bits(weight: Tensor) -> Tensor:
+    """Fifteen levels for the whole weight."""
+    top = weight.abs().max().clamp(min=1e-30)
+    return (weight / top * 7).round() / 7 * top
+
+
+def with_fault(
     c: Choices,
     fault: str,
     name: str,
@@ -143,64 +155,69 @@ def planted(
     weight = base[name].double()
     delta = exact_delta(*pairs[name], config) if name in pairs else torch.zeros_like(weight)
     right = (weight + delta).contiguous()
-    if fault == "transposed" and weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
-        return weight + delta.T
-    if fault == "neighbour":
-        others = [p for n, p in pairs.items() if n != name and base[n].shape == weight.shape]
-        return weight + exact_delta(*others[0], config) if name in pairs and others else right
-    if fault == "no scale" and name in pairs:
-        return explanations(name, config, pairs, base)[3][1]
-    if fault in ("one number", "sign", "nan", "inf"):
-        place = c.integer(0, weight.numel() - 1)
-        if fault == "sign":
-            right.view(-1)[place] *= -1
-            return right
-        kick = 5 * steps(right, dtype) + 1.5 * SIZES * sizes_of(name, config, pairs, base)
-        more = kick.flatten()[place] * c.pick((4, 1, 100, 1e4))
-        right.view(-1)[place] += more if fault == "one number" else float(fault)
-        return right
     times = {"not merged": 0.0, "twice": 2.0, "negative": -1.0, "other scale": 1 / config["r"]}
     if fault in times:
         return weight + times[fault] * delta
-    other = {
-        "other base": lambda: weight * (1 + 0.05 * numbers(c, *weight.shape).double()),
-        "four bits": lambda: four_bits(weight),
-    }
-    return other[fault]() + delta if fault in other else right
+    if fault == "no scale" and name in pairs:
+        return explanations(name, config, pairs, base)["scale forgotten"]
+    if fault == "transposed" and weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
+        return weight + delta.T
+    if fault == "neighbor" and name in pairs:
+        others = [p for n, p in pairs.items() if n != name and base[n].shape == weight.shape]
+        return weight + exact_delta(*others[0], config) if others else right
+    if fault == "other base":
+        return weight * (1 + 0.05 * numbers(c, *weight.shape).double()) + delta
+    if fault == "four bits":
+        return four_bits(weight) + delta
+    if fault in ("one number", "sign", "nan", "inf"):
+        place = c.integer(0, weight.numel() - 1)
+        number = right.view(-1)[place : place + 1]
+        sizes = sizes_of(name, config, pairs, base).flatten()[place]
+        if fault == "one number":  # at first just beyond the border
+            border = torch.maximum(SURELY * steps(number, dtype), SIZES * sizes)
+            number += 1.2 * border * c.pick((1, 4, 100, 1e4)) * c.pick((1, -1))
+        elif fault == "sign":
+            number *= -1
+        else:
+            number.fill_(float(fault))
+    return right
+
+
+def rounded(c: Choices, exact: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
+    """A right weight: the nearest number, or as it may come of a sum in float32."""
+    if c.rarely(2):
+        noise = numbers(c, *exact.shape).double().clamp(-1, 1)
+        exact = exact + 0.7 * FLOAT32 * sizes * noise
+    return exact.to(dtype)
 
 
 def draw_merged(c: Choices) -> Given:
     """Right ones in each dtype; one weight wrong, several, or all of them in the same way."""
     config, tensors, base = draw_small(c)
     pairs = by_expression(config, tensors, base)
-    dtype, in_float32 = c.pick(DTYPES), c.rarely(3)
+    dtype = c.pick(DTYPES)
     everywhere = c.pick(EVERYWHERE) if c.rarely(4) else ""
     merged: Tensors = {}
     for name, weight in base.items():
-        own = torch.float32 if c.rarely(6) else dtype
+        own = c.pick(DTYPES) if c.rarely(6) else dtype
         wanted = explanations(name, config, pairs, base)
         sizes = sizes_of(name, config, pairs, base)
-        right = wanted[0][1].to(own)
-        if in_float32 and name in pairs:
-            a, b = pairs[name]
-            scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
-            update = scale * (b.float() @ a.float())
-            update = update.T if config.get("fan_in_fan_out") else update
-            right = (weight.float() + update).to(own)
-        fault = everywhere or (c.pick(FAULTS) if c.rarely(3) else "")
+        made = right = rounded(c, wanted[""], sizes, own)
+        fault = everywhere
+        if not fault and c.rarely(3):
+            fault = c.pick(FAULTS if name in pairs else NEVER_MERGED)
         if weight.numel() > 1000 and c.rarely(2):
             fault = "one number"
         if fault == "missing":
             continue
-        made = planted(c, fault, name, config, pairs, base, own).to(own) if fault else right
         if fault == "shape":
             made = c.pick((torch.cat([right, right[:1]]), right[None], right.t()))
+        elif fault:
+            made = with_fault(c, fault, name, config, pairs, base, own).to(own)
         if made.shape == right.shape and verdict(made, wanted, sizes) == "perhaps":
-            made = wanted[0][1].to(own)
+            made = wanted[""].to(own)
         merged[name] = laid_out(made, c.pick(LAYOUTS))
     if c.rarely(8):
-        extra = c.pick(
-            ("model.extra.weight", next(iter(tensors)), "lm_head.weight", "lm_head.bias")
-        )
-        merged.setdefault(extra, torch.ones(2))
-    return Given(config, tensors, base, dict(c.shuffled(list(merged.items()))))
+        names = ("model.extra.weight", next(iter(tensors)), "lm_head.weight", "lm_head.bias")
+        merged.setdefault(c.pick(names), torch.ones(2))
+    return Given(config, tensors, base, in_any_order(c, merged))

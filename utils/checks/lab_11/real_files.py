@@ -20,20 +20,38 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.checks.kit.contracts.faults import Raised, attempt
+from utils.checks.kit.lab.words import WORDS, read_words
 from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.runner import Mismatch
 from utils.checks.kit.tiny_model import TinyModel
-from utils.checks.lab_11.layer import in_float64, not_rounded_once
-from utils.checks.lab_11.matching import by_expression
+from utils.checks.lab_11.adapters import Config, Tensors, by_expression, dtype_of
+from utils.checks.lab_11.merged import in_float64, not_rounded_once
 from utils.hub import load_hf_model, load_tokenizer, resolve_model
 from utils.pipeline.stages.finetune import quiet_peft
 
 MergeFiles = Callable[[Path, Path, Path], Any]
+CLAUSES = read_words(Path(__file__).with_name(WORDS))["engine"]["clauses"]
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+MODEL, CONFIG, OLDER = "model.safetensors", "config.json", "older"
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 PROMPT = "The capital of France is"
-PATIENCE = 2000
-SOUND = ("", TURNED := "none, but weights [in, out]")  # adapters that must not be refused
+PATIENCE = 2000  # ticks
+SOUND = ("none", TURNED := "none, but weights are [in, out]")  # what must not be refused
+DAMAGES = (*SOUND, "an A has no B", "DoRA", "matrices of a layer that the base lacks")
+TINY: tuple[Config, ...] = (
+    {"r": 4, "lora_alpha": 16},
+    {"r": 3, "lora_alpha": 6, "use_rslora": True},
+)
+REAL = "the bundled model, and an adapter that peft wrote"
+
+
+def mismatch(clause: str, given: str, says: str = "", got: str = "") -> Mismatch:
+    """A clause of the words for this exercise, which may quote `says`."""
+    text, look = CLAUSES[clause]
+    return Mismatch(text.replace("{says}", says), input=given, got=got, look=look)
+
+
+# Folders
 
 
 def write_adapter(model: nn.Module, folder: Path, **options: Any) -> Any:
@@ -53,19 +71,58 @@ def write_adapter(model: nn.Module, folder: Path, **options: Any) -> Any:
     return adapted
 
 
-def write_base(state: dict[str, Tensor], folder: Path, config: str, files: int) -> None:
+@functools.cache
+def tiny_adapter(number: int) -> tuple[tempfile.TemporaryDirectory[str], Any]:
+    """The folder of an adapter that peft made, and the tiny model that it belongs to."""
+    folder, model = tempfile.TemporaryDirectory(), TinyModel().hf
+    write_adapter(copy.deepcopy(model), Path(folder.name), **TINY[number])
+    return folder, model
+
+
+def read_base(folder: Path) -> Tensors:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def read_adapter(folder: Path) -> tuple[Config, Tensors]:
+    return json.loads((folder / ADAPTER[0]).read_text()), load_file(folder / ADAPTER[1])
+
+
+def write_base(state: Tensors, folder: Path, config: str, files: int) -> None:
     """A model's folder, its tensors in so many files, whose names differ."""
     folder.mkdir()
-    (folder / "config.json").write_text(config)
+    (folder / CONFIG).write_text(config)
     names = list(state)
     for number, file in enumerate(("model", "part-2", "the_rest")[:files]):
         part = {name: state[name].clone().contiguous() for name in names[number::files]}
         save_file(part, folder / f"{file}.safetensors")
 
 
+def prepare(base: Path, adapter: Path, number: int, damage: str) -> None:
+    """Write the folders of a tiny base and of its adapter, with this damage."""
+    made, model = tiny_adapter(number)
+    dtype = (torch.bfloat16, torch.float32)[number]
+    state = {n: t.to(dtype) for n, t in model.state_dict().items()}
+    if damage == TURNED:
+        state |= {n: t.T for n, t in state.items() if any(target in n for target in TARGETS)}
+    write_base(state, base, model.config.to_json_string(), 3 - 2 * number)
+    shutil.copytree(made.name, adapter)
+    config, tensors = read_adapter(adapter)
+    if "no B" in damage:
+        del tensors[max(tensors)]
+    if "lacks" in damage:
+        tensors = {name.replace(".layers.1.", ".layers.7."): t for name, t in tensors.items()}
+    changes: dict[str, Config] = {"DoRA": {"use_dora": True}, TURNED: {"fan_in_fan_out": True}}
+    (adapter / ADAPTER[0]).write_text(json.dumps(config | changes.get(damage, {})))
+    save_file(tensors, adapter / ADAPTER[1])
+
+
+# Judging
+
+
 def everything(*folders: Path) -> dict[Path, tuple[int, int]]:
     """Size and time of the last change of each file."""
-    files = [file for folder in folders for file in folder.rglob("*")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
@@ -76,124 +133,97 @@ def called(merge_files: MergeFiles, base: Path, adapter: Path, out: Path, given:
         result = attempt(merge_files, base, adapter, out)
     os.chdir(here)
     if everything(base, adapter) != before:
-        raise Mismatch(
-            "The folder of the base or of the adapter has changed. They are only to be read.",
-            input=given,
-            look="Write into `out_dir` alone.",
-        )
+        raise mismatch("only read", given)
     if not isinstance(result, Raised | None):
-        raise Mismatch(
-            "`merge_files` returns something.",
-            input=given,
-            got=repr(result)[:80],
-            look="What it makes lies in `out_dir`.",
-        )
+        raise mismatch("returns", given, got=repr(result)[:80])
     return result
 
 
-def compare(base: Path, adapter: Path, out: Path, given: str) -> dict[str, Tensor]:
-    """Raise `Mismatch` unless `out` holds the merged model; its tensors."""
-    file = out / "model.safetensors"
-    if not file.is_file() or not (out / "config.json").is_file():
-        raise Mismatch("`out_dir` lacks `model.safetensors` or `config.json`.", input=given)
-    if (out / "config.json").read_bytes() != (base / "config.json").read_bytes():
-        raise Mismatch("`config.json` is not the base's.", input=given, look="`shutil.copy`")
-    if (out / "config.json").is_symlink():
-        raise Mismatch(
-            "`config.json` is a link, and breaks when the base is moved.",
-            input=given,
-            look="`shutil.copy`",
-        )
-    try:
-        metadata = safe_open(file, "pt").metadata() or {}
-    except SafetensorError as error:
-        raise Mismatch(
-            f"`model.safetensors` cannot be read: {error}.", input=given, look="`save_file`"
-        ) from None
-    if metadata.get("format") != "pt":
-        raise Mismatch(
-            "The file does not say that it is PyTorch's, and transformers asks for that.",
-            input=given,
-            look='`metadata={"format": "pt"}`',
-        )
-    state: dict[str, Tensor] = {}
-    for part in base.glob("*.safetensors"):
-        state |= load_file(part)
-    config = json.loads((adapter / ADAPTER[0]).read_text())
-    pairs = by_expression(config, load_file(adapter / ADAPTER[1]), state)
-    merged = load_file(file)
-    if odd := sorted(merged.keys() ^ state.keys()):
-        raise Mismatch(
-            f"`{odd[0]}` is only in one of base and merged model.",
-            input=given,
-            look="All `*.safetensors` of the base belong to it.",
-        )
-    for name, weight in state.items():
-        if name in pairs:
-            says = not_rounded_once(in_float64(weight, *pairs[name], config), merged[name])
-        else:
-            says = "" if torch.equal(merged[name], weight) else "It should be as it was."
-        if says:
-            raise Mismatch(
-                f"`{name}` is wrong in your file. {says}",
-                input=given,
-                look="`merge_state`, with what the files hold.",
-            )
+def accepted(merge_files: MergeFiles, base: Path, adapter: Path, out: Path, given: str) -> Tensors:
+    """The tensors of the merged model, or `Mismatch`."""
+    result = called(merge_files, base, adapter, out, given)
+    if isinstance(result, Raised):
+        raise Mismatch(result.says, input=given, look=result.look)
+    clause, says = fault_of_folder(base, out)
+    if not clause:
+        merged = load_file(out / MODEL)
+        clause, says = fault_of_tensors(merged, read_base(base), *read_adapter(adapter))
+    if clause:
+        raise mismatch(clause, given, says)
     return merged
+
+
+def fault_of_folder(base: Path, out: Path) -> tuple[str, str]:
+    """A clause and what it quotes, or two empty texts."""
+    for name in (MODEL, CONFIG):
+        if not (out / name).is_file():
+            return "files", f"`{name}`"
+    if (out / ADAPTER[0]).exists():
+        return "adapter", ""
+    config = (out / CONFIG).read_bytes()
+    if config == OLDER.encode():
+        return "older", f"`{CONFIG}`"
+    if config != (base / CONFIG).read_bytes() or (out / CONFIG).is_symlink():
+        return "config", ""
+    try:
+        with safe_open(out / MODEL, "pt") as opened:
+            metadata, names = opened.metadata() or {}, opened.keys()
+    except (SafetensorError, OSError) as error:
+        return "unreadable", str(error)
+    if OLDER in names:
+        return "older", f"`{MODEL}`"
+    return ("", "") if metadata.get("format") == "pt" else ("metadata", "")
+
+
+def fault_of_tensors(
+    merged: Tensors, base: Tensors, config: Config, tensors: Tensors
+) -> tuple[str, str]:
+    """As `fault_of_folder`, of what the file holds."""
+    for name in sorted(merged.keys() ^ base.keys()):
+        return "names", f"`{name}` is only in the {'merged model' if name in merged else 'base'}."
+    pairs = by_expression(config, tensors, base)
+    for name, weight in base.items():
+        if merged[name].dtype != weight.dtype:
+            dtypes = f"{dtype_of(merged[name])}, and {dtype_of(weight)} in the base"
+            return "tensors", f"`{name}` is {dtypes}."
+        if name in pairs:
+            if wrong := not_rounded_once(in_float64(weight, *pairs[name], config), merged[name]):
+                return "tensors", f"`{name}`: {wrong[1]}"
+        elif not torch.equal(merged[name], weight):
+            return "tensors", f"`{name}` has no matrices, and differs from the base."
+    return "", ""
 
 
 def rehearse(merge_files: MergeFiles) -> None:
     """A tiny model in one file and in several; adapters with and without rsLoRA; damaged ones."""
-    model = TinyModel().hf
-    for number, options in enumerate(
-        ({"r": 4, "lora_alpha": 16}, {"r": 3, "lora_alpha": 6, "use_rslora": True})
-    ):
-        dtype = (torch.bfloat16, torch.float32)[number]
-        for damage in (*SOUND, "no B", "DoRA", "no layer"):
-            given = f"a tiny model in {3 - 2 * number} files, {options}, damage: {damage or 'none'}"
-            with tempfile.TemporaryDirectory() as name:
-                base, adapter, out = (Path(name) / part for part in ("base", "adapter", "new/out"))
-                state = {n: t.to(dtype) for n, t in model.state_dict().items()}
-                if damage == TURNED:
-                    state |= {n: t.T for n, t in state.items() if any(x in n for x in TARGETS)}
-                write_base(state, base, model.config.to_json_string(), 3 - 2 * number)
-                write_adapter(copy.deepcopy(model), adapter, **options)
-                spoil(adapter, damage)
-                if number and damage in SOUND:  # somebody has merged into this folder before
-                    shutil.copytree(base, out)
-                    (out / "config.json").write_text("{}")
-                result = called(merge_files, base, adapter, out, given)
-                refused = isinstance(result, Raised) and issubclass(result.error, ValueError)
-                if damage in SOUND and isinstance(result, Raised):
-                    raise Mismatch(result.says, input=given, look=result.look)
-                if damage in SOUND:
-                    compare(base, adapter, out, given)
-                elif not refused:
-                    raise Mismatch(
-                        "A damaged adapter is to be refused with a ValueError.",
-                        input=given,
-                        look="`match_adapter`",
-                    )
-                elif list(out.rglob("*.safetensors")):
-                    raise Mismatch(
-                        "The adapter was refused, and a model was written.",
-                        input=given,
-                        look="Merge first, write then.",
-                    )
+    for number in range(len(TINY)):
+        for damage in DAMAGES:
+            with tempfile.TemporaryDirectory() as folder:
+                rehearse_once(merge_files, Path(folder), number, damage)
 
 
-def spoil(adapter: Path, damage: str) -> None:
-    tensors = load_file(adapter / ADAPTER[1])
-    last = sorted(tensors)[-1]
-    if damage == "no B":
-        del tensors[last]
-    if damage == "no layer":
-        tensors = {name.replace(".layers.1.", ".layers.7."): t for name, t in tensors.items()}
-    save_file(tensors, adapter / ADAPTER[1])
-    changes = {"DoRA": {"use_dora": True}, TURNED: {"fan_in_fan_out": True}}
-    if damage in changes:
-        config = json.loads((adapter / ADAPTER[0]).read_text()) | changes[damage]
-        (adapter / ADAPTER[0]).write_text(json.dumps(config))
+def rehearse_once(merge_files: MergeFiles, folder: Path, number: int, damage: str) -> None:
+    base, adapter, out = (folder / part for part in ("base", "adapter", "new/out"))
+    prepare(base, adapter, number, damage)
+    given = f"a tiny model, an adapter with {TINY[number]}; damage: {damage}"
+    if number:  # somebody has merged into this folder before
+        given += "; `out_dir` holds an older merge"
+        out.mkdir(parents=True)
+        (out / CONFIG).write_text(OLDER)
+        save_file({OLDER: torch.zeros(1)}, out / MODEL)
+    before = everything(folder / "new")
+    if damage in SOUND:
+        accepted(merge_files, base, adapter, out, given)
+        return
+    result = called(merge_files, base, adapter, out, given)
+    if not (isinstance(result, Raised) and issubclass(result.error, ValueError)):
+        got = result.says if isinstance(result, Raised) else "no error"
+        raise mismatch("refuses", given, got=got)
+    if everything(folder / "new") != before:
+        raise mismatch("written", given)
+
+
+# The real model
 
 
 @torch.inference_mode()
@@ -214,31 +244,31 @@ def real_adapter() -> tuple[tempfile.TemporaryDirectory[str], Tensor, Tensor]:
     return folder, logits(adapted), before
 
 
+def loaded(folder: Path) -> Any:
+    """A model's folder as transformers loads it."""
+    try:
+        return load_hf_model(folder, dtype=torch.float32, device="cpu")
+    except Exception as error:  # whatever transformers makes of a learner's folder
+        says = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise mismatch("loads", REAL, says) from None
+
+
 def merge_the_real_model(merge_files: MergeFiles) -> str:
     """Merge into the bundled model; compare weights with float64, logits with peft's unmerged."""
     folder, unmerged, before = real_adapter()
-    adapter, given = Path(folder.name), "the bundled model, and an adapter that peft wrote"
     with tempfile.TemporaryDirectory() as name:
         base, out = Path(name) / "base", Path(name) / "merged"
         shutil.copytree(resolve_model("bundled"), base)  # so that no mistake can damage the model
-        result = called(merge_files, base, adapter, out, given)
-        if isinstance(result, Raised):
-            raise Mismatch(result.says, input=given, look=result.look)
-        merged = compare(base, adapter, out, given)
-        found = logits(load_hf_model(out, dtype=torch.float32, device="cpu"))
+        merged = accepted(merge_files, base, Path(folder.name), out, REAL)
+        found = logits(loaded(out))
     moved = float((unmerged - before).norm() / before.norm())
     apart = float((found - unmerged).norm() / before.norm())
     if not apart < 0.2 * moved:
-        raise Mismatch(
-            "The weights are right, and the merged model's logits are not the unmerged one's.",
-            input=given,
-            expected=f"a distance far below {moved:.1%}",
-            got=f"{apart:.2%}",
-        )
-    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in merged.values()})
+        raise mismatch("logits", REAL, f"{apart:.2%}", got=f"far below {moved:.1%} expected")
+    dtypes = sorted({dtype_of(t) for t in merged.values()})
     return (
         f"transformers has loaded your file, {len(merged)} tensors in {', '.join(dtypes)}. The "
         f"adapter moves the logits by {moved:.1%}. Merged and rounded, they are {apart:.2%} from "
-        "those of peft's unmerged model. Nothing in the new folder knows of an adapter: any engine "
-        "can serve it."
+        "those of peft's unmerged model. Nothing in the new folder knows of an adapter, so any "
+        "engine can serve it."
     )
