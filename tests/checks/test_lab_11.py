@@ -16,7 +16,7 @@ from utils.checks import lab_11
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.runner import Mismatch
 from utils.checks.kit.tiny_model import TinyModel
-from utils.checks.lab_11 import planted, real_files
+from utils.checks.lab_11 import planted, real_files, suspects
 from utils.checks.lab_11.adapters import PREFIX, Config, Tensors, by_expression, told
 from utils.checks.lab_11.merged import Rounded, in_float64, not_rounded_once
 from utils.pipeline.studies.merge_bases import surviving_share
@@ -190,3 +190,15 @@ def test_other_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_files, "logits", lambda _: torch.zeros(4))
     with pytest.raises(Mismatch, match="away from the unmerged"):
         real_files.merge_the_real_model(lambda *_: None)
+
+
+@pytest.mark.parametrize("done", suspects.SUSPECTS)
+def test_each_suspect_has_done_what_the_case_says(done: str) -> None:
+    given = suspects.evidence(suspects.SUSPECTS[done](suspects.scene()[2]))
+    assert planted.judged(*given) == suspects.verdict_on(done, *given[:3])
+
+
+def test_a_check_that_fails_on_the_real_model_is_told_so() -> None:
+    with pytest.raises(Mismatch, match="not on the real one") as caught:
+        suspects.judged_by(lambda *_: {})
+    assert "6 x scale forgotten" in str(caught.value.details)

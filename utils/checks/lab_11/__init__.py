@@ -17,8 +17,10 @@ from torch import Tensor
 from utils.checks.kit.contracts import Choices, Fault, Given, Returns
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
+from utils.checks.kit.lab.engine import speaks_first
 from utils.checks.kit.lab.lab import Lab
-from utils.checks.lab_11 import answers, real_files
+from utils.checks.kit.runner import Passed
+from utils.checks.lab_11 import answers, real_files, suspects
 from utils.checks.lab_11.adapters import (
     DTYPES,
     PREFIX,
@@ -185,9 +187,9 @@ def wrong_state(
     if lacking := [name for name in expected if name not in got]:
         return fault("missing", f"`{lacking[0]}` is not in it.")
     if odd := [name for name in got if name not in expected]:
-        return fault("names", f"`{odd[0]}` is in your dict alone.")
+        return fault("names", f"`{odd[0]}` is only in your dict, not in the base.")
     if list(got) != list(expected):
-        return fault("names", "The names stand in another order than in the base.")
+        return fault("names", "The names are in another order than in the base.")
     for name, right in expected.items():
         if isinstance(right, Rounded):
             if found := not_rounded_once(right, got[name]):
@@ -322,3 +324,13 @@ def engine(merge_files: Callable[[Path, Path, Path], Any]) -> str:
     """The learner's merge of files: tiny models first, then the real one."""
     real_files.rehearse(merge_files)
     return real_files.merge_the_real_model(merge_files)
+
+
+# Exercise 7
+
+
+@LAB.exercise
+def detective(check_of_merges: Callable[..., Any]) -> Passed:
+    """Six merges of the real model; the learner's check says which of them to ship."""
+    speaks_first(check_merge, check_of_merges)
+    return suspects.judged_by(check_of_merges)

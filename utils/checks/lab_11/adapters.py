@@ -143,7 +143,7 @@ def by_expression(config: Config, tensors: Tensors, base: Tensors) -> Pairs:
     pairs = {}
     for layer, both in halves.items():
         if set(both) != {"A", "B"}:
-            raise ValueError(f"`{layer}` has only {' '.join(both)}")
+            raise ValueError(f"`{layer}` has only {', '.join(both)}, so a half is missing")
         if f"{layer}.weight" not in base:
             raise ValueError(f"The base has no `{layer}.weight`")
         a, b, weight = both["A"], both["B"], base[f"{layer}.weight"]
@@ -161,7 +161,7 @@ def refuse_shapes(
     if len(out_in) != 2 or (tuple(a), tuple(b)) != ((r, out_in[1]), (out_in[0], r)):
         raise ValueError(
             f"The shapes of `{layer}` don't fit each other and r = {r}: A {list(a)}, B {list(b)}, "
-            f"weight {list(weight)}{', fan_in_fan_out' * bool(config.get('fan_in_fan_out'))}"
+            f"weight {list(weight)}{', with fan_in_fan_out' * bool(config.get('fan_in_fan_out'))}"
         )
 
 

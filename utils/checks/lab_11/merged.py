@@ -61,11 +61,11 @@ def not_rounded_once(expected: Rounded, got: Any) -> tuple[str, str] | None:
     if not isinstance(got, Tensor):
         return "form", f"Expected a tensor, not a {type(got).__name__}."
     if got.dtype != right.dtype:
-        return "dtype", f"The dtype is {dtype_of(got)}; expected {dtype_of(right)}, the weight's."
+        return "dtype", f"The dtype is {dtype_of(got)}, but the weight's is {dtype_of(right)}."
     if got.shape != right.shape:
         return "shape", f"The shape is {list(got.shape)}; expected {list(right.shape)}."
     if got.requires_grad:
-        return "grad", "The result still hangs on the graph of A and B."
+        return "grad", "The result needs a gradient, because it belongs to the graph of A and B."
     if not (off := expected.farther(got)).any():
         return None
     place = tuple(int(i) for i in off.nonzero()[0])
@@ -73,7 +73,7 @@ def not_rounded_once(expected: Rounded, got: Any) -> tuple[str, str] | None:
     coarse = FAR * expected.coarsest * expected.sizes
     near = bool(((got.double() - expected.exact).abs() <= coarse).all())
     says = (
-        f"At {list(place)} stands {number:.6g}; the exact sum is {exact:.8g}, and the nearest "
-        f"{dtype_of(right)} is {best:.6g}."
+        f"The number at {list(place)} is {number:.6g}; the exact sum is {exact:.8g}, and "
+        f"the nearest {dtype_of(right)} is {best:.6g}."
     )
     return ("rounding" if near else "number"), says
