@@ -14,7 +14,7 @@ from redis import Redis
 from vllm.v1.request import Request, RequestStatus
 
 from tests.disaggregation.vllm_without_server import BLOCK, Engine
-from tests.labs.bug_zoo.lab_16 import chained, joined, stacked_back, walk
+from utils.checks.lab_16 import answers
 from utils.checks.lab_16.inside_vllm import LearnersConnector
 from utils.checks.lab_16.learners_parts import Parts
 from utils.disaggregation.block_store import BlockStore
@@ -280,7 +280,14 @@ def test_with_a_learners_parts_in_it_it_does_the_same(
     make: Make, store: ValkeyServer, client: Redis, tmp_path: Path
 ) -> None:
     file = tmp_path / "parts"
-    parts = Parts(chained, walk, dict, dict, joined, stacked_back)  # type: ignore[arg-type]
+    parts = Parts(
+        answers.chunk_keys,
+        answers.matched_tokens,
+        answers.LRUStore,
+        answers.SchedulerSide,
+        answers.extract_block,
+        answers.inject_block,
+    )
     file.write_bytes(cloudpickle.dumps(parts))
     first, second = (make(connector=LearnersConnector, parts=str(file)) for _ in range(2))
     (answer,) = first.run(first.add(prompt(100)))

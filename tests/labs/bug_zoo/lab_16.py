@@ -1,4 +1,4 @@
-"""Wrong and right answers to lab 16, each as a learner might write it."""
+"""Right answers to lab 16, written differently, and wrong ones that are no edits of the right."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from tests.labs.bug_zoo.zoo import Zoo
+from utils.checks.kit.lab.edits import edited
+from utils.checks.lab_16 import answers
 from utils.checks.lab_16.learners_parts import Parts, Transfers
 
-zoo = Zoo()
+zoo = Zoo(answers)
 wrong, right = zoo.wrong, zoo.right
 
 # 1 chunk_keys
@@ -39,20 +41,18 @@ def with_numpy(namespace, token_ids, block_size):
     return list(keys)[1:]
 
 
-@wrong("chunk_keys", "8 bytes")
-def int64(namespace, token_ids, block_size):
-    keys, parent = [], namespace
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        block = np.array(token_ids[start : start + block_size], dtype=np.int64)
-        parent = hashlib.sha256(parent + block.tobytes()).digest()
-        keys.append(parent)
-    return keys
-
-
-@wrong("chunk_keys", "not those that the contract describes")
+@wrong("chunk_keys", "Key number 0")
 def pythons_hash(namespace, token_ids, block_size):
     ends = range(block_size, len(token_ids) + 1, block_size)
     return [hash(tuple(token_ids[:end])).to_bytes(32, "little", signed=True) for end in ends]
+
+
+@wrong("chunk_keys", "RecursionError")
+def the_rest_by_itself(namespace, token_ids, block_size):
+    if len(token_ids) < block_size:
+        return []
+    [key] = chained(namespace, token_ids[:block_size], block_size)
+    return [key, *the_rest_by_itself(key, token_ids[block_size:], block_size)]
 
 
 # 2 matched_tokens
@@ -72,14 +72,17 @@ def takewhile(keys, stored, num_tokens, block_size, num_computed_tokens):
     return block_size * len(list(itertools.takewhile(lambda key: key in stored, some)))
 
 
-@wrong("matched_tokens", "You count blocks")
-def blocks(keys, stored, num_tokens, block_size, num_computed_tokens):
-    return walk(keys, stored, num_tokens, block_size, num_computed_tokens) // block_size
-
-
 @wrong("matched_tokens", "not iterable")
 def lists_the_store(keys, stored, num_tokens, block_size, num_computed_tokens):
     return walk(keys, set(stored), num_tokens, block_size, num_computed_tokens)
+
+
+@wrong("matched_tokens", "RecursionError")
+def block_by_block(keys, stored, num_tokens, block_size, num_computed_tokens):
+    after = num_computed_tokens + block_size
+    if after >= num_tokens or keys[num_computed_tokens // block_size] not in stored:
+        return 0
+    return block_size + block_by_block(keys, stored, num_tokens, block_size, after)
 
 
 # 3 LRUStore
@@ -110,10 +113,14 @@ class WithADict:
         return key in self.values
 
 
-@wrong("lru_store", "first in, first out")
-class Fifo(WithADict):
-    def retrieve(self, key):
-        return self.values.get(key)
+@wrong("lru_store", "RecursionError")
+class MakesRoomByItself(answers.LRUStore):
+    def store(self, key, value):
+        if self.num_bytes + len(value) > self.max_bytes >= len(value) and key not in self._values:
+            _, gone = self._values.popitem(last=False)
+            self.num_bytes -= len(gone)
+            return self.store(key, value)
+        return super().store(key, value)
 
 
 # 4 SchedulerSide
@@ -150,13 +157,79 @@ class ByPlaces:
         return False, None
 
 
-@wrong("scheduler_side", "`get_num_new_matched_tokens` returns")
-class OnlyANumber(ByPlaces):
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
-        return self.matched_tokens(request, num_computed_tokens)
+@right("scheduler_side")
+class InTheStep(ByPlaces):
+    """Notes only who was settled, and finds keys and blocks in the step itself."""
+
+    def update_state_after_alloc(self, request, block_ids, num_external_tokens):
+        self.waiting.append((request, block_ids, num_external_tokens))
+
+    def build_connector_meta(self, scheduled):
+        settled, self.waiting = self.waiting, []
+        for request, block_ids, num_external_tokens in settled:
+            super().update_state_after_alloc(request, block_ids, num_external_tokens)
+        return super().build_connector_meta(scheduled)
 
 
-# 5 extract_block, inject_block
+@wrong("scheduler_side", "`loads` is")
+class OfThoseWhoCompute(answers.SchedulerSide):
+    """Tells a request's loads only when the request computes something."""
+
+    def __init__(self, *functions):
+        super().__init__(*functions)
+        self.by_request = {}
+
+    def update_state_after_alloc(self, request, block_ids, num_external_tokens):
+        super().update_state_after_alloc(request, block_ids, num_external_tokens)
+        self.by_request[request.request_id], self.loads = self.loads, []
+
+    def build_connector_meta(self, scheduled):
+        for part in scheduled:
+            self.loads += self.by_request.pop(part.request.request_id, [])
+        return super().build_connector_meta(scheduled)
+
+
+@wrong("scheduler_side", "`loads` is")
+class LoadsOnce(answers.SchedulerSide):
+    """A request that comes again loads nothing."""
+
+    def __init__(self, *functions):
+        super().__init__(*functions)
+        self.known = set()
+
+    def update_state_after_alloc(self, request, block_ids, num_external_tokens):
+        if num_external_tokens and request.request_id not in self.known:
+            self.known.add(request.request_id)
+            super().update_state_after_alloc(request, block_ids, num_external_tokens)
+
+    def request_finished(self, request):
+        self.known.discard(request.request_id)
+        return super().request_finished(request)
+
+
+@wrong("scheduler_side", "`loads` is")
+class ForgetsTheLoadsOfOthers(answers.SchedulerSide):
+    """At a request's end, drops what is still to be loaded under its keys, whoever waits for it."""
+
+    def request_finished(self, request):
+        keys = self.keys_of(request)
+        self.loads = [pair for pair in self.loads if pair[0] not in keys]
+        return super().request_finished(request)
+
+
+@wrong("scheduler_side", "A later call changes")
+class OneTransfersForAll(answers.SchedulerSide):
+    def __init__(self, *functions):
+        super().__init__(*functions)
+        self.step = Transfers()
+
+    def build_connector_meta(self, scheduled):
+        step = super().build_connector_meta(scheduled)
+        self.step.loads, self.step.saves = step.loads, step.saves
+        return self.step
+
+
+# 5 and 6 extract_block, inject_block
 
 
 @right("extract_block")
@@ -171,16 +244,23 @@ def stacked(kv_caches, block_id):
     return bytes(block.flatten().view(torch.uint8).tolist())
 
 
-@wrong("extract_block", "converted")
-def in_float32(kv_caches, block_id):
-    return torch.stack([cache[block_id].float() for cache in kv_caches]).numpy().tobytes()
-
-
-@wrong("extract_block", "not those of the block")
+@wrong("extract_block", "aren't the block's bytes")
 def in_memorys_order(kv_caches, block_id):
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kv_caches[0].element_size()]
-    blocks = (cache.view(whole)[block_id].numpy() for cache in kv_caches)
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    blocks = (cache.view(whole[cache.element_size()])[block_id].numpy() for cache in kv_caches)
     return b"".join(block.tobytes(order="A") for block in blocks)
+
+
+REMEMBERED = {}
+
+
+@wrong("extract_block", "The second call returns the bytes that were in the block")
+def remembers_by_address(kv_caches, block_id):
+    place = tuple(cache.data_ptr() for cache in kv_caches), block_id
+    if place not in REMEMBERED:
+        REMEMBERED.clear()
+        REMEMBERED[place] = joined(kv_caches, block_id)
+    return REMEMBERED[place]
 
 
 @right("inject_block")
@@ -205,12 +285,7 @@ def bytes_of_bytes(kv_caches, block_id, payload):
     return True
 
 
-@wrong("inject_block", "into a copy")
-def reshaped(kv_caches, block_id, payload):
-    return stacked_back([cache.clone() for cache in kv_caches], block_id, payload)
-
-
-# 6 fetch_or_compute
+# 7 fetch_or_compute
 
 
 @right("fetch_or_compute")
@@ -222,12 +297,7 @@ def by_the_paper(num_tokens, shape, machine):
     return fetch, flops / machine.flops_per_second
 
 
-@wrong("fetch_or_compute", "times are exchanged")
-def exchanged(num_tokens, shape, machine):
-    return by_the_paper(num_tokens, shape, machine)[::-1]
-
-
-# 7 engine
+# 8 engine
 
 
 def parts(**changes):
@@ -258,28 +328,15 @@ def written_otherwise():
     )
 
 
-@wrong("engine", "says something else")
-def nothing_arrives():
-    return parts(inject_block=reshaped)
-
-
-@wrong("engine", "Another tenant finds")
+@wrong("engine", "Exercise 1", "Key number 0")
 def tenants_share():
     return parts(chunk_keys=lambda namespace, ids, size: chained(b"", ids, size))
 
 
-@wrong("engine", "more than its budget")
-def endless_room():
-    return parts(store=lambda max_bytes: WithADict(1 << 40))
-
-
-@wrong("engine", "finds other tokens than predicted")
-def saves_nothing():
-    class Silent(ByPlaces):
-        def build_connector_meta(self, scheduled):
-            return Transfers(super().build_connector_meta(scheduled).loads, [])
-
-    return parts(scheduler_side=Silent)
+@wrong("engine", "Exercise 6", "into a copy")
+def nothing_arrives():
+    copies = "cache[block_id] = layer.to(cache.device) => cache[block_id].clone().copy_(layer)"
+    return parts(inject_block=edited(answers.inject_block, [copies]))
 
 
 @wrong("engine", "must return `Parts`")

@@ -1,4 +1,5 @@
-"""What lab 16 hands to learners: the words that scheduler and connector speak, and their parts."""
+"""What lab 16 hands to learners: what scheduler and connector say to each other, models and
+machines, and the parts of a connector."""
 
 from __future__ import annotations
 
@@ -47,6 +48,32 @@ class BareRequest:
     @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, in the words of Mooncake's section 2.
+
+    Attributes:
+        num_layers: l
+        hidden_size: d
+        heads_per_kv_head: query heads that share a KV head
+        bytes_per_number: s
+    """
+
+    num_layers: int
+    hidden_size: int
+    heads_per_kv_head: int
+    bytes_per_number: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine can do: G, B, and the seconds until the first byte comes."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    round_trip_seconds: float
 
 
 @dataclass(frozen=True)
