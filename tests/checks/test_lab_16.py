@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from utils.checks import lab_16
 from utils.checks.kit.contracts import Choices
 from utils.checks.lab_16 import answers
-from utils.checks.lab_16.blocks import PAYLOADS, Memory, payload_of, right_extract, right_inject
+from utils.checks.lab_16.blocks import FITS, Memory, payload_of, right_extract, right_inject
 from utils.checks.lab_16.learners_connector import Stored
 from utils.checks.lab_16.learners_parts import BareRequest, Machine, Scheduled, Shape, Transfers
 from utils.engine.kv_transfer.keys import block_keys
@@ -81,7 +81,7 @@ def test_only_a_blocks_bytes_have_its_length() -> None:
     for seed in range(50):
         memory = lab_16.blocks.draw_payload(Choices(random.Random(seed)))
         block = len(right_extract(memory.tensors(), 0))
-        assert (len(payload_of(memory)) == block) == (memory.payload == PAYLOADS[0])
+        assert (len(payload_of(memory)) == block) == (memory.payload == FITS)
 
 
 def test_the_bandwidths_are_mooncakes() -> None:
@@ -94,7 +94,10 @@ def test_a_request_in_chunks_step_by_step() -> None:
     def keys_of(request: BareRequest) -> list[bytes]:
         return [b"%d" % i for i in range(request.num_tokens // 4)]
 
-    side = answers.SchedulerSide(4, keys_of, lambda request, num_computed: 4)
+    def to_save(part: Scheduled) -> list[tuple[bytes, int]]:
+        return answers.blocks_to_save(part, keys_of(part.request), 4)
+
+    side = answers.SchedulerSide(4, keys_of, lambda request, num_computed: 4, to_save)
     request = BareRequest("r", list(range(15)))
     assert side.get_num_new_matched_tokens(request, 4) == (4, False)
     request.num_computed_tokens = 8  # 4 of its own, and 4 that are loaded

@@ -284,6 +284,7 @@ def test_with_a_learners_parts_in_it_it_does_the_same(
         answers.chunk_keys,
         answers.matched_tokens,
         answers.LRUStore,
+        answers.blocks_to_save,
         answers.SchedulerSide,
         answers.extract_block,
         answers.inject_block,

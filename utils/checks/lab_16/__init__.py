@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, Fault, Given, InLockstep, Returns
@@ -21,7 +22,7 @@ from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.checks.lab_16 import answers, blocks
 from utils.checks.lab_16.learners_engine import run_engines
-from utils.checks.lab_16.learners_parts import Machine, Parts, Shape
+from utils.checks.lab_16.learners_parts import BareRequest, Machine, Pair, Parts, Scheduled, Shape
 from utils.checks.lab_16.stories import StepStory, StoreStory
 from utils.engine.kv_transfer.store import MemoryStore
 
@@ -61,7 +62,7 @@ def packed_keys(namespace: bytes, token_ids: Sequence[int], block_size: int) -> 
 def wrong_keys(expected: list[bytes], got: Any, given: Given) -> Fault | None:
     """The first key that is wrong, by its number; in hexadecimal, shortened."""
     if not isinstance(got, list):
-        return Fault("form", "", "a list of keys", got)
+        return Fault("form", "", "a list of keys", f"a {type(got).__name__}")
     for key in got:
         if not isinstance(key, bytes):
             return Fault("kind", "", "32 bytes", f"a {type(key).__name__}")
@@ -133,20 +134,65 @@ def tell_stored(given: Given) -> str:
     )
 
 
+def whole_number(expected: int, got: Any, given: Given) -> Fault | None:
+    if says := difference(expected, got):
+        return Fault("returns", "", expected, got, says)
+    return None if isinstance(got, Integral) else Fault("int", "", expected, got)
+
+
 matched_tokens = LAB.check(
-    answers.matched_tokens, draw_stored, Returns(up_to_the_first_hole), tell=tell_stored
+    answers.matched_tokens,
+    draw_stored,
+    Returns(up_to_the_first_hole, wrong=whole_number),
+    tell=tell_stored,
 )
 
-# Exercises 3 and 4: a store with a budget, and what decides about loads and saves
+# Exercise 3: a store with a budget
 
 lru_store = LAB.check(
-    answers.LRUStore, StoreStory.draw, StoreStory.judge(MemoryStore), examples=250
+    answers.LRUStore, StoreStory.draw, StoreStory.judge(MemoryStore), examples=300
+)
+
+# Exercises 4 and 5: what is saved, and what decides about loads and saves
+
+
+def draw_scheduled(c: Choices) -> Given:
+    """A part of a prompt, all of it, or a token of an answer; blocks for it, or some more."""
+    block_size = c.pick((4, 1, 2, 16))
+    computed, count = c.integer(0, 5 * block_size), c.integer(1, 4 * block_size)
+    if c.rarely(3):
+        count = 1
+    num_tokens = computed + count + c.pick((0, c.integer(0, 3 * block_size)))
+    ids = c.shuffled(range(20, 20 + -(-(computed + count) // block_size) + c.pick((0, 1, 3))))
+    keys = [b"key %d" % i for i in range(num_tokens // block_size)]
+    request = BareRequest("r", list(range(num_tokens)), computed)
+    return Given(Scheduled(request, ids, computed, count), keys, block_size)
+
+
+def token_by_token(scheduled: Scheduled, keys: list[bytes], block_size: int) -> list[Pair]:
+    """Computes one token after the other, and looks whether it is the last of its block."""
+    places = range(scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)
+    last = [p for p in places[scheduled.num_computed_tokens :] if (p + 1) % block_size == 0]
+    return [(keys[p // block_size], scheduled.block_ids[p // block_size]) for p in last]
+
+
+def tell_scheduled(given: Given) -> str:
+    scheduled, keys, block_size = given.args
+    return (
+        f"Scheduled(request, block_ids={scheduled.block_ids}, num_computed_tokens="
+        f"{scheduled.num_computed_tokens}, num_scheduled_tokens={scheduled.num_scheduled_tokens}), "
+        f"keys {keys}, block_size {block_size}"
+    )
+
+
+blocks_to_save = LAB.check(
+    answers.blocks_to_save, draw_scheduled, Returns(token_by_token), tell=tell_scheduled
 )
 scheduler_side = LAB.check(
     answers.SchedulerSide, StepStory.draw, StepStory.judge(answers.SchedulerSide), examples=400
 )
 
-# Exercises 5 and 6: a block's bytes, and back
+# Exercises 6 and 7: a block's bytes, and back
 
 extract_block = LAB.check(
     answers.extract_block, blocks.draw_memory, InLockstep(blocks.play_extract, blocks.right_extract)
@@ -155,7 +201,7 @@ inject_block = LAB.check(
     answers.inject_block, blocks.draw_payload, InLockstep(blocks.play_inject, blocks.right_inject)
 )
 
-# Exercise 7: is it worth it?
+# Exercise 8: is it worth it?
 
 
 def draw_costs(c: Choices) -> Given:
@@ -182,6 +228,7 @@ def two_times(expected: tuple[float, float], got: Any, given: Given) -> Fault | 
         return Fault("form", "", "two numbers of seconds", got)
     for clause, want, came in zip(("fetch", "compute"), expected, got, strict=True):
         if says := difference(want, came, rtol=1e-6):
+            says = says.replace("The number is wrong.", f"Expected {want:.6g}.")
             return Fault(clause, "", expected, got, says)
     return None
 
@@ -207,7 +254,7 @@ fetch_or_compute = LAB.check(
     passed=praise_costs,
 )
 
-# Exercise 8
+# Exercise 9: all parts together
 
 
 @LAB.exercise
@@ -219,6 +266,7 @@ def engine(make_parts: Callable[[], Parts]) -> Passed:
     speaks_first(chunk_keys, parts.chunk_keys)
     speaks_first(matched_tokens, parts.matched_tokens)
     speaks_first(lru_store, parts.store)
+    speaks_first(blocks_to_save, parts.blocks_to_save)
     speaks_first(scheduler_side, parts.scheduler_side)
     speaks_first(extract_block, parts.extract_block)
     speaks_first(inject_block, parts.inject_block)

@@ -64,14 +64,24 @@ class LRUStore:
         return key in self._values
 
 
+def blocks_to_save(
+    scheduled: Scheduled, keys: list[bytes], block_size: int
+) -> list[tuple[bytes, int]]:
+    first = scheduled.num_computed_tokens // block_size
+    last = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens) // block_size
+    return list(zip(keys[first:last], scheduled.block_ids[first:last], strict=True))
+
+
 class SchedulerSide:
     def __init__(
         self,
         block_size: int,
         keys_of: Callable[[Any], list[bytes]],
         matched_tokens: Callable[[Any, int], int],
+        blocks_to_save: Callable[[Scheduled], list[tuple[bytes, int]]],
     ) -> None:
-        self.block_size, self.keys_of, self.matched_tokens = block_size, keys_of, matched_tokens
+        self.block_size, self.keys_of = block_size, keys_of
+        self.matched_tokens, self.blocks_to_save = matched_tokens, blocks_to_save
         self.loads: list[tuple[bytes, int]] = []
 
     def get_num_new_matched_tokens(
@@ -89,10 +99,7 @@ class SchedulerSide:
     def build_connector_meta(self, scheduled: list[Scheduled]) -> Transfers:
         step, self.loads = Transfers(self.loads), []
         for part in scheduled:
-            pairs = list(zip(self.keys_of(part.request), part.block_ids, strict=False))
-            after = part.num_computed_tokens + part.num_scheduled_tokens
-            first, last = part.num_computed_tokens // self.block_size, after // self.block_size
-            step.saves += pairs[first:last]
+            step.saves += self.blocks_to_save(part)
         return step
 
     def request_finished(self, request: Any) -> tuple[bool, None]:

@@ -1,8 +1,8 @@
-"""Blocks and their bytes: what exercises 5 and 6 of lab 16 draw, and what is right."""
+"""Blocks and their bytes: what exercises 6 and 7 of lab 16 draw, and what is right."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,21 +31,19 @@ SIGNALING = {
     torch.bfloat16: 0x7F81,
 }
 SHOWN = 16  # bytes of a block in the feedback
-# Payloads: of a block, too short, too long. Whole numbers and whole layers are missing, too.
 FITS = "another block's bytes"
-PAYLOADS = (
-    FITS,
-    FITS,
-    FITS,
-    "1 byte less",
-    "1 byte more",
-    "1 number more",
-    "half of the bytes",
-    "1 layer less",
-    "1 layer more",
-    "two blocks",
-    "no bytes",
-)
+# By name: how a payload is made of a block's bytes, the bytes of a layer, and those of a number.
+PAYLOADS: dict[str, Callable[[bytes, int, int], bytes]] = {
+    FITS: lambda block, layer, number: block,
+    "1 byte less": lambda block, layer, number: block[:-1],
+    "1 byte more": lambda block, layer, number: block + b"\x00",
+    "1 number more": lambda block, layer, number: block + bytes(number),
+    "half of the bytes": lambda block, layer, number: block[: len(block) // 2],
+    "1 layer less": lambda block, layer, number: block[:-layer],
+    "1 layer more": lambda block, layer, number: block + block[:layer],
+    "two blocks": lambda block, layer, number: block * 2,
+    "no bytes": lambda block, layer, number: b"",
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Memory:
         order: the axes as they lie in memory, the last one side by side
         gaps: other numbers lie between those of the tensors
         bits: any bits, NaN and -0.0 included; else the numbers count up from 0
-        payload: one of `PAYLOADS`, for exercise 6
+        payload: one of `PAYLOADS`, for exercise 7
     """
 
     num_layers: int
@@ -120,18 +118,12 @@ def counted(number: int, noun: str) -> str:
 
 def draw_order(c: Choices, num_axes: int) -> tuple[int, ...]:
     """The axes as they lie in memory: some layouts that engines have, or any."""
-    blocks, *inner = range(num_axes)
-    plain = (blocks, *inner)
-    return c.pick(
-        [
-            plain,
-            plain,
-            (inner[0], blocks, *inner[1:]),  # keys and values in front, as in our engine
-            *[(blocks, *inner[:1], *inner[2:], *inner[1:2])] * 2,  # channels last, known to torch
-            (blocks, *inner[::-1]),  # each block turned, as by a transpose
-            tuple(c.shuffled(plain)),
-        ]
-    )
+    blocks, *inner = plain = tuple(range(num_axes))
+    in_front = (inner[0], blocks, *inner[1:])  # keys and values in front, as in our engine
+    channels_last = (blocks, *inner[:1], *inner[2:], *inner[1:2])  # a layout that torch keeps
+    turned = (blocks, *inner[::-1])  # each block, as by a transpose
+    any_order = tuple(c.shuffled(plain))
+    return c.pick((plain, plain, in_front, channels_last, channels_last, turned, any_order))
 
 
 def draw_memory(c: Choices, dtypes: Sequence[torch.dtype] = (*DTYPES, *FLOAT8)) -> Memory:
@@ -152,7 +144,7 @@ def draw_memory(c: Choices, dtypes: Sequence[torch.dtype] = (*DTYPES, *FLOAT8)) 
 
 def draw_payload(c: Choices) -> Memory:
     """Not in float8, for which some ways of writing are missing in torch, such as `index_copy_`."""
-    return replace(draw_memory(c, DTYPES), payload=c.pick(PAYLOADS))
+    return replace(draw_memory(c, DTYPES), payload=c.pick((FITS, FITS, *PAYLOADS)))
 
 
 def raw(numbers: Tensor) -> bytes:
@@ -167,36 +159,21 @@ def right_extract(kv_caches: list[Tensor], block_id: int) -> bytes:
 
 
 def right_inject(kv_caches: list[Tensor], block_id: int, payload: bytes) -> bool:
-    """Number by number, when the length is right."""
+    """Integers with the same bits, when the length is right."""
     blocks = [cache[block_id].view(INTEGERS[cache.element_size()]) for cache in kv_caches]
     if len(payload) != sum(block.nbytes for block in blocks):
         return False
-    for block in blocks:
-        width = block.element_size()
-        part, payload = payload[: block.nbytes], payload[block.nbytes :]
-        numbers = [
-            int.from_bytes(part[at : at + width], "little", signed=True)
-            for at in range(0, len(part), width)
-        ]
-        block.copy_(torch.tensor(numbers, dtype=block.dtype).view(block.shape))
+    for layer, block in enumerate(blocks):
+        part = bytearray(payload[layer * block.nbytes : (layer + 1) * block.nbytes])
+        block.copy_(torch.frombuffer(part, dtype=block.dtype).view(block.shape))
     return True
 
 
 def payload_of(memory: Memory) -> bytes:
     """Bytes for a block, right or not."""
-    right = right_extract(memory.tensors(seed=1), memory.block_id)
-    layer, number = len(right) // memory.num_layers, memory.dtype.itemsize
-    return {
-        FITS: right,
-        "1 byte less": right[:-1],
-        "1 byte more": right + b"\x00",
-        "1 number more": right + bytes(number),
-        "half of the bytes": right[: len(right) // 2],
-        "1 layer less": right[:-layer],
-        "1 layer more": right + right[:layer],
-        "two blocks": right * 2,
-        "no bytes": b"",
-    }[memory.payload]
+    block = right_extract(memory.tensors(seed=1), memory.block_id)
+    layer, number = len(block) // memory.num_layers, memory.dtype.itemsize
+    return PAYLOADS[memory.payload](block, layer, number)
 
 
 def show_bytes(data: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from utils.checks.lab_16.learners_parts import Parts, Scheduled, Transfers
+from utils.checks.lab_16.learners_parts import Pair, Parts, Scheduled, Transfers
 from utils.engine.core.kv_cache_utils import KVCacheBlock
 from utils.engine.core.scheduler_output import SchedulerOutput
 from utils.engine.kv_transfer.base import KVConnectorBase, KVConnectorMetadata
@@ -33,7 +33,7 @@ class Stored:
 
 
 class LearnersConnector(KVConnectorBase):
-    """Hands each call of the engine to the learner's part that it belongs to.
+    """Hands each call of the engine (see `KVConnectorBase`) to the learner's part.
 
     Args:
         parts: the learner's.
@@ -49,9 +49,10 @@ class LearnersConnector(KVConnectorBase):
         self.loaded = False
 
     def bind_engine(self, namespace: bytes, block_size: int) -> None:
-        """See `KVConnectorBase`."""
         super().bind_engine(namespace, block_size)
-        self.side = self.parts.scheduler_side(block_size, self._keys_of, self._matched)
+        self.side = self.parts.scheduler_side(
+            block_size, self._keys_of, self._matched, self._to_save
+        )
 
     def _keys_of(self, request: Request) -> list[bytes]:
         salt = repr(request.cache_salt).encode()
@@ -67,38 +68,34 @@ class LearnersConnector(KVConnectorBase):
             num_computed_tokens,
         )
 
+    def _to_save(self, part: Scheduled) -> list[Pair]:
+        return self.parts.blocks_to_save(part, self._keys_of(part.request), self.block_size)
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """See `KVConnectorBase`."""
         return self.side.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: Sequence[KVCacheBlock], num_external_tokens: int
     ) -> None:
-        """See `KVConnectorBase`."""
         ids = [block.block_id for block in blocks]
         self.side.update_state_after_alloc(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """See `KVConnectorBase`."""
-        return Steps(
-            self.side.build_connector_meta(
-                [
-                    Scheduled(r, list(r.block_ids), r.num_computed_tokens, r.num_scheduled_tokens)
-                    for r in scheduler_output.scheduled_requests
-                ]
-            )
-        )
+        parts = [
+            Scheduled(r, list(r.block_ids), r.num_computed_tokens, r.num_scheduled_tokens)
+            for r in scheduler_output.scheduled_requests
+        ]
+        return Steps(self.side.build_connector_meta(parts))
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """See `KVConnectorBase`."""
         return self.side.request_finished(request)
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """See `KVConnectorBase`. The learner's functions want the blocks along the first axis."""
+        """The learner's functions want the blocks along the first axis."""
         self.caches = [cache.transpose(0, 1) for cache in kv_caches.values()]
 
     @property
@@ -106,11 +103,10 @@ class LearnersConnector(KVConnectorBase):
         return self._metadata.transfers if isinstance(self._metadata, Steps) else Transfers()
 
     def start_load_kv(self) -> None:
-        """See `KVConnectorBase`."""
         self.failed, self.loaded = set(), not self._step.loads
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """See `KVConnectorBase`. All layers are in one value, so the first call loads them all."""
+        """All layers are in one value, so the first call loads them all."""
         if self.loaded:
             return
         self.loaded = True
@@ -121,10 +117,9 @@ class LearnersConnector(KVConnectorBase):
             self.stats.loaded_blocks += 1
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor) -> None:
-        """See `KVConnectorBase`."""
+        """Nothing: all layers of a block are saved together, after the step."""
 
     def wait_for_save(self) -> None:
-        """See `KVConnectorBase`."""
         if self.failed:
             return  # what follows from a hole must not be kept
         for key, block_id in self._step.saves:
@@ -133,6 +128,5 @@ class LearnersConnector(KVConnectorBase):
             self.stats.saved_blocks += 1
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """See `KVConnectorBase`."""
         failed, self.failed = self.failed, set()
         return failed

@@ -83,6 +83,7 @@ class Parts:
     chunk_keys: Callable[[bytes, list[int], int], list[bytes]]
     matched_tokens: Callable[[list[bytes], Container[bytes], int, int, int], int]
     store: Callable[[int], Any]
+    blocks_to_save: Callable[[Scheduled, list[bytes], int], list[Pair]]
     scheduler_side: Callable[..., Any]
     extract_block: Callable[[list[Tensor], int], bytes]
     inject_block: Callable[[list[Tensor], int, bytes], bool]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.checks.kit.contracts import Choices, InLockstep, Raised, Stage
 from utils.checks.kit.lab.story import Story, Told
+from utils.checks.lab_16.answers import blocks_to_save
 from utils.checks.lab_16.blocks import counted
 from utils.checks.lab_16.learners_parts import BareRequest, Pair, Scheduled, Transfers
 
@@ -50,11 +51,6 @@ class LinedStory(Story):
         self.lines.append(line)
         self.stage.now("\n".join(self.lines))
 
-    def call(self, owner: Any, prefix: str, name: str, *args: Any) -> Any:
-        """Tell a call with its arguments, make it, and return what came."""
-        self.say(f"{prefix}{name}({', '.join(map(repr, args))})")
-        return self.stage.call(owner, name, *args)
-
     def finish(self) -> None:
         """Look at everything once more."""
 
@@ -63,12 +59,13 @@ class StoreStory(LinedStory):
     """Two stores. At the end they are asked what they still hold: not before, since asking must
     not, but might, change what goes first."""
 
-    kinds = ("store", "retrieve", "store", "retrieve", "contains", "many")
-    most = 30
+    kinds = ("store", "retrieve", "store", "retrieve", "contains")
+    most = 40
 
     @classmethod
     def draw_setting(cls, c: Choices) -> tuple[int, int]:
-        return MANY if c.rarely(40) else c.integer(1, 12), c.integer(1, 12)
+        usual = c.pick((2, 3, 3, c.integer(1, 12)))
+        return MANY if c.rarely(40) else usual, c.integer(1, 12)
 
     @classmethod
     def head(cls, setting: tuple[int, int]) -> str:
@@ -76,31 +73,30 @@ class StoreStory(LinedStory):
 
     @classmethod
     def draw_contains(cls, c: Choices, setting: tuple[int, int]) -> tuple[int, bytes]:
-        return 1 if c.rarely(3) else 0, bytes([97 + c.integer(0, 4)])
+        return 1 if c.rarely(5) else 0, bytes([97 + c.integer(0, 3)])
 
     draw_retrieve = draw_contains
 
     @classmethod
     def draw_store(cls, c: Choices, setting: tuple[int, int]) -> tuple[int, bytes, bytes]:
-        """Mostly small values, sometimes any, just too large or empty; often the same again."""
+        """Often a key's usual value, so that it is stored again; else of any size, or too large."""
         which, key = cls.draw_contains(c, setting)
-        size = c.integer(0, setting[which] + 1) if c.rarely(3) else c.pick((1, 2, 2, 3, 0))
-        return which, key, bytes([c.pick((1, 1, 1, 2))]) * size
-
-    @classmethod
-    def draw_many(cls, c: Choices, setting: tuple[int, int]) -> tuple[()]:
-        return ()
+        size = 1 + (key == b"d")
+        if c.rarely(5):
+            size = c.pick((0, c.integer(0, setting[which] + 1)))
+        return which, key, key * size
 
     def start(self, store_class: Any) -> None:
         self.stores = [self.stage.do(store_class, size) for size in self.setting]
         for store in self.stores:
             self.see("new", store, "a store")
         self.keys: list[dict[bytes, None]] = [{}, {}]  # that were stored, in order
+        if self.setting[0] >= MANY:
+            self.fill(self.setting[0])
 
-    def ask(self, which: int, name: str, key: bytes, *value: bytes) -> None:
-        self.stage.see(
-            name, self.call(self.stores[which], f"store {which + 1}: ", name, key, *value)
-        )
+    def ask(self, which: int, name: str, key: bytes) -> None:
+        self.say(f"store {which + 1}: {name}({key!r})")
+        self.stage.see(name, self.stage.call(self.stores[which], name, key))
 
     def do_store(self, which: int, key: bytes, value: bytes) -> None:
         self.keys[which][key] = None
@@ -114,11 +110,8 @@ class StoreStory(LinedStory):
     def do_contains(self, which: int, key: bytes) -> None:
         self.ask(which, "contains", key)
 
-    def do_many(self) -> None:
-        """Fill the large store with values of 1 byte; then one value needs all of its room."""
-        size = self.setting[0]
-        if size < MANY or b"large" in self.keys[0]:
-            return  # once is enough
+    def fill(self, size: int) -> None:
+        """Values of 1 byte, as many as there is room for; then one value needs all of the room."""
 
         def some(numbers: range) -> None:
             for number in numbers:
@@ -137,14 +130,22 @@ class StoreStory(LinedStory):
             self.stage.see("num_bytes", self.stage.read(store, "num_bytes"))
 
 
+class Begin(NamedTuple):
+    """A request asks, and gets blocks. All numbers but `num_tokens` count blocks."""
+
+    name: str
+    family: int  # requests of one family begin with the same tokens, so they have the same keys
+    num_tokens: int
+    local: int  # in the engine's own cache; the store needn't have them
+    external: int  # in the store, after the local ones
+    earlier: tuple[int, ...]  # what the engine had when it asked before
+    settled: bool  # or nothing is loaded after all
+    room: int  # blocks that it gets beyond those that it needs now
+
+
 @dataclass
 class Running:
-    """A request that has its blocks.
-
-    Attributes:
-        block_ids: more than it needs; `room` says how many of them it is told of
-        told: whether a step has told its loads
-    """
+    """A request that has its blocks, and whether a step has told its loads."""
 
     request: BareRequest
     block_ids: list[int]
@@ -154,7 +155,7 @@ class Running:
 
 @dataclass
 class Side:
-    """A connector, how the feedback calls it, its requests by id, and what it has returned."""
+    """A connector, what the feedback calls it, its requests by id, and what it has returned."""
 
     answer: Any
     name: str
@@ -162,37 +163,14 @@ class Side:
     earlier: list[tuple[Transfers, list[Pair], list[Pair]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Begin:
-    """A request asks and gets blocks; all numbers but `num_tokens` count blocks.
-
-    Attributes:
-        family: requests of one family begin with the same tokens, and have the same keys
-        local: in the engine's own cache
-        external: in the store, behind the local ones; the local ones needn't be there
-        earlier: what the engine had when it asked before
-        settled: or nothing is loaded after all
-        room: blocks that it gets beyond those it needs now
-    """
-
-    name: str
-    family: int
-    num_tokens: int
-    local: int
-    external: int
-    earlier: tuple[int, ...]
-    settled: bool
-    room: int
-
-
 class StepStory(LinedStory):
     """Requests ask, get blocks, compute step by step and end, in any order that an engine has.
 
-    A request that begins although it runs has lost its blocks. `Setting`: block size, connectors.
+    A request that begins although it runs has lost its blocks. The setting: block size, connectors.
     """
 
-    kinds = ("begin", "step", "begin", "step", "begin", "step", "finish", "fail")
-    most = 14
+    kinds = ("begin", "step", "begin", "finish")
+    most = 16
     names = ("a", "b", "c")
 
     @classmethod
@@ -204,124 +182,107 @@ class StepStory(LinedStory):
         return f"{'two connectors, ' * (setting[1] > 1)}block_size {setting[0]}"
 
     @classmethod
-    def draw_begin(cls, c: Choices, setting: tuple[int, int]) -> tuple[Begin]:
-        size = setting[0]
-        num_tokens = c.integer(1, 5 * size)
-        most = (num_tokens - 1) // size  # the block of the last token is computed
-        local = c.pick((0, c.integer(0, most)))
-        return (
-            Begin(
-                c.pick(cls.names),
-                c.pick((0, 0, 1)),
-                num_tokens,
-                local,
-                c.integer(0, most - local),
-                tuple(c.some(lambda: c.integer(0, most), 0, 1)),
-                not c.rarely(5),
-                c.pick((0, 1, 3)),
-            ),
-        )
+    def draw_begin(cls, c: Choices, setting: tuple[int, int]) -> Begin:
+        name, family = c.pick(cls.names), c.pick((0, 0, 0, 1))
+        num_tokens = c.integer(1, 5 * setting[0])
+        most = (num_tokens - 1) // setting[0]  # the block of the last token is computed
+        local = c.pick((0, 0, c.integer(0, most)))
+        external = c.pick((most - local, c.integer(0, most - local)))
+        earlier = c.some(lambda: c.integer(0, most), 0, 1)
+        settled, room = not c.rarely(5), c.pick((0, 1, 3))
+        return Begin(name, family, num_tokens, local, external, tuple(earlier), settled, room)
 
     @classmethod
-    def draw_step(cls, c: Choices, setting: tuple[int, int]) -> tuple[tuple[int, ...]]:
-        """Tokens that each request may compute; 0: it isn't in this step."""
+    def draw_step(cls, c: Choices, setting: tuple[int, int]) -> list[int]:
+        """Tokens that each request may compute; 0: the step does without it."""
         size = setting[0]
-        return (tuple(c.pick((99, 0, size, size + 1, 1, 99)) for _ in cls.names),)
+        return [c.pick((99, 0, size, size + 1, 1, 99)) for _ in cls.names]
 
     @classmethod
     def draw_finish(cls, c: Choices, setting: tuple[int, int]) -> tuple[str]:
         return (c.pick(cls.names),)
 
-    @classmethod
-    def draw_fail(cls, c: Choices, setting: tuple[int, int]) -> tuple[str, int]:
-        return c.pick(cls.names), c.integer(0, 4)
-
     def start(self, side_class: Any) -> None:
-        size, count = self.setting
+        self.size, count = self.setting
         self.stored: set[bytes] = set()
-        self.sides = []
-        for name in ("first", "second")[:count]:
-            answer = self.stage.do(side_class, size, self.keys_of, self.matched)
+        self.sides, self.next_block = [], 9
+        functions = (self.keys_of, self.matched, self.to_save)
+        for name in ("first connector: ", "second connector: ")[:count]:
+            answer = self.stage.do(side_class, self.size, *functions)
             self.see("new", answer, "a connector")
-            self.sides.append(Side(answer, f"{name} connector: " if count > 1 else ""))
-        self.next_block = 9
+            self.sides.append(Side(answer, name if count > 1 else ""))
 
     def keys_of(self, request: BareRequest) -> list[bytes]:
-        size, family = self.setting[0], request.all_token_ids[0] // 1000
-        ends = range(size, request.num_tokens + 1, size)
-        return [f"{family}:{end - size}-{end - 1}".encode() for end in ends]
+        ends = range(self.size, request.num_tokens + 1, self.size)
+        family = request.all_token_ids[0] // 1000
+        return [f"{family}:{end - self.size}-{end - 1}".encode() for end in ends]
 
     def matched(self, request: BareRequest, num_computed_tokens: int) -> int:
-        size = self.setting[0]
-        last = (request.num_tokens - 1) // size
-        keys = self.keys_of(request)[num_computed_tokens // size : last]
-        return size * len(list(itertools.takewhile(self.stored.__contains__, keys)))
+        last = (request.num_tokens - 1) // self.size
+        keys = self.keys_of(request)[num_computed_tokens // self.size : last]
+        return self.size * len(list(itertools.takewhile(self.stored.__contains__, keys)))
+
+    def to_save(self, part: Scheduled) -> list[Pair]:
+        return blocks_to_save(part, self.keys_of(part.request), self.size)
 
     def side_of(self, name: str) -> Side:
         return self.sides[self.names.index(name) % len(self.sides)]
 
-    def do_begin(self, begin: Begin) -> None:
-        size, side = self.setting[0], self.side_of(begin.name)
+    def ask(self, side: Side, told: str, name: str, *args: Any) -> None:
+        self.say(f"{side.name}{name}({told})")
+        self.stage.see(name, self.stage.call(side.answer, name, *args))
+
+    def do_begin(self, *drawn: Any) -> None:
+        begin = Begin(*drawn)
+        side = self.side_of(begin.name)
         running = side.running.get(begin.name)
         if running is not None and not running.told:
             return  # it is sure of its blocks until its loads have been told
         tokens = [1000 * begin.family + token for token in range(begin.num_tokens)]
         request = running.request if running is not None else BareRequest(begin.name, tokens)
-        lost = ", again: it has lost its blocks" if running is not None else ""
-        self.say(f"{begin.name}: a request of {counted(request.num_tokens, 'token')}{lost}")
-        most = (request.num_tokens - 1) // size
+        lost = ", once more: it has lost its blocks" if running is not None else ""
+        most = (request.num_tokens - 1) // self.size
         local = min(begin.local, most)
         end = min(local + begin.external, most)
+        stored = f"blocks {[*range(local, end)]}" if end > local else "none of its blocks"
+        self.say(
+            f"{begin.name}: a request of {counted(request.num_tokens, 'token')}{lost}; the store "
+            f"has {stored}"
+        )
         self.stored = set(self.keys_of(request)[local:end])
-        for computed in (*begin.earlier, local):
-            self.look_up(side, request, size * min(computed, most))
-        external = size * (end - local) * begin.settled
-        request.num_computed_tokens = size * local + external
-        ids = list(range(self.next_block, self.next_block - 40, -1))
+        for found in (*begin.earlier, local):
+            computed = self.size * min(found, most)
+            told = f"{begin.name}, {computed}"
+            self.ask(side, told, "get_num_new_matched_tokens", request, computed)
+        external = self.size * (end - local) * begin.settled
+        request.num_computed_tokens = self.size * local + external
+        ids = list(range(self.next_block, self.next_block - 9, -1))
         self.next_block += 100
         running = side.running[begin.name] = Running(request, ids, begin.room)
-        self.allocate(side, running, external)
-
-    def look_up(self, side: Side, request: BareRequest, num_computed_tokens: int) -> None:
-        name = "get_num_new_matched_tokens"
-        self.say(f"{side.name}{name}({request.request_id}, {num_computed_tokens})")
-        self.stage.see(name, self.stage.call(side.answer, name, request, num_computed_tokens))
+        now = self.blocks(running, request.num_computed_tokens)
+        told = f"{begin.name}, {now}, {external}"
+        self.say(
+            f"the engine sets {begin.name}.num_computed_tokens = {request.num_computed_tokens}"
+        )
+        self.ask(side, told, "update_state_after_alloc", request, now, external)
 
     def blocks(self, running: Running, num_tokens: int) -> list[int]:
-        return running.block_ids[: -(-num_tokens // self.setting[0]) + running.room]
+        return running.block_ids[: -(-num_tokens // self.size) + running.room]
 
-    def allocate(self, side: Side, running: Running, external: int) -> None:
-        name, request = "update_state_after_alloc", running.request
-        ids = self.blocks(running, request.num_computed_tokens)
-        self.say(
-            f"{side.name}{name}({request.request_id}, {ids}, {external}), where its "
-            f"num_computed_tokens is {request.num_computed_tokens}"
-        )
-        self.stage.see(name, self.stage.call(side.answer, name, request, ids, external))
-
-    def do_step(self, counts: tuple[int, ...]) -> None:
+    def do_step(self, *counts: int) -> None:
         for side in self.sides:
-            parts = [
-                part
-                for name, count in zip(self.names, counts, strict=True)
-                if name in side.running and (part := self.part_of(side.running[name], count))
-            ]
+            parts = []
+            for name, most in zip(self.names, counts, strict=True):
+                if running := side.running.get(name):
+                    request, done = running.request, running.request.num_computed_tokens
+                    count = min(most, request.num_tokens - done)
+                    ids = self.blocks(running, done + count)
+                    parts += [Scheduled(request, ids, done, count)] if count else []
             self.build(side, parts)
             for part in parts:
                 part.request.num_computed_tokens += part.num_scheduled_tokens
             for running in side.running.values():
                 running.told = True
-
-    def part_of(self, running: Running, count: int) -> Scheduled | None:
-        """What a request computes in a step; where all is computed, it has got another token."""
-        request = running.request
-        if request.num_computed_tokens == request.num_tokens and count:
-            request.all_token_ids.append(request.all_token_ids[0] + request.num_tokens)
-        done = request.num_computed_tokens
-        count = min(count, request.num_tokens - done)
-        return (
-            Scheduled(request, self.blocks(running, done + count), done, count) if count else None
-        )
 
     def build(self, side: Side, parts: list[Scheduled]) -> None:
         told = ", ".join(
@@ -342,21 +303,4 @@ class StepStory(LinedStory):
     def do_finish(self, name: str) -> None:
         side = self.side_of(name)
         if name in side.running and side.running[name].told:
-            request = side.running.pop(name).request
-            self.say(f"{side.name}request_finished({name})")
-            self.stage.see(
-                "request_finished", self.stage.call(side.answer, "request_finished", request)
-            )
-
-    def do_fail(self, name: str, num_blocks: int) -> None:
-        """A load has failed: what it held, and all that follows, is computed after all."""
-        running = self.side_of(name).running.get(name)
-        if running is not None and running.told:
-            request = running.request
-            before = request.num_computed_tokens
-            request.num_computed_tokens = min(self.setting[0] * num_blocks, before)
-            if request.num_computed_tokens < before:
-                self.say(
-                    f"a load of {name} has failed: its num_computed_tokens is "
-                    f"{request.num_computed_tokens}"
-                )
+            self.ask(side, name, "request_finished", side.running.pop(name).request)
