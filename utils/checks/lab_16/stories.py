@@ -205,7 +205,7 @@ class StepStory(LinedStory):
     def start(self, side_class: Any) -> None:
         self.size, count = self.setting
         self.stored: set[bytes] = set()
-        self.sides, self.next_block = [], 9
+        self.sides, self.next_block = [], 49
         functions = (self.keys_of, self.matched, self.to_save)
         for name in ("first connector: ", "second connector: ")[:count]:
             answer = self.stage.do(side_class, self.size, *functions)
@@ -256,7 +256,7 @@ class StepStory(LinedStory):
             self.ask(side, told, "get_num_new_matched_tokens", request, computed)
         external = self.size * (end - local) * begin.settled
         request.num_computed_tokens = self.size * local + external
-        ids = list(range(self.next_block, self.next_block - 9, -1))
+        ids = list(range(self.next_block, self.next_block - 40, -1))
         self.next_block += 100
         running = side.running[begin.name] = Running(request, ids, begin.room)
         now = self.blocks(running, request.num_computed_tokens)
@@ -275,6 +275,8 @@ class StepStory(LinedStory):
             for name, most in zip(self.names, counts, strict=True):
                 if running := side.running.get(name):
                     request, done = running.request, running.request.num_computed_tokens
+                    if most and done == request.num_tokens:  # the answer has another token
+                        request.all_token_ids.append(request.all_token_ids[0] + done)
                     count = min(most, request.num_tokens - done)
                     ids = self.blocks(running, done + count)
                     parts += [Scheduled(request, ids, done, count)] if count else []
