@@ -50,6 +50,7 @@ class BookStory(LinesStory):
     def start(self, answer: Any) -> None:
         super().start(answer)
         self.returned: list[tuple[list[Any], list[Any]]] = []  # what callers have, and its copy
+        self.ids: set[int] = set()  # of all that was returned, and is kept
         self.books = [
             self.see("new", self.stage.do(answer, *self.setting.arguments), self.what)
             for _ in range(2)
@@ -62,8 +63,9 @@ class BookStory(LinesStory):
         numbers = f"a list with {len(clauses)} number{'s' if len(clauses) > 1 else ''}"
         kind = numbers if is_list else shown(got)
         self.stage.see("list", got if isinstance(got, Raised) else kind)
-        again = any(got is old for old, _ in self.returned)
-        self.stage.expect("earlier", "a new list", "the same list" if again else "a new list")
+        if id(got) in self.ids:
+            self.stage.blame("earlier", "a new list", "the same list")
+        self.ids.add(id(got))
         for replica, (clause, number) in enumerate(zip(clauses, got, strict=True)):
             self.stage.see(clause, number, f"{{}} for replica {replica}".format)
         for old, then in self.returned[-KEPT:]:
