@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from utils.checks.kit.contracts import Choices, Given
+from utils.checks import lab_10
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.tiny_model import TinyModel
-from utils.checks.lab_10 import (
-    counts,
-    layer,
-    layer_mistakes,
-    low_rank_update,
-    one_step,
-    switching,
-    what_is_learned,
-    whole_model,
-)
+from utils.checks.lab_10 import answers, layers, models, near
 from utils.pipeline.studies import lora
 
 
@@ -30,73 +22,75 @@ def test_the_loss_is_that_of_transformers():
     labels = ids.masked_fill(torch.rand(2, 7) < 0.4, -100)
     with torch.no_grad():
         out = model(ids, labels=labels)
-    assert torch.allclose(what_is_learned.token_by_token(out.logits, labels).float(), out.loss)
+    assert torch.allclose(lab_10.token_by_token(out.logits, labels).float(), out.loss)
 
 
 def test_the_right_layer_is_the_courses_own_which_is_held_against_peft():
     base = nn.Linear(6, 4)
     theirs = lora.LoRALinear(copy.deepcopy(base), 2, 6)
-    ours = layer_mistakes.RightLayer(base, 2, 6)
+    ours = answers.LoRALinear(base, 2, 6)
     with torch.no_grad():
         theirs.lora_B.normal_()
         ours.lora_A.copy_(theirs.lora_A), ours.lora_B.copy_(theirs.lora_B)
-    x, ab = torch.randn(5, 6), (ours.lora_A.detach(), ours.lora_B.detach())
+    x = torch.randn(5, 6)
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
-    wanted = low_rank_update.wanted_forward(x, base.weight.detach(), *ab, 6)
-    assert torch.allclose(wanted.output.value + base.bias, theirs(x), atol=1e-5)
-    assert counts.trained_numbers([(6, 4)], 2) == sum(t.numel() for t in ab)
+    assert near.beside(base(x), x, *models.ab(ours), 6).fits(theirs(x))
+    trained = sum(t.numel() for t in models.ab(theirs))
+    assert lab_10.bytes_of_all(0, 4, [(6, 4)], 2) == 16 * trained
     ours.merge(), theirs.merge()
     assert torch.allclose(base.weight, theirs.base_layer.weight, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", low_rank_update.HALVES)
+def test_gradients_are_those_of_autograd_through_the_merged_matrix():
+    base, x, a, b = (torch.randn(s).double() for s in ((5, 4), (5, 6), (2, 6), (4, 2)))
+    given = [t.requires_grad_() for t in (x, a, b)]
+    above = near.pulled(base)
+    (base + x @ (1.5 * b @ a).T).backward(above)
+    for wanted, mine in zip(near.gradients(0 * x, x, above, a, b, 3), given, strict=True):
+        assert torch.allclose(wanted.value.double(), mine.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", near.HALVES)
 def test_a_weight_that_is_rounded_twice_is_seen(dtype):
     weight, a, b = torch.randn(20, 30).to(dtype), torch.randn(2, 30), torch.randn(20, 2) / 10
     once = (weight.float() + 2 * b @ a).to(dtype)
     twice = weight + (2 * b @ a).to(dtype)
-    assert low_rank_update.rounded_once(once, weight, a, b, 4)
-    assert not low_rank_update.rounded_once(twice, weight, a, b, 4)
+    assert layers.rounded_once(once, weight, a, b, 4)
+    assert not layers.rounded_once(twice, weight, a, b, 4)
+
+
+def test_memory_is_found_wherever_it_is():
+    def holds(numbers: torch.Tensor) -> object:
+        return lambda: numbers
+
+    layer, numbers = nn.Linear(2, 2), torch.zeros(1000)
+    before = layers.held_bytes(layer)
+    layer.weight.kept = numbers  # type: ignore[attr-defined]
+    assert layers.held_bytes(layer) == before + 4000
+    for held in (holds(numbers), functools.partial(max, numbers.numpy()), [numbers, numbers[3:]]):
+        layer.held = held  # type: ignore[assignment]
+        assert 4000 <= layers.held_bytes(layer) - before <= 8000
+    del layer.weight.kept  # type: ignore[attr-defined]
+    layer.held = [float(i) for i in range(1000)]  # type: ignore[assignment]
+    assert layers.held_bytes(layer) == before + 8000
 
 
 def test_the_inputs_reach_the_corners():
-    losses = [given.args for given in sample(what_is_learned.draw_loss, 150)]
+    losses = [given.args for given in sample(lab_10.draw_loss, 150)]
     assert {x.dtype for x, _ in losses} == {torch.float32, torch.bfloat16, torch.float16}
     assert max(y.shape[1] for _, y in losses) > 64 < 65_536 < max(x.shape[2] for x, _ in losses)
     assert any((y[:, 0] != -100).any() for _, y in losses)
-    texts = [given.args for given in sample(what_is_learned.draw_texts, 150)]
-    assert any(not p for p, _, _ in texts)
-    assert any(not a for _, a, _ in texts)
+    texts = [given.args for given in sample(lab_10.draw_texts, 150)]
+    assert any(not p for p, _, _ in texts) and any(not a for _, a, _ in texts)
     assert any(e in p for p, _, e in texts)
-    assert any(max([*p, *a, e]) > 65_535 for p, a, e in texts)
-    forwards = [given.args for given in sample(low_rank_update.draw_forward, 150)]
-    assert {x.dim() for x, *_ in forwards} == {1, 2, 3, 4}
-    assert sum(alpha == low_rank_update.FINE for *_, alpha in forwards) > 15
-    built = [b.shape[0] * a.shape[1] > 4 * (a.numel() + b.numel()) for _, _, a, b, _ in forwards]
-    assert sum(built) > 10
-    stories = sample(layer.draw_story, 150)
-    assert {s.base for s in stories} == set(layer.BASES)
-    assert any(s.wide for s in stories)
-    assert {kind for s in stories for kind, _ in s.steps} == set(layer.STEPS)
-    cases = sample(whole_model.draw_case, 150)
-    assert {len(case.trees) for case in cases} == {1, 2}
-    assert any(not case.targets for case in cases)
-    runs = sample(one_step.draw_run, 80)
-    assert {run.part for run in runs} == set(one_step.PARTS)
-    assert {run.optimizer for run in runs} == set(one_step.OPTIMIZERS)
-    switches = sample(switching.draw_story, 100)
-    assert {s.num_layers for s in switches} == {1, 2}
-
-
-def test_the_simplest_inputs_are_small():
-    given = low_rank_update.draw_forward(Choices())
-    assert isinstance(given, Given)
-    assert [t.numel() for t in given.args[:4]] == [1, 1, 1, 1]
-
-
-def test_only_a_product_of_a_and_b_counts_as_built():
-    x, w, a, b = torch.randn(3, 40), torch.randn(50, 40), torch.randn(2, 40), torch.randn(50, 2)
-    given = Given(x, w, a, b, 4.0)
-    beside = lambda x, w, a, b, s: x.float() @ w.float().T + s / 2 * (x @ a.T @ b.T)  # noqa: E731
-    inside = lambda x, w, a, b, s: torch.einsum("or,ri,bi->bo", b, a, x) + x @ w.T  # noqa: E731
-    assert low_rank_update.builds_the_product(beside, given) is None
-    assert low_rank_update.builds_the_product(inside, given) is not None
+    forwards = [given.args for given in sample(lab_10.draw_forward, 150)]
+    assert {x.dim() for _, x, *_ in forwards} == {1, 2, 3, 4}
+    assert any(base.dtype != x.dtype for base, x, *_ in forwards)
+    cases = sample(models.draw_case, 100)
+    assert max(name.count(".") for case in cases for name in case.model) == models.DEEPEST - 1
+    assert any("lora_" in name for case in cases for name in case.target_modules)
+    assert {case.dtype for case in cases} == {torch.float32, torch.bfloat16}
+    assert {case.mode for case in cases} == set(models.MODES)
+    runs = sample(models.draw_run, 80)
+    assert {run.trained for run in runs} == set(models.PARTS)
+    assert {run.parameter_groups for run in runs} == {1, 2}
