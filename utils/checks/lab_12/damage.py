@@ -1,7 +1,7 @@
-"""Which parts of a checkpoint are damaged: exercise 5, a design.
+"""Damaged checkpoints, and what is damaged in them: exercise 5, where many answers are right.
 
-A judge, not an oracle, decides: whether the checkpoint is sound once what is named was replaced,
-and whether fewer names would do. It goes through all entries that could be meant.
+A judge decides whether a checkpoint is sound once what an answer names was replaced, and whether
+fewer names would do. It goes through all entries that could be meant.
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from utils.checks.kit.contracts import Clause, Contract, Fault, Given, Returns, mistake
-from utils.checks.lab_12.damaged import KEYS, draw_damaged
+from utils.checks.kit.contracts import Choices, Given
 
 Entry = dict[str, Any]
 Shapes = dict[str, tuple[int, int]]
 Tensors = dict[str, Tensor]
+KEYS = ("bits", "group_size", "desc_act")
+PARTS = ("scales", "qweight", "qzeros", "g_idx", "scales", "g_idx")  # the last two are likely
+NAMES = (
+    "model.layers.0.mlp.up_proj",
+    "model.layers.1.self_attn.q_proj",
+    "lm_head",
+    "model.layers.10.mlp.up_proj",
+    "model.layers.2.mlp.down_proj",
+)
+OUT, IN = (16, 32, 48), (16, 32, 64, 48, 80, 160)
+BAD_SCALES = (float("nan"), float("inf"), 0.0, -0.01)
+
+# What is damaged
 
 
 class Way(NamedTuple):
@@ -39,10 +51,14 @@ class Way(NamedTuple):
 
 def ways(shapes: Shapes) -> Iterator[Way]:
     """All entries that are allowed for layers of these shapes."""
-    widths = [width for _, width in shapes.values()]
-    sizes = [n for n in range(1, min(widths) + 1) if all(width % n == 0 for width in widths)]
-    for bits, size, desc_act in product((4, 2, 8), [*sizes, -1], (False, True)):
+    for bits, size, desc_act in product((4, 2, 8), [*common_sizes(shapes), -1], (False, True)):
         yield Way(bits, size, desc_act)
+
+
+def common_sizes(shapes: Shapes) -> list[int]:
+    """The group sizes that divide the inputs of every layer."""
+    widths = [width for _, width in shapes.values()]
+    return [n for n in range(1, min(widths) + 1) if all(width % n == 0 for width in widths)]
 
 
 class Sickroom:
@@ -58,14 +74,14 @@ class Sickroom:
         self.groups = {n: t.flatten().tolist() for n, t in tensors.items() if n.endswith(".g_idx")}
 
     def damaged(self, way: Way) -> set[str]:
+        """The names of the tensors that this way to read would have to replace."""
         found = set()
         for layer, (out, width) in self.shapes.items():
             size, per = width if way.group_size == -1 else way.group_size, 32 // way.bits
-            groups = width // size
             right = {
                 "qweight": (torch.int32, (width // per, out)),
-                "qzeros": (torch.int32, (groups, out // per)),
-                "scales": (torch.float16, (groups, out)),
+                "qzeros": (torch.int32, (width // size, out // per)),
+                "scales": (torch.float16, (width // size, out)),
                 "g_idx": (torch.int32, (width,)),
             }
             found |= {
@@ -91,175 +107,139 @@ def smallest(entry: Entry, shapes: Shapes, tensors: Tensors) -> set[str]:
     return min(explanations(entry, shapes, tensors), key=len)
 
 
-def _wrong(expected: set[str], got: Any, given: Given) -> Fault | None:
-    def fault(clause: str, says: str) -> Fault:
-        return Fault(clause, "", expected, got, says, words=(_listed(expected), _listed(got)))
-
-    if not isinstance(got, set | frozenset) or not all(isinstance(name, str) for name in got):
-        return fault("form", f"Expected a set of names, not a {type(got).__name__}.")
-    named, (entry, shapes, tensors) = set(got), given.args
-    known = {f"{layer}.{p}" for layer in shapes for p in ("qweight", "qzeros", "scales", "g_idx")}
-    if strange := sorted(named - known - set(KEYS)):
-        return fault(
-            "strange",
-            f"`{strange[0]}` is none of the four tensors of these layers, "
-            "and none of the three keys.",
-        )
-    if not expected and named:
-        return fault("sound", "")
-    if not any(need <= named for need in explanations(entry, shapes, tensors)):
-        return fault("not enough", "")
-    return fault("too many", "") if len(named) > len(expected) else None
+# Checkpoints
 
 
-def _listed(names: Any) -> str:
-    if not isinstance(names, Collection) or isinstance(names, str):
-        return repr(names)
-    return ", ".join(sorted(map(str, names))) or "nothing is damaged"
+def draw_damaged(c: Choices) -> Given:
+    """Some layers; no damage, or some: keys, tensors, both; one thing in every layer."""
+    layers = NAMES[: c.integer(1, 3) + 2 * c.rarely(5)]
+    shapes = {layer: (c.pick(OUT), c.pick(IN)) for layer in layers}
+    widths = [width for _, width in shapes.values()]
+    sizes = common_sizes(shapes)
+    size = c.pick((*sizes[-3:], sizes[-1], -1, -1, *sizes))  # mostly ones that leave many groups
+    bits = c.pick((4, 8, 2))
+    if c.rarely(8):  # stored consistently, in a way that no entry may name
+        odd = [n for n in range(2, min(widths) + 1) if any(w % n == 0 for w in widths)]
+        bits, size = c.pick(((3, size), (bits, c.pick(odd))))
+    desc_act = bool(c.integer(0, 1))
+    entry = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": desc_act}
+    mixed = [layer for layer in layers if desc_act and c.integer(0, 1)]
+    tensors = sound(shapes, bits, size, mixed, c.integer(0, 9999), c.pick((0.01, 6e-8, 65504.0)))
+    damages = c.some(lambda: c.integer(0, 13), 0, 3)
+    for damage in (*c.pick(((), (), (1,), (0, 1, 2))), *damages):
+        if damage < 6:
+            wrong_key(c, entry, sizes, KEYS[damage % 3])
+        elif damage == 6:
+            layer = c.pick(layers)
+            stored_otherwise(c, tensors, layer, shapes[layer], sizes)
+        elif damage < 12:
+            layer, part = c.pick(layers), c.pick(PARTS)
+            if f"{layer}.{part}" in tensors:
+                hurt(c, tensors, f"{layer}.{part}", part)
+        else:
+            in_every_layer(c, tensors)
+    if c.rarely(3):
+        others = ("model.norm.weight", "lm_head.bias", f"{layers[-1]}.weight", "lm.0.qweight")
+        tensors |= {name: torch.ones(16) for name in others}
+    return Given(dict(entry), dict(shapes), tensors)
 
 
-def _tell(given: Given) -> str:
-    entry, shapes, tensors = given.args
-    words = [f"entry {entry}"]
+def sound(
+    shapes: Shapes, bits: int, group_size: int, mixed: Collection[str], seed: int, scale: float
+) -> Tensors:
+    """The tensors of a sound checkpoint; in a mixed layer, inputs of a group are anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: Tensors = {}
+    per = 32 // bits
     for layer, (out, width) in shapes.items():
-        parts = {n.rpartition(".")[2]: t for n, t in tensors.items() if n.startswith(layer + ".")}
-        kinds = [f"{p} {str(t.dtype)[6:]} {list(t.shape)}" for p, t in parts.items()]
-        g_idx = parts.get("g_idx", torch.empty(0))
-        more = f" {g_idx.tolist()}" if g_idx.numel() <= 32 else ""
-        words.append(f"{layer} (out {out}, in {width}): {', '.join(kinds)}{more}")
-    return "; ".join(words)
+        size = width if group_size == -1 else group_size
+        order = torch.arange(width)
+        if layer in mixed:
+            order = torch.randperm(width, generator=generator)
+        tensors |= {
+            f"{layer}.qweight": torch.full((width // per, out), seed - 5000, dtype=torch.int32),
+            f"{layer}.qzeros": torch.zeros((width // size, out // per), dtype=torch.int32),
+            f"{layer}.scales": torch.full((width // size, out), scale).half(),
+            f"{layer}.g_idx": (order // size).to(torch.int32),
+        }
+    return tensors
 
 
-def _room(change: str) -> Callable[..., set[str]]:
-    """A right answer, but for one thing."""
-
-    def find(entry: Entry, shapes: Shapes, tensors: Tensors) -> set[str]:
-        given = dict(tensors)
-        if change == "dtypes":
-            given = {
-                n: t.to(torch.float16 if n.endswith("scales") else torch.int32)
-                for n, t in tensors.items()
-            }
-        if change == "scales":
-            given |= {n: torch.ones_like(t) for n, t in tensors.items() if n.endswith("scales")}
-        if change == "nan only":
-            given |= {
-                n: torch.where(t.isnan(), t, 1) for n, t in tensors.items() if n.endswith("scales")
-            }
-        room = Sickroom(shapes, given)
-        if change == "order":
-            room.groups = {n: sorted(g) for n, g in room.groups.items()}
-        if change == "even":
-            return _uneven(room, entry, shapes)
-        found = [(way.keys_against(entry), room.damaged(way)) for way in ways(shapes)]
-        if change == "the entry is right":
-            found = [pair for pair in found if not pair[0]] or found
-        if change == "one key":
-            found = [pair for pair in found if len(pair[0]) < 2] or found
-        if change == "first layer":
-            first = next(iter(shapes))
-            return set().union(
-                *min(
-                    found,
-                    key=lambda pair: (
-                        sum(name.startswith(f"{first}.") for name in pair[1]) + len(pair[0])
-                    ),
-                )
-            )
-        best = set().union(*min(found, key=lambda pair: len(pair[0]) + len(pair[1])))
-        return set(sorted(best)[:1]) if change == "one" else best
-
-    return find
+def wrong_key(c: Choices, entry: Entry, sizes: list[int], key: str) -> None:
+    """Another value that could be meant, one that cannot, or none."""
+    allowed = dict(zip(KEYS, ((8, 4, 2), (sizes[-1], sizes[0], -1), (True, False)), strict=True))
+    others: dict[str, tuple[Any, ...]] = {
+        "bits": (3, 0, "4", [4], None),
+        "group_size": (7, 0, -2, 10**6, "16", None),
+        "desc_act": (None, "false"),
+    }
+    entry[key] = c.pick(others[key] if c.rarely(3) else allowed[key])
+    if c.rarely(4):
+        del entry[key]
 
 
-def _uneven(room: Sickroom, entry: Entry, shapes: Shapes) -> set[str]:
-    """With act-order, any groups that exist will do."""
-
-    def damaged(way: Way) -> set[str]:
-        found = room.damaged(way)
-        for layer, (_, width) in shapes.items():
-            name = f"{layer}.g_idx"
-            fits = room.kinds.get(name) == (torch.int32, (width,))
-            groups = width // (width if way.group_size == -1 else way.group_size)
-            if way.desc_act and fits and all(0 <= g < groups for g in room.groups[name]):
-                found.discard(name)
-        return found
-
-    return min((way.keys_against(entry) | damaged(way) for way in ways(shapes)), key=len)
+def stored_otherwise(
+    c: Choices, tensors: Tensors, layer: str, shape: tuple[int, int], sizes: list[int]
+) -> None:
+    """One layer, as another entry would want it."""
+    bits, size, mixed = c.pick((4, 8, 2)), c.pick((*sizes, -1)), c.pick(((), (layer,)))
+    tensors |= sound({layer: shape}, bits, size, mixed, c.integer(0, 9999), 0.01)
 
 
-FIND_DAMAGE = Contract(
-    inputs=draw_damaged,
-    judge=Returns(smallest, wrong=_wrong),
-    tell=_tell,
-    examples=600,
-    passed="Right, for one wrong key behind which every tensor looks damaged, for single tensors, "
-    "and for both at once.",
-    clauses={
-        "form": Clause("{says}", "A set of texts; of a sound checkpoint, the empty set."),
-        "strange": Clause(
-            "{says}",
-            'Names such as "model.layers.0.mlp.up_proj.scales", and '
-            '"bits", "group_size", "desc_act".',
-        ),
-        "sound": Clause(
-            "This checkpoint is sound, and you say that something is damaged.",
-            "Which of the conditions does your code believe to be broken?",
-        ),
-        "not enough": Clause(
-            "With only that replaced, the checkpoint is still not sound.",
-            "Go through the table, with what is left: missing, dtype, shape, values.",
-        ),
-        "too many": Clause(
-            "Fewer names would do.",
-            "A key may be wrong where many tensors seem to "
-            "be; and tensors may be wrong where a key seems to be. Count both.",
-        ),
-        "raises": Clause(
-            "{says}",
-            "Anything may be missing: a key, a tensor. And a value of the "
-            "entry may be 0, None or a text.",
-        ),
-    },
-    mistakes=(
-        mistake(
-            "You always believe the entry. Where one key is wrong, every tensor seems damaged.",
-            "Try other values for the keys, and count what would then be damaged.",
-            _room("the entry is right"),
-        ),
-        mistake(
-            "Two keys can be wrong at once.",
-            "Try all values of all keys together.",
-            _room("one key"),
-        ),
-        mistake(
-            "You believe the first layer. It may be the damaged one.",
-            "Count what would be damaged in all layers.",
-            _room("first layer"),
-        ),
-        mistake(
-            "Dtypes are not looked at.", "Three are int32, the scales float16.", _room("dtypes")
-        ),
-        mistake("The scales' values are not looked at.", "Finite, and above 0.", _room("scales")),
-        mistake(
-            "A scale that is infinite, 0 or negative is not found.",
-            "Finite, and above 0.",
-            _room("nan only"),
-        ),
-        mistake(
-            "Without act-order, the groups must stand in order. Yours may be mixed.",
-            "With desc_act False, `g_idx[i]` is `i // group_size`.",
-            _room("order"),
-        ),
-        mistake(
-            "With act-order, too, each group has `group_size` inputs. Yours need only exist.",
-            "Sort `g_idx`, and compare.",
-            _room("even"),
-        ),
-        mistake(
-            "You name one damaged part. There may be several.",
-            "Collect them in a set.",
-            _room("one"),
-        ),
-    ),
-)
+def hurt(c: Choices, tensors: Tensors, name: str, part: str) -> None:
+    """Damage one tensor; rarely in a way that a key could explain, too."""
+    old = tensors[name]
+    if not old.dim():
+        return
+    row = c.integer(0, max(0, len(old) - 1))
+    damages: list[Callable[[], Tensor | None]] = [
+        lambda: None,  # it is missing
+        lambda: old.double() if part == "scales" else old.long(),
+        lambda: old[1:],
+        lambda: old.new_ones(()),
+        lambda: torch.cat([old, old]),
+        lambda: old.T.contiguous() if old.dim() == 2 else old[None],
+        lambda: old.float() if c.rarely(2) else old.bfloat16(),
+    ]
+    if part == "scales" and old.numel():
+        damages = [*damages[:4], *8 * [lambda: with_one(old, row, c.pick(BAD_SCALES))]]
+    if part == "g_idx" and old.dim() == 1 and old.numel():
+        some = c.integer(0, max(0, len(old) - 1))
+        damages = [
+            *damages[:4],
+            damages[5],
+            lambda: old.flip(0),
+            lambda: old.roll(1),
+            lambda: old * 0,
+            *2 * [lambda: with_one(old, row, int(old[some])).sort().values],
+            lambda: with_one(old, row, int(old[some])),
+            lambda: with_one(old, row, -1),
+            lambda: with_one(old, row, int(old.max()) + 1),
+        ]
+    new = c.pick(damages)()
+    if new is None:
+        del tensors[name]
+    else:
+        tensors[name] = new
+
+
+def with_one(old: Tensor, row: int, value: float) -> Tensor:
+    """The same but for one number, in the last place of a row."""
+    new = old.clone()
+    if new.numel():
+        new.view(len(new), -1)[row, -1] = value
+    return new
+
+
+def in_every_layer(c: Choices, tensors: Tensors) -> None:
+    """The same fault everywhere: a tool's bug, not a key's."""
+    part, gone = c.pick(PARTS), c.rarely(2)
+    for name in [name for name in tensors if name.endswith(f".{part}")]:
+        if gone:
+            del tensors[name]
+        elif part == "g_idx":
+            tensors[name] = tensors[name].flatten().flip(0)
+        elif part == "scales":
+            tensors[name] = tensors[name].bfloat16()
+        else:
+            tensors[name] = tensors[name].long()

@@ -61,8 +61,16 @@ def write_folder(folder: Path, entry: dict[str, Any], tensors: dict[str, Tensor]
     blocks = "|".join(rf"{n}\." for n in range(NUM_BLOCKS))
     # gptqmodel's word for the layers that are not quantized.
     config["quantization_config"] = entry | {"dynamic": {rf"-:model\.layers\.(?!{blocks})": {}}}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except Exception as error:
+        raise Mismatch(
+            "Your checkpoint cannot be written to a file.",
+            got=f"{type(error).__name__}: {str(error).strip()[:300]}",
+            look="JSON stores numbers and texts. safetensors stores contiguous tensors that share "
+            "no memory.",
+        ) from None
     return (folder / "model.safetensors").stat().st_size
 
 
@@ -93,6 +101,15 @@ def read_independently(folder: Path) -> dict[str, Tensor]:
     return load_file(out)
 
 
+def two_dicts(made: Any) -> bool:
+    """Whether something is an entry, and tensors by name."""
+    return (
+        isinstance(made, tuple | list)
+        and len(made) == 2
+        and all(isinstance(part, dict) for part in made)
+    )
+
+
 def read_by_gptqmodel(make_checkpoint: MakeCheckpoint) -> str:
     """Write two decoder blocks of the real model in 4 bits; compare weights, logits, a text."""
     layers = [f"model.layers.{n}.{part}" for n in range(NUM_BLOCKS) for part in LINEARS]
@@ -102,6 +119,12 @@ def read_by_gptqmodel(make_checkpoint: MakeCheckpoint) -> str:
         made = attempt(make_checkpoint, dict(state), list(layers), BITS, GROUP_SIZE)
     if isinstance(made, Raised):
         raise Mismatch(made.says, input=given, look=made.look)
+    if not two_dicts(made):
+        raise Mismatch(
+            "Of the real model, your function does not return an entry and the tensors.",
+            input=given,
+            look="It does for the small models. Does your code keep something from call to call?",
+        )
     entry, tensors = made
     with tempfile.TemporaryDirectory() as name:
         size = write_folder(Path(name), entry, tensors)
