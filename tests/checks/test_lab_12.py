@@ -102,18 +102,47 @@ def test_all_kinds_of_damage_are_drawn() -> None:
 
 
 def test_a_refusal_by_gptqmodel_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: no such format\n")
+    ended = subprocess.CompletedProcess([], 0, "", "")
     monkeypatch.setattr(real_files.subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(Mismatch, match="cannot read your checkpoint") as caught:
-        real_files.read_independently(tmp_path)
+    (tmp_path / real_files.REFUSED).write_text("ValueError: no such format")
+    assert real_files.read_independently([tmp_path]) == ["ValueError: no such format"]
+    monkeypatch.setattr(real_files, "write_folder", lambda *_: 1)
+    monkeypatch.setattr(real_files, "read_independently", lambda _: ["ValueError: no such format"])
+    with pytest.raises(Mismatch, match="refuses your checkpoint") as caught:
+        real_files.read_by_gptqmodel(answers.make_checkpoint)
     assert ("Yours", "ValueError: no such format") in caught.value.details
+
+
+def test_a_process_of_gptqmodel_that_fails_is_no_fault_of_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no gptqmodel\n")
+    monkeypatch.setattr(real_files.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(RuntimeError, match="ImportError: no gptqmodel"):
+        real_files.read_independently([tmp_path])
+
+
+def test_what_is_damaged_in_the_real_checkpoint_can_be_told() -> None:
+    sound, damaged = real_files.damaged_checkpoint()
+    shapes: Any = {
+        layer: tuple(real_files.real_state()[f"{layer}.weight"].shape)
+        for layer in real_files.real_layers()
+    }
+    assert damage.smallest(sound[0], shapes, sound[1]) == set()
+    named = damage.smallest(damaged[0], shapes, damaged[1])
+    assert named == set(real_files.DAMAGED) == answers.find_damage(damaged[0], shapes, damaged[1])
+    entry, tensors = real_files.replaced(damaged, sound, sorted(named))
+    assert entry == sound[0]
+    assert all(tensors[name] is tensor for name, tensor in sound[1].items())
+    with pytest.raises(Mismatch, match="not for this checkpoint"):
+        real_files.repaired_by(lambda *_: {"bits"})
 
 
 def test_what_no_file_can_hold_is_told(tmp_path: Path) -> None:
     row = torch.zeros(4)
-    with pytest.raises(Mismatch, match="cannot be written"):
+    with pytest.raises(Mismatch, match="can't be written"):
         real_files.write_folder(tmp_path, {}, {"a": row, "b": row})
-    with pytest.raises(Mismatch, match="cannot be written"):
+    with pytest.raises(Mismatch, match="can't be written"):
         real_files.write_folder(tmp_path, {"bits": row}, {"a": row})
 
 
@@ -125,16 +154,15 @@ def test_other_weights_and_other_logits_are_seen(monkeypatch: pytest.MonkeyPatch
         "logits": torch.ones(2, 4),
         "text": torch.tensor([1]),
     }
-    monkeypatch.setattr(real_files, "LINEARS", ("mlp.up_proj",))
-    monkeypatch.setattr(real_files, "NUM_BLOCKS", 1)
+    monkeypatch.setattr(real_files, "real_layers", lambda: [layer])
     monkeypatch.setattr(real_files, "write_folder", lambda *_: 1)
-    monkeypatch.setattr(real_files, "read_independently", lambda _: read)
+    monkeypatch.setattr(real_files, "read_independently", lambda _: [read])
     moved = torch.tensor([[1.0, 1, 1, 1], [1, 1, 1, 2]])
     monkeypatch.setattr(real_files, "logits", lambda w: torch.ones(2, 4) if w else moved)
     said = real_files.read_by_gptqmodel(answers.make_checkpoint)
     assert "to the bit" in said
     read["logits"] = torch.full((2, 4), 1.5)
-    with pytest.raises(Mismatch, match="logits are others"):
+    with pytest.raises(Mismatch, match="gptqmodel's logits aren't"):
         real_files.read_by_gptqmodel(answers.make_checkpoint)
     read[layer] = read[layer].flip(0)
     with pytest.raises(Mismatch, match="reads other weights"):

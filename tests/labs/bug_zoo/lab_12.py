@@ -28,17 +28,6 @@ def through_bytes(packed, bits):
     return codes.reshape(*packed.shape[:-1], packed.shape[-1] * 32 // bits)
 
 
-@right("unpack")
-def by_division(packed, bits):
-    if bits not in {2, 4, 8} or packed.dtype is not torch.int32:
-        raise ValueError("not packed")
-    out = torch.empty(*packed.shape, 32 // bits, dtype=torch.int32)
-    unsigned = packed.long() % 2**32
-    for place in range(32 // bits):
-        out[..., place] = (unsigned // 2 ** (bits * place)) % 2**bits
-    return out.reshape(*packed.shape[:-1], -1) if packed.numel() else out.flatten(-2)
-
-
 # 2 read_layer
 
 
@@ -156,6 +145,7 @@ def sizes_of(shapes):
 
 
 @right("find_damage")
+@right("repair")
 def few_keys_first(entry, shapes, tensors):
     """Changes no key, then one, two, three; a choice of keys that may hold any value."""
     allowed = dict(zip(KEYS, ((2, 4, 8), sizes_of(shapes), (False, True)), strict=True))
@@ -171,41 +161,9 @@ def few_keys_first(entry, shapes, tensors):
     return best
 
 
-@wrong("find_damage", "is sound, but you say")
-def majority_of_tensors(entry, shapes, tensors):
-    """Reads each key off the layers, one by one, and takes what most of them say."""
-    votes = {k: Counter() for k in KEYS}
-    for layer, (_, width) in shapes.items():
-        parts = {p: tensors.get(f"{layer}.{p}") for p in ("qweight", "scales", "g_idx")}
-        if parts["qweight"] is not None and parts["qweight"].dim() == 2:
-            votes["bits"][parts["qweight"].shape[0] * 32 // width] += 1
-        if parts["scales"] is not None and len(parts["scales"]):
-            votes["group_size"][width // len(parts["scales"])] += 1
-        if parts["g_idx"] is not None:
-            flat = parts["g_idx"].flatten().tolist()
-            votes["desc_act"][flat != sorted(flat)] += 1
-    meant = {}
-    allowed = dict(zip(KEYS, ((2, 4, 8), sizes_of(shapes), (False, True)), strict=True))
-    for key in KEYS:
-        best = votes[key].most_common(1)
-        meant[key] = best[0][0] if best and best[0][0] in allowed[key] else allowed[key][0]
-    wrong_keys = {k for k in KEYS if entry.get(k) != meant[k]}
-    return wrong_keys | set(bad_tensors(shapes, tensors, *meant.values()))
-
-
-@wrong("find_damage", "Fewer names are enough")
-def one_key_after_the_other(entry, shapes, tensors):
-    """Finds the best value of each key while the others stay."""
-    allowed = ((2, 4, 8), sizes_of(shapes), (False, True))
-    now = [entry.get(k) if entry.get(k) in a else a[0] for k, a in zip(KEYS, allowed, strict=True)]
-    for place, (key, values) in enumerate(zip(KEYS, allowed, strict=True)):
-        costs = []
-        for value in values:
-            now[place] = value
-            costs.append(len(bad_tensors(shapes, tensors, *now)) + (entry.get(key) != value))
-        now[place] = values[costs.index(min(costs))]
-    keys = {k for k, v in zip(KEYS, now, strict=True) if k not in entry or entry[k] != v}
-    return keys | set(bad_tensors(shapes, tensors, *now))
+@wrong("repair", "Exercise 5 is not right yet")
+def all_is_well(entry, shapes, tensors):
+    return set()
 
 
 # 6 engine

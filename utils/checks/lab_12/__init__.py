@@ -6,15 +6,17 @@ at last, gptqmodel reads the file.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.checks.kit.contracts import Choices, Fault, Given, Returns
+from utils.checks.kit.contracts import Choices, Fault, Given, Raised, Returns
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
+from utils.checks.kit.lab.engine import speaks_first
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.lab_12 import answers, damage, real_files
 from utils.checks.lab_12.layouts import (
@@ -39,7 +41,22 @@ from utils.quant import rtn
 
 LAB = Lab(__file__)
 INTS = (torch.uint8, torch.int32, torch.int64)
-OTHER_FORMATS = ("marlin", "GPTQ", "")
+TOLD = 5  # layers of a damaged checkpoint that the words for it name
+OTHER_FORMATS = ("marlin", "GPTQ", "", "gptq_v3", "gptq_v", "gptq ")
+
+
+class Reworded(Returns):
+    """As `Returns`, but `reword` says more about some faults."""
+
+    def __init__(
+        self, oracle: Callable[..., Any], reword: Callable[[Fault, Given], Fault], **more: Any
+    ) -> None:
+        super().__init__(oracle, **more)
+        self._reword = reword
+
+    def fault(self, answer: Any, given: Given, expected: Any) -> Fault | None:
+        found = super().fault(answer, given, expected)
+        return found and self._reword(found, given)
 
 
 def seeded(c: Choices) -> torch.Generator:
@@ -77,12 +94,17 @@ def cut_out(packed: Tensor, bits: int) -> Tensor:
     return torch.tensor(flat, dtype=torch.int32).view(shape)
 
 
+def wrong_kind(expected: Tensor, got: Any) -> Fault | None:
+    """A fault if `got` isn't a tensor of the same shape and dtype."""
+    if isinstance(got, Tensor) and (got.shape, got.dtype) == (expected.shape, expected.dtype):
+        return None
+    return Fault("kind", "", expected, got, difference(expected, got))
+
+
 def wrong_codes(expected: Tensor, got: Any, given: Given) -> Fault | None:
     """A wrong kind of tensor, or the first wrong code with its int32."""
-    if not (says := difference(expected, got)):
-        return None
-    if not isinstance(got, Tensor) or (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        return Fault("kind", "", expected, got, says)
+    if (fault := wrong_kind(expected, got)) or torch.equal(expected, got):
+        return fault
     packed, bits = given.args
     place = (got != expected).nonzero()[0].tolist()
     word = packed[(*place[:-1], place[-1] * bits // 32)].item()
@@ -151,12 +173,13 @@ def draw_layer(c: Choices) -> Given:
 
 def wrong_weight(expected: Tensor, got: Any, given: Given) -> Fault | None:
     """A wrong kind of tensor, or the first wrong weight with all that it is made of."""
-    if not (says := difference(expected, got, rtol=1e-6, atol=0.0)):
+    if fault := wrong_kind(expected, got):
+        return fault
+    wrong = ~torch.isclose(got, expected, rtol=1e-6, atol=0.0)
+    if not wrong.any():
         return None
-    if not isinstance(got, Tensor) or (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        return Fault("kind", "", expected, got, says)
     tensors, bits, form = given.args
-    o, i = (~torch.isclose(got, expected, rtol=1e-6, atol=0.0)).nonzero()[0].tolist()
+    o, i = wrong.nonzero()[0].tolist()
     group = int(tensors["g_idx"][i])
     code = int(unpack_last(tensors["qweight"].T, bits)[o, i])
     zero = int(unpack_last(tensors["qzeros"], bits)[group, o]) + int(form == "gptq")
@@ -291,8 +314,20 @@ def tell_awq(given: Given) -> str:
     return f"{parts}; the zeros of the outputs in order{numbers}: {some} 0"
 
 
+def zero_of_0(fault: Fault, given: Given) -> Fault:
+    """An error in `write_layer`, most likely, that comes from the choice of the format."""
+    raised = isinstance(fault.got, Raised) and fault.got.error is ValueError
+    if fault.clause != "raises" or not raised or (in_order(given.args[0]["qzeros"]) > 0).all():
+        return fault
+    says = f'{fault.says} A zero is 0 here, which "gptq_v2" can hold, and "gptq" can\'t.'
+    return replace(fault, says=says)
+
+
 awq_to_gptq = LAB.check(
-    answers.awq_to_gptq, draw_awq, Returns(repacked, own=True, wrong=wrong_layer), tell=tell_awq
+    answers.awq_to_gptq,
+    draw_awq,
+    Reworded(repacked, zero_of_0, own=True, wrong=wrong_layer),
+    tell=tell_awq,
 )
 
 # Exercise 5: the smallest explanation of a damaged checkpoint
@@ -326,20 +361,24 @@ def listed(names: Any) -> str:
 def tell_damaged(given: Given) -> str:
     """The entry, and of each layer the kinds of its tensors, with the groups where they are few."""
     entry, shapes, tensors = given.args
-    words = [f"entry {entry}"]
-    for layer, (out, width) in shapes.items():
+    words = [f"{len(shapes)} layer{'s' * (len(shapes) > 1)}, entry {entry}"]
+    for layer, (out, width) in [*shapes.items()][:TOLD]:
         parts = {n.rpartition(".")[2]: t for n, t in tensors.items() if n.startswith(layer + ".")}
         kinds = ", ".join(f"{p} {str(t.dtype)[6:]} {list(t.shape)}" for p, t in parts.items())
         g_idx = parts.get("g_idx", torch.empty(0))
         numbers = f" {g_idx.tolist()}" if g_idx.numel() <= FEW else ""
         words.append(f"{layer} (out {out}, in {width}): {kinds or 'no tensors'}{numbers}")
-    return "; ".join(words)
+    return "; ".join(words + ["and so on"] * (len(shapes) > TOLD))
+
+
+def in_time(fault: Fault, given: Given) -> Fault:
+    return replace(fault, clause="time", says="", look="") if fault.never_ended else fault
 
 
 find_damage = LAB.check(
     answers.find_damage,
     damage.draw_damaged,
-    Returns(damage.smallest, wrong=wrong_names),
+    Reworded(damage.smallest, in_time, wrong=wrong_names),
     tell=tell_damaged,
     examples=160,
 )
@@ -366,8 +405,10 @@ def draw_state(c: Choices) -> Given:
         if c.rarely(4):
             state[f"{name}.bias"] = numbers(16)
     layers = [name for name in linears if not c.rarely(4)]
-    if c.rarely(3):  # other parts whose names begin as a layer's
+    if c.rarely(3):  # other parts whose names begin, or end, as a layer's
         state |= {f"{n}{s}": numbers(16) for n in layers for s in ("_2.weight", ".norm.weight")}
+    if c.rarely(3):
+        state |= {f"vision.{name}.weight": numbers(16, group_size) for name in layers[:1]}
     return Given(state, c.shuffled(layers) if c.rarely(3) else layers, bits, group_size)
 
 
@@ -406,8 +447,17 @@ def wrong_checkpoint(expected: Any, got: Any, given: Given) -> Fault | None:
         return fault("missing", f"`{missing[0]}` is missing.")
     if more := sorted(map(str, tensors.keys() - needed.keys())):
         return fault("more", f"`{more[0]}` should not be there.")
-    _, says = tensors_differ(needed, tensors, tuple(needed))
-    return fault("tensors", says) if says else None
+    kept = [name for name in needed if name in given.args[0]]
+    for clause, names in (("others", kept), ("tensors", [n for n in needed if n not in kept])):
+        _, says = tensors_differ(needed, tensors, names)
+        if says:
+            return fault(clause, says)
+    owners: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        owner = owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if owner != name:
+            return fault("shares", f"`{owner}` and `{name}` share their memory.")
+    return None
 
 
 def tell_state(given: Given) -> str:
@@ -424,3 +474,12 @@ engine = LAB.check(
     tell=tell_state,
     examples=60,
 )
+
+# Exercise 7
+
+
+@LAB.exercise
+def repair(find_damage_answer: Callable[..., Any]) -> str:
+    """The learner's function finds what is damaged in a real checkpoint, which then speaks."""
+    speaks_first(find_damage, find_damage_answer)
+    return real_files.repaired_by(find_damage_answer)

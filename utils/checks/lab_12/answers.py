@@ -65,7 +65,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def awq_to_gptq(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    back = torch.tensor(AWQ_ORDER).argsort()  # where each neighbour is
+    back = torch.tensor(AWQ_ORDER).argsort()  # where each neighbor is
 
     def in_order(packed: Tensor) -> Tensor:
         return unpack(packed, 4).unflatten(-1, (-1, 8))[..., back].flatten(-2)

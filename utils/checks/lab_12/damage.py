@@ -21,11 +21,9 @@ Tensors = dict[str, Tensor]
 KEYS = ("bits", "group_size", "desc_act")
 PARTS = ("scales", "qweight", "qzeros", "g_idx", "scales", "g_idx")  # the last two are likely
 NAMES = (
-    "model.layers.0.mlp.up_proj",
-    "model.layers.1.self_attn.q_proj",
-    "lm_head",
-    "model.layers.10.mlp.up_proj",
-    "model.layers.2.mlp.down_proj",
+    *("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj", "lm_head"),
+    *("model.layers.10.mlp.up_proj", "model.layers.2.mlp.down_proj"),
+    *(f"model.layers.{n}.mlp.gate_proj" for n in range(9)),
 )
 OUT, IN = (16, 32, 48), (16, 32, 64, 48, 80, 160)
 BAD_SCALES = (float("nan"), float("inf"), 0.0, -0.01)
@@ -61,45 +59,33 @@ def common_sizes(shapes: Shapes) -> list[int]:
     return [n for n in range(1, min(widths) + 1) if all(width % n == 0 for width in widths)]
 
 
-class Sickroom:
-    """Says which tensors are damaged, read in one way; each tensor is looked at once."""
-
-    def __init__(self, shapes: Shapes, tensors: Tensors) -> None:
-        self.shapes = shapes
-        self.kinds = {
-            name: (t.dtype, tuple(t.shape))
-            for name, t in tensors.items()
-            if not name.endswith(".scales") or bool(((t > 0) & (t < float("inf"))).all())
+def damaged(shapes: Shapes, kinds: dict[str, Any], groups: dict[str, Any], way: Way) -> set[str]:
+    """The names of the tensors that this way to read a checkpoint would have to replace."""
+    found = set()
+    for layer, (out, width) in shapes.items():
+        size, per = width if way.group_size == -1 else way.group_size, 32 // way.bits
+        right = {
+            f"{layer}.qweight": (torch.int32, (width // per, out)),
+            f"{layer}.qzeros": (torch.int32, (width // size, out // per)),
+            f"{layer}.scales": (torch.float16, (width // size, out)),
+            f"{layer}.g_idx": (torch.int32, (width,)),
         }
-        self.groups = {n: t.flatten().tolist() for n, t in tensors.items() if n.endswith(".g_idx")}
-
-    def damaged(self, way: Way) -> set[str]:
-        """The names of the tensors that this way to read would have to replace."""
-        found = set()
-        for layer, (out, width) in self.shapes.items():
-            size, per = width if way.group_size == -1 else way.group_size, 32 // way.bits
-            right = {
-                "qweight": (torch.int32, (width // per, out)),
-                "qzeros": (torch.int32, (width // size, out // per)),
-                "scales": (torch.float16, (width // size, out)),
-                "g_idx": (torch.int32, (width,)),
-            }
-            found |= {
-                f"{layer}.{part}"
-                for part, kind in right.items()
-                if self.kinds.get(f"{layer}.{part}") != kind
-            }
-            if f"{layer}.g_idx" not in found:
-                g_idx = self.groups[f"{layer}.g_idx"]
-                if (sorted(g_idx) if way.desc_act else g_idx) != [i // size for i in range(width)]:
-                    found.add(f"{layer}.g_idx")
-        return found
+        found |= {name for name, kind in right.items() if kinds.get(name) != kind}
+        if (name := f"{layer}.g_idx") not in found:
+            g_idx = sorted(groups[name]) if way.desc_act else groups[name]
+            found |= {name} if g_idx != [i // size for i in range(width)] else set()
+    return found
 
 
 def explanations(entry: Entry, shapes: Shapes, tensors: Tensors) -> list[set[str]]:
     """For each way to read the checkpoint: what would have to be replaced."""
-    room = Sickroom(shapes, tensors)
-    return [way.keys_against(entry) | room.damaged(way) for way in ways(shapes)]
+    kinds = {
+        name: (t.dtype, tuple(t.shape))
+        for name, t in tensors.items()
+        if not name.endswith(".scales") or bool(((t > 0) & (t < float("inf"))).all())
+    }
+    groups = {n: t.flatten().tolist() for n, t in tensors.items() if n.endswith(".g_idx")}
+    return [way.keys_against(entry) | damaged(shapes, kinds, groups, way) for way in ways(shapes)]
 
 
 def smallest(entry: Entry, shapes: Shapes, tensors: Tensors) -> set[str]:
@@ -113,6 +99,9 @@ def smallest(entry: Entry, shapes: Shapes, tensors: Tensors) -> set[str]:
 def draw_damaged(c: Choices) -> Given:
     """Some layers; no damage, or some: keys, tensors, both; one thing in every layer."""
     layers = NAMES[: c.integer(1, 3) + 2 * c.rarely(5)]
+    crowd = c.rarely(40)  # many layers, all damaged: all sets of names are too many to try
+    if crowd:
+        layers = NAMES
     shapes = {layer: (c.pick(OUT), c.pick(IN)) for layer in layers}
     widths = [width for _, width in shapes.values()]
     sizes = common_sizes(shapes)
@@ -123,15 +112,17 @@ def draw_damaged(c: Choices) -> Given:
         bits, size = c.pick(((3, size), (bits, c.pick(odd))))
     desc_act = bool(c.integer(0, 1))
     entry = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": desc_act}
-    mixed = [layer for layer in layers if desc_act and c.integer(0, 1)]
-    tensors = sound(shapes, bits, size, mixed, c.integer(0, 9999), c.pick((0.01, 6e-8, 65504.0)))
-    damages = c.some(lambda: c.integer(0, 13), 0, 3)
+    some = [layer for layer in layers if desc_act and c.integer(0, 1)]
+    tensors = sound(shapes, bits, size, some, c.integer(0, 9999), c.pick((0.01, 6e-8, 65504.0)))
+    damages = [*c.some(lambda: c.integer(0, 13), 0, 3), *crowd * (12, 12)]
     for damage in (*c.pick(((), (), (1,), (0, 1, 2))), *damages):
         if damage < 6:
             wrong_key(c, entry, sizes, KEYS[damage % 3])
         elif damage == 6:
-            layer = c.pick(layers)
-            stored_otherwise(c, tensors, layer, shapes[layer], sizes)
+            layer = c.pick(layers)  # stored as another entry would want it
+            bits, size, mixed = c.pick((4, 8, 2)), c.pick((*sizes, -1)), c.pick(((), (layer,)))
+            one = {layer: shapes[layer]}
+            tensors |= sound(one, bits, size, mixed, c.integer(0, 9999), 0.01)
         elif damage < 12:
             layer, part = c.pick(layers), c.pick(PARTS)
             if f"{layer}.{part}" in tensors:
@@ -176,14 +167,6 @@ def wrong_key(c: Choices, entry: Entry, sizes: list[int], key: str) -> None:
     entry[key] = c.pick(others[key] if c.rarely(3) else allowed[key])
     if c.rarely(4):
         del entry[key]
-
-
-def stored_otherwise(
-    c: Choices, tensors: Tensors, layer: str, shape: tuple[int, int], sizes: list[int]
-) -> None:
-    """One layer, as another entry would want it."""
-    bits, size, mixed = c.pick((4, 8, 2)), c.pick((*sizes, -1)), c.pick(((), (layer,)))
-    tensors |= sound({layer: shape}, bits, size, mixed, c.integer(0, 9999), 0.01)
 
 
 def hurt(c: Choices, tensors: Tensors, name: str, part: str) -> None:
@@ -235,11 +218,7 @@ def in_every_layer(c: Choices, tensors: Tensors) -> None:
     """The same fault everywhere: a tool's bug, not a key's."""
     part, gone = c.pick(PARTS), c.rarely(2)
     for name in [name for name in tensors if name.endswith(f".{part}")]:
-        if gone:
-            del tensors[name]
-        elif part == "g_idx":
-            tensors[name] = tensors[name].flatten().flip(0)
-        elif part == "scales":
-            tensors[name] = tensors[name].bfloat16()
-        else:
-            tensors[name] = tensors[name].long()
+        old = tensors.pop(name)
+        if not gone:
+            reversed_or_long = old.flatten().flip(0) if part == "g_idx" else old.long()
+            tensors[name] = old.bfloat16() if part == "scales" else reversed_or_long

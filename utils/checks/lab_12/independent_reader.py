@@ -1,24 +1,26 @@
-"""gptqmodel loads a checkpoint, and says what it has read. A process of its own, because gptqmodel
+"""gptqmodel loads checkpoints, and says what it has read. A process of its own, because gptqmodel
 changes transformers where it is imported.
 
-    python -m utils.checks.lab_12.independent_reader FOLDER OUT.safetensors PROMPT
+    python -m utils.checks.lab_12.independent_reader PROMPT FOLDER...
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 NUM_TOKENS = 8
+READ, REFUSED = "read.safetensors", "refused.txt"  # what is left in each folder
 
 
 @torch.no_grad()
-def main(folder: str, out: str, prompt: str) -> None:
-    """Store the weight [out, in], float16, of each layer that gptqmodel found packed; "logits",
-    float32 [T, vocab], and "text", the token ids that come after the prompt."""
+def read(folder: str, prompt: str) -> dict[str, Tensor]:
+    """The weight [out, in], float16, of each layer that gptqmodel found packed; "logits", float32
+    [T, vocab], and "text", the token ids that come after the prompt."""
     from gptqmodel import BACKEND, GPTQModel
 
     loaded = GPTQModel.load(folder, backend=BACKEND.TORCH, device="cpu", dtype=torch.float16)
@@ -40,9 +42,13 @@ def main(folder: str, out: str, prompt: str) -> None:
         max_new_tokens=NUM_TOKENS,
         do_sample=False,
     )
-    found["text"] = text[0, ids.shape[1] :].clone()
-    save_file(found, out)
+    return found | {"text": text[0, ids.shape[1] :].clone()}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for path in sys.argv[2:]:
+        try:
+            save_file(read(path, sys.argv[1]), Path(path, READ))
+        except Exception as error:
+            words = f"{type(error).__name__}: {str(error).strip()}"
+            Path(path, REFUSED).write_text(words.splitlines()[0], encoding="utf-8")
