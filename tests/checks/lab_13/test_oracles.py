@@ -7,15 +7,18 @@ import itertools
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from utils.checks import lab_13
+from utils.checks.kit.contracts import Given
 from utils.checks.kit.contracts.shrinking import sample
-from utils.checks.kit.runner import Mismatch, NotWritten
-from utils.checks.lab_13 import evictions, hits, orders, real_counters, scrapes, sizes, times
+from utils.checks.lab_13 import answers, scrapes
+from utils.checks.lab_13.prompts import SHOWN, told
+from utils.checks.lab_13.real_counters import Parts
 from utils.sim.prompt_cache import find_cached_tokens
 
 
 def test_brute_force_finds_what_the_engines_manager_finds():
-    drawn = [given.args for given in sample(hits.draw_requests, 150)]
-    found = [hits.found_tokens(*args) for args in drawn]
+    drawn = [given.args for given in sample(lab_13.draw_requests, 150)]
+    found = [lab_13.found_tokens(*args) for args in drawn]
     assert found == [
         find_cached_tokens([p for _, p in requests], size, salts=[salt for salt, _ in requests])
         for requests, size in drawn
@@ -24,7 +27,7 @@ def test_brute_force_finds_what_the_engines_manager_finds():
 
 
 def test_requests_reach_the_corners():
-    drawn = [given.args for given in sample(hits.draw_requests, 300)]
+    drawn = [given.args for given in sample(lab_13.draw_requests, 300)]
     prompts = [prompt for requests, _ in drawn for _, prompt in requests]
     assert {salt for requests, _ in drawn for salt, _ in requests} >= {None, "None", "x", "X", "x "}
     assert any(not requests for requests, _ in drawn)
@@ -34,26 +37,31 @@ def test_requests_reach_the_corners():
     whole = [  # found but for the last block
         found == len(prompt) - size > 0
         for requests, size in drawn
-        for (_, prompt), found in zip(requests, hits.found_tokens(requests, size), strict=True)
+        for (_, prompt), found in zip(requests, lab_13.found_tokens(requests, size), strict=True)
     ]
     assert sum(whole) > 10
 
 
 def test_small_caches_evict_and_all_prompts_fit():
-    drawn = [given.args for given in sample(evictions.draw_bounded, 200)]
+    drawn = [given.args for given in sample(lab_13.draw_bounded, 200)]
     evicted = 0
     for prompts, size, num_blocks in drawn:
         assert all(len(prompt) % size for prompt in prompts)
-        bounded = evictions.found_by_manager(prompts, size, num_blocks)
+        bounded = lab_13.found_by_manager(prompts, size, num_blocks)
         evicted += sum(bounded) < sum(find_cached_tokens(prompts, size))
     assert evicted > 45
     assert max(num_blocks for *_, num_blocks in drawn) > 1024
 
 
+def test_long_prompts_are_told_by_their_lengths():
+    assert told([[1, 2], [3]]) == "[[1, 2], [3]]"
+    assert told([[1] * SHOWN, [3]]) == f"2, of [{SHOWN}, 1] tokens"
+
+
 def test_different_texts_are_those_of_a_set():
-    for given in sample(orders.draw_parts, 200):
+    for given in sample(lab_13.draw_parts, 200):
         (parts,) = given.args
-        assert orders.distinct_texts(parts) == {n: len(set(texts)) for n, texts in parts.items()}
+        assert lab_13.distinct_texts(parts) == {n: len(set(texts)) for n, texts in parts.items()}
 
 
 def test_the_rule_of_fewest_values_is_the_best_for_parts_of_one_length():
@@ -68,7 +76,7 @@ def test_the_rule_of_fewest_values_is_the_best_for_parts_of_one_length():
 
 def test_an_order_that_passes_finds_all_that_any_order_finds():
     """Compared by brute force with all orders, in a cache with room for the longest prompt."""
-    few = [given for given in sample(orders.draw_batch, 90) if len(given.args[0]) <= 5]
+    few = [given for given in sample(lab_13.draw_batch, 90) if len(given.args[0]) <= 5]
     assert len(few) > 20
     for given in few:
         prompts = [[*prompt, 9_000_000 + i] for i, prompt in enumerate(given.args[0])]
@@ -79,20 +87,15 @@ def test_an_order_that_passes_finds_all_that_any_order_finds():
             longest = max(map(len, prompts))
             return sum(find_cached_tokens([prompts[i] for i in order], 1, longest))
 
-        every = list(itertools.permutations(range(len(prompts))))
-        case = type(given)(prompts)
-        passing = [
-            o
-            for o in every
-            if orders.ORDER_REQUESTS.judge.fault(lambda _, order=o: list(order), case, len(prompts))
-            is None
-        ]
+        every = [list(order) for order in itertools.permutations(range(len(prompts)))]
+        case = Given(prompts)
+        passing = [o for o in every if lab_13.wrong_places(len(prompts), o, case) is None]
         assert passing
         assert {found(order) for order in passing} == {max(map(found, every))}
 
 
 def test_days_have_all_kinds_of_answers():
-    days = [day for days in sample(sizes.draw_days, 300) for day in days]
+    days = [day for days in sample(lab_13.draw_days, 300) for day in days]
     for day in days:
         every = (n for n in range(1, day.most + 1) if day.hits_with(n) >= day.target)
         if day.most < 1000:
@@ -105,7 +108,7 @@ def test_days_have_all_kinds_of_answers():
 
 def test_what_is_left_lies_below_between_and_above_the_measurements():
     places = set()
-    for given in sample(times.draw_times, 200):
+    for given in sample(lab_13.draw_times, 200):
         (one, other), num_tokens, cached = given.args
         left = num_tokens - cached
         places.add((left < min(one[0], other[0])) - (left > max(one[0], other[0])))
@@ -136,31 +139,16 @@ def stub(*_):
     raise NotImplementedError
 
 
-def parts(**changed):
-    right = {
-        "predict_cached_tokens": lambda requests, size: hits.found_tokens(requests, size),
-        "predict_with_eviction": lambda *given: evictions.found_by_manager(*given),
-        "order_requests": lambda prompts: sorted(range(len(prompts)), key=prompts.__getitem__),
-        "hit_rate": lambda before, after: scrapes.increase_ratio(before, after),
-    }
-    return lambda: real_counters.Parts(**(right | changed))
-
-
-def test_right_parts_pass_the_rehearsal():
-    assert real_counters.rehearse(parts())
-
-
-@pytest.mark.parametrize("name", real_counters.Parts.__dataclass_fields__)
+@pytest.mark.parametrize("name", Parts.__dataclass_fields__)
 def test_the_last_exercise_names_a_part_that_is_not_written(name):
-    with pytest.raises(NotWritten, match="stub"):
-        real_counters.rehearse(parts(**{name: stub}))
+    right = {part: getattr(answers, part) for part in Parts.__dataclass_fields__}
+    feedback = lab_13.engine(lambda: Parts(**(right | {name: stub})))
+    assert feedback.status == "not written yet"
+    assert "`stub`" in feedback.headline
 
 
-def test_a_part_that_is_wrong_on_real_prompts_alone_is_shown_on_few_of_them():
-    def wrong(prompts, size, num_blocks):
-        found = evictions.found_by_manager(prompts, size, num_blocks)
-        return found if size < 32 else [0] * len(found)
-
-    with pytest.raises(Mismatch, match="on real prompts it is wrong") as caught:
-        real_counters.rehearse(parts(predict_with_eviction=wrong))
-    assert "2 of the prompts" in dict(caught.value.details)["Input"]
+def test_none_is_never_called_a_missing_return_where_it_may_be_right():
+    feedback = lab_13.hit_rate(lambda before, after: None)
+    assert feedback.status == "failed"
+    assert "return` missing" not in feedback.message
+    assert "although prompts were looked up" in feedback.headline

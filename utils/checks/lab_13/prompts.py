@@ -1,4 +1,4 @@
-"""Prompts that begin as others do: drawn, compared by brute force, and told."""
+"""Prompts that begin as others do: drawn, compared by brute force, and judged with a picture."""
 
 from __future__ import annotations
 
@@ -11,52 +11,56 @@ from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.prefix_pictures import prompts as found_blocks
 
 ALT = "Each prompt in blocks: which are found, and which you predicted."
+SHOWN = 800  # characters: longer lists of prompts are told by their lengths
 # Few tokens, for equal blocks behind other blocks. Glued together, 1, 11 and 11, 1 are the same; so
 # are 4464 and 70,000 in 16 bits.
-TOKENS = ((1, 2, 3), (0, 1), (1, 11, 111), (4464, 70_000, 66_536))
+TOKENS = ((1, 2, 3), (0, 1, 2), (1, 11, 111), (4464, 70_000, 66_536))
 
 
 def draw_prompts(
     c: Choices, block_size: int, *, inside: bool = False, longest: int = 1500
 ) -> list[list[int]]:
-    """Prompts that are copied from earlier ones: cut, lengthened, with a token or two changed.
+    """Prompts of a few kinds of blocks, some of them copied from earlier ones and cut.
+
+    A prompt is drawn in blocks, so that the same list in smaller blocks is as wrong.
 
     Args:
         inside: no prompt ends at a block's end
-        longest: so many tokens may be added at once
+        longest: so many tokens may stand between two blocks
     """
-    tokens, kind = c.pick(TOKENS), c.integer(0, 9)
+    one, other, third = tokens = c.pick(TOKENS)
+    rest = block_size - 1
+    kinds = [
+        [one] * block_size,
+        [other] * block_size,
+        [one] * rest + [other],  # differs in the last token alone
+        [other] + [one] * rest,  # the same tokens in another order
+        [third] * block_size,
+    ]
+    if c.rarely(6):  # what prompts end with lies far behind what they begin with
+        kinds += [[one + i for i in range(c.size(0, longest))]] * 2
     prompts: list[list[int]] = []
 
     def prompt() -> None:
-        start: list[int] = []
-        if prompts and not c.rarely(4):
-            earlier = prompts[-1 - c.integer(0, len(prompts) - 1)]
-            cut = c.pick((0, c.integer(0, 2), c.integer(0, len(earlier))))
-            start = earlier[: len(earlier) - cut]
-        if start and c.rarely(3):  # and then as another one goes on
-            place, behind = c.integer(0, len(start)), c.pick(prompts)
-            start = start[:place] + behind[place:]
-        if start and c.rarely(4):
-            start[c.integer(0, len(start) - 1)] = c.pick(tokens)
-        if start and c.rarely(6):  # the same tokens in another order
-            one, other = (c.integer(0, len(start) - 1) for _ in range(2))
-            start[one], start[other] = start[other], start[one]
-        rest = c.integer(0, 2 * block_size + 1)
-        new = [c.pick(tokens) for _ in range(max(rest, not start))]
-        if kind == 9:  # long prompts: the new part counts upwards
-            new += [tokens[-1] + i for i in range(c.size(0, longest))]
-        prompts.append([*start, *new])
+        made: list[int] = []
+        if prompts and c.rarely(3):
+            made = [*prompts[-1 - c.integer(0, len(prompts) - 1)]]
+            made = made[: len(made) - c.integer(0, min(len(made), c.pick((2, 2, len(made)))))]
+        for block in c.some(lambda: c.pick(kinds), 0, 3):
+            made += block
+        made += [c.pick(tokens)] * c.integer(int(inside), rest)
+        if not made or (inside and len(made) % block_size == 0):
+            made.append(one)
+        prompts.append(made)
 
-    c.some(prompt, 1, {8: 70, 9: 6}.get(kind, 7))
-    if c.rarely(6):  # what one and another end with lies far behind what they begin with
-        middle = [tokens[0] + i for i in range(c.size(0, longest))]
-        one, other = ([token] * c.integer(1, 2 * block_size) for token in tokens[:2])
-        prompts += [[*one, *middle, *one], [*other, *middle, *other], [*one, *middle, *other]]
-    for made in prompts:
-        if inside and len(made) % block_size == 0:
-            made.append(tokens[0])
+    c.some(prompt, 1, c.pick((7, 7, 7, 7, 7, 7, 7, 70)))
     return prompts
+
+
+def told(prompts: Sequence[Sequence[int]]) -> str:
+    """Prompts in words; of long ones the lengths."""
+    text = str(list(prompts))
+    return text if len(text) < SHOWN else f"{len(prompts)}, of {[*map(len, prompts)]} tokens"
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -70,18 +74,32 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 def wrong_counts(
     expected: list[int], got: Any, prompts: Sequence[Sequence[int]], block_size: int
 ) -> Fault | None:
-    """A fault if `got` isn't this list of whole numbers, with a picture of the prompts."""
+    """A fault if `got` isn't this list of whole numbers, with a picture of the prompts.
+
+    Its clause is "form", "unit" (blocks are counted), "blocks" (no whole number of them), "all"
+    (the whole prompt), "more" or "fewer".
+    """
     says = difference(expected, got)
-    if not says and all(isinstance(count, Integral) for count in got):
+    whole = not says and all(isinstance(count, Integral) for count in got)
+    if whole:
         return None
-    if says.startswith("Item"):
-        i = next(i for i, (n, m) in enumerate(zip(expected, got, strict=True)) if difference(n, m))
-        says = f"Prompt {i} finds {expected[i]} of its tokens, not {got[i]}."
+    if not says.startswith("Item"):
+        return Fault("form", "", expected, got, says or "Expected whole numbers.")
+    i = next(i for i, (n, m) in enumerate(zip(expected, got, strict=True)) if difference(n, m))
+    if not isinstance(got[i], Integral):
+        return Fault("form", "", expected, got, says)
+    clause = "more" if got[i] > expected[i] else "fewer"
+    if got[i] >= len(prompts[i]):
+        clause = "all"
+    elif [count * block_size for count in got] == expected:
+        clause = "unit"
+    elif got[i] % block_size:
+        clause = "blocks"
     return Fault(
-        "returns",
+        clause,
         "",
         expected,
         got,
-        says or "Expected whole numbers.",
+        f"Prompt {i} finds {expected[i]} of its tokens, not {got[i]}.",
         picture=lambda: (found_blocks(prompts, block_size, expected, got), ALT),
     )
