@@ -83,24 +83,6 @@ def an_lru_without_one_block(prompts, block_size, num_blocks):
     return found
 
 
-@right("predict_with_eviction")
-def with_clocks(prompts, block_size, num_blocks):
-    when, clock, found = {}, 0, []  # prefix -> when it was given back
-    for prompt in prompts:
-        full = [tuple(prompt[:e]) for e in range(block_size, len(prompt) + 1, block_size)]
-        hits = 0
-        while hits < len(full) and full[hits] in when:
-            del when[full[hits]]
-            hits += 1
-        while len(when) + len(full) + 1 > num_blocks:
-            del when[min(when, key=when.get)]
-        for prefix in full[::-1]:
-            clock += 1
-            when[prefix] = clock
-        found.append(hits * block_size)
-    return found
-
-
 @wrong("predict_with_eviction", "you miss hits")
 def whole_prompts_are_evicted(prompts, block_size, num_blocks):
     kept, found = [], []
@@ -137,18 +119,6 @@ def nearest_neighbour(prompts):
 
 
 # 5 smallest_cache
-
-
-@right("smallest_cache")
-def one_above_the_end(hits_with, target, most):
-    low, high = 1, most + 1
-    while low < high:
-        middle = (low + high) // 2
-        if hits_with(middle) >= target:
-            high = middle
-        else:
-            low = middle + 1
-    return low if low <= most else None
 
 
 @right("smallest_cache")

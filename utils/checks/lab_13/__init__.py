@@ -397,8 +397,12 @@ def wrong_time(expected: float, got: Any, given: Given) -> Fault | None:
     says = difference(expected, got, rtol=1e-6, atol=1e-10)
     if not says:
         return None
-    rounded = isinstance(got, float) and any(got == round(expected, n) for n in range(1, 7))
-    return Fault("rounded" if rounded else "returns", "", expected, got, says)
+    clause = "returns"
+    if isinstance(got, float) and any(got == round(expected, n) for n in range(1, 7)):
+        clause = "rounded"
+    elif not difference(1e3 * expected, got):
+        clause = "milliseconds"
+    return Fault(clause, "", expected, got, says)
 
 
 predict_ttft = LAB.check(answers.predict_ttft, draw_times, Returns(on_the_line, wrong=wrong_time))

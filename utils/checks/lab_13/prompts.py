@@ -100,6 +100,6 @@ def wrong_counts(
         "",
         expected,
         got,
-        f"Prompt {i} finds {expected[i]} of its tokens, not {got[i]}.",
+        f"Prompt {i} finds {expected[i]} of its tokens; you predict {got[i]}.",
         picture=lambda: (found_blocks(prompts, block_size, expected, got), ALT),
     )

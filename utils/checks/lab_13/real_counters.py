@@ -27,6 +27,8 @@ Request = tuple[str | None, list[int]]  # salt, token ids
 BLOCK_SIZE = 32  # the smallest of vLLM on a CPU
 NUM_BLOCKS = 40  # for prompts of 6 tenants, whose shared parts alone have 42
 MAX_MODEL_LEN = 512
+RANDOM_LENGTHS = 48, 400  # tokens
+NUM_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,22 @@ class Counted:
     found: list[int]
     before: str
     after: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds to the first token, all measured one right after the other.
+
+    Attributes:
+        points: (tokens, seconds) of two random prompts, of which nothing was found
+        customers: seconds of the six customers, sent without salts to the same cache
+    """
+
+    points: tuple[tuple[int, float], tuple[int, float]]
+    customers: list[float]
+
+
+_rounds: list[Round] = []
 
 
 @functools.lru_cache(maxsize=1)
@@ -159,7 +177,30 @@ def vllm_count(order: tuple[int, ...]) -> tuple[Counted, Counted, Counted]:
             return Counted(answers.num_cached_tokens, before, vllm.metrics_text())
 
         sent = [prompts[i] for i in order]
-        return count(with_salts(salted_requests())), count(prompts), count(sent)
+        counts = count(with_salts(salted_requests())), count(prompts), count(sent)
+        _rounds[:] = [measure(vllm) for _ in range(NUM_ROUNDS)]
+    return counts
+
+
+def measure(vllm: VllmSession) -> Round:
+    """One round of times. Points and customers take turns, so a slow minute hits both."""
+    vllm.reset_prefix_cache()
+    random_ids = [[1000 + (n + k * k) % 20_000 for k in range(n)] for n in RANDOM_LENGTHS]
+    customers = [ids for _, ids in salted_requests()]
+    answers = vllm.generate([*random_ids, *customers], max_tokens=1, one_by_one=True)
+    short, long, *seconds = answers.ttfts
+    return Round(((RANDOM_LENGTHS[0], short), (RANDOM_LENGTHS[1], long)), seconds)
+
+
+def ttft_rounds() -> list[Round]:
+    """The times that the check of exercise 8 measured at its end, while its vLLM was running.
+
+    Raises:
+        RuntimeError: the check has not been run in this process.
+    """
+    if not _rounds:
+        raise RuntimeError("Nothing is measured yet. Run the check of exercise 8 first.")
+    return list(_rounds)
 
 
 def with_salts(requests: list[Request]) -> list[Any]:

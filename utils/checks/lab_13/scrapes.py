@@ -9,7 +9,7 @@ from utils.checks.kit.contracts import Choices, Fault, Given
 from utils.checks.kit.contracts.differences import difference
 
 NAMES = {"queries": "vllm:prefix_cache_queries_total", "hits": "vllm:prefix_cache_hits_total"}
-MODELS = ("model", "hits", "queries", "a/b-1.5_total", "m=1", "x,y", "a,b=c", NAMES["hits"])
+MODELS = ("model", "other", "queries", "a/b-1.5_total", "m=1", "x,y", "a,b=c", NAMES["hits"])
 CHANGES = ("grows", "grows", "same", "restarted", "restarted at 0", "one line restarted")
 WHERE = ("both", "both", "both", "both", "after", "before")
 # What else stands on the page; {0} are labels, {1} is a number, {2} the time of a start.
