@@ -104,11 +104,6 @@ def sorted_backwards(prompts):
 
 
 @right("order_requests")
-def sorted_as_text(prompts):
-    return sorted(range(len(prompts)), key=lambda i: str(prompts[i]))
-
-
-@right("order_requests")
 def nearest_neighbour(prompts):
     left, order = list(range(1, len(prompts))), [0]
     while left:
@@ -135,16 +130,6 @@ def bit_by_bit(hits_with, target, most):
         if size <= most and hits_with(size) < target:
             small = size
     return small + 1 if small < most else None
-
-
-@wrong("smallest_cache", "so is a smaller one")
-def only_doubled(hits_with, target, most):
-    size = 1
-    while hits_with(size) < target:
-        if size == most:
-            return None
-        size = min(2 * size, most)
-    return size
 
 
 # 6 predict_ttft

@@ -37,6 +37,7 @@ SALTS: tuple[tuple[str | None, ...], ...] = (
     (None, "x", "y"),
     ("x", "X"),
     ("1", "11"),
+    ("1", "11", None),
     (None, "0", "x", "x "),
     ("a long name, number 1", "a long name, number 2"),
 )
@@ -217,10 +218,6 @@ def draw_batch(c: Choices) -> Given:
     return Given(draw_prompts(c, c.pick((1, 2, 4, 16))))
 
 
-def number_of(prompts: list[list[int]]) -> int:
-    return len(prompts)
-
-
 def wrong_places(expected: int, got: Any, given: Given) -> Fault | None:
     """Does each prompt share as much with the one just before it as with any before that?
 
@@ -265,7 +262,7 @@ def praise_batch(answer: Callable[[Any], list[int]]) -> str:
 order_requests = LAB.check(
     answers.order_requests,
     draw_batch,
-    Returns(number_of, wrong=wrong_places),
+    Returns(lambda prompts: len(prompts), wrong=wrong_places),
     passed=praise_batch,
     examples=200,
     tell=lambda given: f"prompts {told(given.args[0])}",

@@ -14,7 +14,7 @@ ALT = "Each prompt in blocks: which are found, and which you predicted."
 SHOWN = 800  # characters: longer lists of prompts are told by their lengths
 # Few tokens, for equal blocks behind other blocks. Glued together, 1, 11 and 11, 1 are the same; so
 # are 4464 and 70,000 in 16 bits.
-TOKENS = ((1, 2, 3), (0, 1, 2), (1, 11, 111), (4464, 70_000, 66_536))
+TOKENS = ((1, 2, 3), (0, 1, 2), (1, 11, 111), (1, 11, 111), (4464, 70_000, 66_536))
 
 
 def draw_prompts(
@@ -26,7 +26,7 @@ def draw_prompts(
 
     Args:
         inside: no prompt ends at a block's end
-        longest: so many tokens may stand between two blocks
+        longest: the most tokens between two blocks
     """
     one, other, third = tokens = c.pick(TOKENS)
     rest = block_size - 1
@@ -37,8 +37,6 @@ def draw_prompts(
         [other] + [one] * rest,  # the same tokens in another order
         [third] * block_size,
     ]
-    if c.rarely(6):  # what prompts end with lies far behind what they begin with
-        kinds += [[one + i for i in range(c.size(0, longest))]] * 2
     prompts: list[list[int]] = []
 
     def prompt() -> None:
@@ -54,6 +52,11 @@ def draw_prompts(
         prompts.append(made)
 
     c.some(prompt, 1, c.pick((7, 7, 7, 7, 7, 7, 7, 70)))
+    if c.rarely(6):  # what these end with lies far behind what they begin with
+        middle = [one + i for i in range(c.size(0, longest))]
+        for first, last in ((one, one), (other, other), (one, other)):
+            made = [first] * block_size + middle + [last] * block_size
+            prompts.append(made + [last] * (inside and len(made) % block_size == 0))
     return prompts
 
 

@@ -126,6 +126,8 @@ def wrong_rate(expected: float | None, got: Any, given: Given) -> Fault | None:
         says = "Your function returned None, although prompts were looked up."
     else:
         says = difference(expected, got, rtol=1e-9)
+        if isinstance(got, float) and got in (round(expected, n) for n in range(2, 7)):
+            clause = "rounded"
     return Fault(clause, "", expected, got, says) if says else None
 
 
