@@ -191,11 +191,11 @@ class TableStory(Story):
         self.stage.expect("no room", None, got)
 
     def only_this_table(self, before: Mapping[str, Any], index: int) -> None:
-        others = [
+        old, new = (
             [table for i, table in enumerate(tables) if i != index]
             for tables in (before["tables"], self.world.all_tables())
-        ]
-        self.stage.expect("the others", *others)
+        )
+        self.stage.expect("the others", old, new)
 
 
 class GrowthStory(TableStory):

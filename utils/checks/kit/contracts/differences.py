@@ -104,6 +104,8 @@ def _of_numbers(expected: Any, got: Any, rtol: float, atol: float | None) -> str
             return ""
     elif got == expected:
         return ""
+    if isinstance(got, float) and math.isnan(got):
+        return "The number is nan."
     if expected and got and isinstance(got, Real):
         times = f"{float(got) / float(expected):.4g}"
         if times == "-1":
@@ -157,4 +159,5 @@ def _nested(values: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
