@@ -6,53 +6,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from utils.checks.kit.contracts import Choices, InLockstep, Raised, Stage
-from utils.checks.kit.lab.story import Story, Told
+from utils.checks.kit.contracts import Choices, Raised
+from utils.checks.kit.lab.story import LinedStory
 from utils.checks.lab_16.answers import blocks_to_save
 from utils.checks.lab_16.blocks import counted
 from utils.checks.lab_16.learners_parts import BareRequest, Pair, Scheduled, Transfers
 
 MANY = 3_500  # values in a large store: no recursion goes so deep
-
-
-class LinedStory(Story):
-    """A story that the feedback tells call by call, one below the other."""
-
-    def __init__(self, stage: Stage, setting: Any) -> None:
-        super().__init__(stage, setting)
-        self.lines: list[str] = []
-        self.say(self.head(setting))
-
-    @classmethod
-    def head(cls, setting: Any) -> str:
-        """The first line: the setting in words."""
-        raise NotImplementedError
-
-    @classmethod
-    def tell(cls, setting: Any) -> str:
-        """Nothing: the lines tell the setting."""
-        return ""
-
-    @classmethod
-    def judge(cls, right: Any) -> InLockstep:
-        """As `Story.judge`; at the end of a story comes `finish`."""
-
-        def play(stage: Stage, answer: Any, told: Told) -> None:
-            story = cls(stage, told.setting)
-            story.start(answer)
-            for kind, arguments in told.steps:
-                getattr(story, f"do_{kind}")(*arguments)
-            story.finish()
-
-        return InLockstep(play, right)
-
-    def say(self, line: str) -> None:
-        """The next call, in a line of its own."""
-        self.lines.append(line)
-        self.stage.now("\n".join(self.lines))
-
-    def finish(self) -> None:
-        """Look at everything once more."""
 
 
 class StoreStory(LinedStory):
@@ -68,7 +28,7 @@ class StoreStory(LinedStory):
         return MANY if c.rarely(40) else usual, c.integer(1, 12)
 
     @classmethod
-    def head(cls, setting: tuple[int, int]) -> str:
+    def tell(cls, setting: tuple[int, int]) -> str:
         return f"one store with max_bytes={setting[0]}, another one with max_bytes={setting[1]}"
 
     @classmethod
@@ -122,7 +82,7 @@ class StoreStory(LinedStory):
             self.stage.see("store", self.stage.do(some, range(start, min(start + 500, size))))
         self.do_store(0, b"large", bytes(size))
 
-    def finish(self) -> None:
+    def end(self) -> None:
         for which, store in enumerate(self.stores):
             for key in self.keys[which]:
                 self.ask(which, "contains", key)
@@ -178,7 +138,7 @@ class StepStory(LinedStory):
         return c.pick((2, 1, 4)), 1 + c.rarely(4)
 
     @classmethod
-    def head(cls, setting: tuple[int, int]) -> str:
+    def tell(cls, setting: tuple[int, int]) -> str:
         return f"{'two connectors, ' * (setting[1] > 1)}block_size {setting[0]}"
 
     @classmethod

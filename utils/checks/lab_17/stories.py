@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Raised
 from utils.checks.kit.contracts.differences import shown
-from utils.checks.kit.lab.story import Story
+from utils.checks.kit.lab.story import LinedStory
 from utils.checks.lab_17 import answers
 from utils.kv_events.kv_events import (
     MEDIUM_GPU,
@@ -30,25 +30,12 @@ ITEMS_TOLD = 8
 KEPT = 10  # lists that were returned, and are looked at again
 
 
-class LinesStory(Story):
-    """A story that is told with one call on a line, below the setting."""
-
-    def start(self, answer: Any) -> None:
-        self.told = [""]
-
-    def line(self, words: str) -> None:
-        """Tell the next step."""
-        self.told.append(words)
-        self.stage.now("\n".join(self.told))
-
-
-class BookStory(LinesStory):
+class BookStory(LinedStory):
     """Two books of what replicas hold, which can be asked for `matches`."""
 
     what = ""
 
     def start(self, answer: Any) -> None:
-        super().start(answer)
         self.returned: list[tuple[list[Any], list[Any]]] = []  # what callers have, and its copy
         self.ids: set[int] = set()  # of all that was returned, and is kept
         self.books = [
@@ -152,13 +139,13 @@ class HistoryStory(BookStory):
 
     def do_sent(self, which: int, replica: int, names: Sequence[Any]) -> None:
         given = copy.copy(names)
-        self.line(f"history {which + 1}: sent({replica}, {listed(names)})")
+        self.say(f"history {which + 1}: sent({replica}, {listed(names)})")
         self.stage.see("sent", self.stage.call(self.books[which], "sent", replica, given))
         self.last = given if isinstance(given, list) else []
         self.because[which][replica] = "matches"
 
     def do_lost(self, which: int, replica: int) -> None:
-        self.line(f"history {which + 1}: lost({replica})")
+        self.say(f"history {which + 1}: lost({replica})")
         self.stage.see("lost", self.stage.call(self.books[which], "lost", replica))
         others = ["another lost" if b == "matches" else b for b in self.because[which]]
         self.because[which] = [*others[:replica], "lost: matches", *others[replica + 1 :]]
@@ -166,13 +153,13 @@ class HistoryStory(BookStory):
     def do_emptied(self) -> None:
         """The list is the caller's."""
         if self.last:
-            self.line("the caller empties the list that `sent` was given")
+            self.say("the caller empties the list that `sent` was given")
             self.last.clear()
             for replicas in self.because:
                 replicas[:] = ["emptied" if b == "matches" else b for b in replicas]
 
     def do_ask(self, which: int, names: Sequence[Any]) -> None:
-        self.line(f"history {which + 1}: matches({listed(names)})")
+        self.say(f"history {which + 1}: matches({listed(names)})")
         self.ask(which, copy.copy(names), self.because[which])
 
 
@@ -317,7 +304,7 @@ class IndexStory(BookStory):
 
     def apply(self, which: int, replica: int, prompt: int, event: Event, clause: str) -> None:
         """Tell one index an event, and ask both. `clause`: what this replica's blocks say."""
-        self.line(f"index {which + 1}: apply({replica}, {event_told(event)})")
+        self.say(f"index {which + 1}: apply({replica}, {event_told(event)})")
         if clause in ODD:
             self.odd[which, replica] = clause
         clause = self.odd.get((which, replica), clause)
@@ -336,7 +323,7 @@ class IndexStory(BookStory):
     def ask_for(self, which: int, prompt: int, clauses: Sequence[str]) -> None:
         tokens, size = CUT_PROMPTS[prompt]
         words = f"index {which + 1}: matches(block_names({listed([*tokens])}, {size}))"
-        self.stage.now("\n".join([*self.told, words]))
+        self.stage.now("\n".join([*self.lines, words]))
         self.ask(which, list(NAMES_OF[prompt]), clauses)
 
 
@@ -371,7 +358,7 @@ def _short(block_hash: ExternalBlockHash) -> str:
 # Exercise 8
 
 
-class RouterStory(LinesStory):
+class RouterStory(LinedStory):
     """Two routers, each in front of its own replicas, and what they hear and are asked.
 
     The setting has, for each router, the number of its replicas and its block size. Prompts are of
@@ -421,7 +408,6 @@ class RouterStory(LinesStory):
         return which, [*shared, *rest], loads, c.rarely(3)
 
     def start(self, answer: Any) -> None:
-        super().start(answer)
         self.dead: set[tuple[int, int]] = set()
         self.routers = [
             self.see("new", self.stage.do(answer, *given), "a router") for given in self.setting
@@ -435,14 +421,14 @@ class RouterStory(LinesStory):
 
     def do_heard(self, which: int, replica: int, event: Event) -> None:
         if replica in self.live(which):
-            self.line(f"router {which + 1}: heard({replica}, {event_told(event)})")
+            self.say(f"router {which + 1}: heard({replica}, {event_told(event)})")
             given = copy.deepcopy(event)
             self.see("heard", self.stage.call(self.routers[which], "heard", replica, given))
             self.stage.see("given", "as it was" if given == event else "the event is changed")
 
     def do_died(self, which: int, replica: int) -> None:
         if self.live(which) != [replica]:  # one is left
-            self.line(f"router {which + 1}: replica {replica} dies")
+            self.say(f"router {which + 1}: replica {replica} dies")
             self.dead.add((which, replica))
 
     def do_choose(
@@ -452,7 +438,7 @@ class RouterStory(LinesStory):
         replicas = replicas[::-1] if turned else replicas
         request = RoutingRequest(0, block_names(tokens, self.setting[which][1]), len(tokens))
         waiting = {r.index: r.waiting_tokens for r in replicas}
-        self.line(
+        self.say(
             f"router {which + 1}: choose({len(tokens)} tokens from {tokens[0]} on, waiting_tokens "
             f"{waiting})"
         )

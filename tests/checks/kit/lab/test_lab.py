@@ -14,7 +14,7 @@ from utils.checks.kit.contracts.plays import Over
 from utils.checks.kit.lab import words
 from utils.checks.kit.lab.edits import edited
 from utils.checks.kit.lab.lab import Lab
-from utils.checks.kit.lab.story import Story
+from utils.checks.kit.lab.story import LinedStory, Story
 
 
 def smaller(a: int, b: int) -> int:
@@ -136,6 +136,26 @@ def test_a_story_is_told_to_the_right_class_and_to_the_learners() -> None:
     found = next(fault for fault in faults if fault is not None)
     assert (found.clause, found.expected, found.got) == ("returns", 2, 1)
     assert found.where == "add(1), add(1)"
+
+
+class LinedCounterStory(LinedStory, CounterStory):
+    def do_add(self, number: int) -> None:
+        self.say(f"add({number})")
+        self.stage.see("returns", self.stage.call(self.counter, "add", number))
+
+    def end(self) -> None:
+        self.say("the number")
+        self.stage.see("number", self.counter.number)
+
+
+def test_a_lined_story_is_told_call_by_call_to_its_end() -> None:
+    judge = LinedCounterStory.judge(Counter)
+    told = LinedCounterStory.draw(Choices(row=[1, 0, 2]))
+    assert str(told) == ""
+    forgets = edited(Counter, ["self.number += number => pass", "return self.number => return 2"])
+    fault = judge.fault(forgets, told, judge.expect(told))
+    assert fault is not None and fault.clause == "number"
+    assert fault.where == "a new counter\nadd(2)\nthe number"
 
 
 def test_a_refused_step_is_told_as_one() -> None:

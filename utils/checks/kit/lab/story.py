@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.checks.kit.contracts import Choices, InLockstep, Raised, Stage
@@ -84,3 +84,22 @@ class Story:
 
     def end(self) -> None:
         """What is done, and looked at, after the last step."""
+
+
+class LinedStory(Story):
+    """A story that the feedback tells call by call, one below the other, under its setting."""
+
+    def __init__(self, stage: Stage, setting: Any) -> None:
+        super().__init__(stage, setting)
+        self.lines: list[str] = []
+        self.say(self.tell(setting))
+
+    @classmethod
+    def draw(cls, c: Choices) -> Told:
+        """One story. The setting is its first line, so it isn't told besides."""
+        return replace(super().draw(c), words="")
+
+    def say(self, line: str) -> None:
+        """The next call, in a line of its own."""
+        self.lines.append(line)
+        self.stage.now("\n".join(self.lines))
