@@ -45,7 +45,7 @@ SALTS: tuple[tuple[str | None, ...], ...] = (
 
 def draw_requests(c: Choices) -> Given:
     block_size, salts = c.pick((2, 1, 3, 4, 16, 32)), c.pick(SALTS)
-    prompts = [] if c.rarely(30) else draw_prompts(c, block_size)
+    prompts = [] if c.rarely(30) else draw_prompts(c, block_size, longest=80 * block_size)
     return Given([(c.pick(salts), prompt) for prompt in prompts], block_size)
 
 

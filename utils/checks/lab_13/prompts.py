@@ -41,7 +41,7 @@ def draw_prompts(
 
     def prompt() -> None:
         made: list[int] = []
-        if prompts and c.rarely(3):
+        if c.rarely(3) and prompts:
             made = [*prompts[-1 - c.integer(0, len(prompts) - 1)]]
             made = made[: len(made) - c.integer(0, min(len(made), c.pick((2, 2, len(made)))))]
         for block in c.some(lambda: c.pick(kinds), 0, 3):
@@ -51,13 +51,13 @@ def draw_prompts(
             made.append(one)
         prompts.append(made)
 
-    c.some(prompt, 1, c.pick((7, 7, 7, 7, 7, 7, 7, 70)))
+    c.some(prompt, 0, c.pick((7, 7, 7, 7, 7, 7, 7, 70)))
     if c.rarely(6):  # what these end with lies far behind what they begin with
         middle = [one + i for i in range(c.size(0, longest))]
         for first, last in ((one, one), (other, other), (one, other)):
             made = [first] * block_size + middle + [last] * block_size
             prompts.append(made + [last] * (inside and len(made) % block_size == 0))
-    return prompts
+    return prompts or [[one]]
 
 
 def told(prompts: Sequence[Sequence[int]]) -> str:
