@@ -5,6 +5,10 @@ comparison, the points. No reading proves that it does not. This one finds what 
 name, and the instructor reads the rest. Honest code is rarely held up: it needs mathematics,
 collections and torch, not frames, modules of the interpreter, or the insides of the check.
 
+Why they share one Python: checks judge what can't leave a process. A graph of gradients runs
+through the learner's layers, the engine and the learner's pool change the same blocks, and whether
+an argument was changed, or its memory returned, is seen only where that memory is.
+
 Three rules close most ways at once. What is imported is looked up, and so is what is taken from it:
 a module that is not plain is found under any name. An attribute may be set on what the submission
 made, but not on an imported class, function or module, whatever names it went through (`Reach`).
