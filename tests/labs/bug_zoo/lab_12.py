@@ -141,7 +141,7 @@ def bad_tensors(shapes, tensors, bits, group_size, desc_act):
 
 
 def sizes_of(shapes):
-    return [-1, *(n for n in range(1, 161) if not any(width % n for _, width in shapes.values()))]
+    return [-1, *(n for n in range(1, 1000) if not any(width % n for _, width in shapes.values()))]
 
 
 @right("find_damage")

@@ -75,10 +75,14 @@ def row_of(prompt_ids: list[int], answer_ids: list[int], eos_token_id: int) -> A
     return [token for token, _ in pairs], [label for _, label in pairs]
 
 
+def _all_ints(row: list[Any]) -> bool:
+    return all(type(token) is int for token in row)
+
+
 def two_lists(expected: Any, got: Any, given: Given) -> Fault | None:
     pair = isinstance(got, tuple | list) and len(got) == 2
-    if not pair or not all(isinstance(row, list) for row in got):
-        return Fault("form", "", "two lists", got)
+    if not pair or not all(isinstance(row, list) and _all_ints(row) for row in got):
+        return Fault("form", "", "two lists of ints", got)
     clause = "labels" if got[0] == expected[0] else "ids"
     if len(got[0]) != len(got[1]):
         clause = "lengths"
@@ -250,8 +254,10 @@ def draw_merge(c: Choices) -> Given:
     dtype, o, i, r = c.pick(DTYPES), c.size(1, 60), c.size(1, 60), c.size(1, 20)
     weight = tensor(c, (o, i), (dtype,), (*VALUES, "large", "negative"))
     a, b = (tensor(c, s, values=("plain", "plain", "ties")) for s in ((r, i), (o, r)))
-    small = c.pick((1.0, 0.1, 0.01, 1e-4, 0.0))
-    return Given(weight, a, b * small, c.pick(layers.ALPHAS))
+    b = b * c.pick((1.0, 0.1, 0.01, 1e-4, 0.0))
+    if c.rarely(3):  # as in a layer that is still trained
+        a, b = a.requires_grad_(), b.requires_grad_()
+    return Given(weight, a, b, c.pick(layers.ALPHAS))
 
 
 def summed(weight: Tensor, lora_A: Tensor, lora_B: Tensor, lora_alpha: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import math
 import types
 from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ class LayerStory(Story):
         stage, layer, (_, i, o, _, r, *_) = self.stage, self.layer, self.setting
         stage.see("mode", self.base.training, mode_in_words)
         named = dict(layer.named_parameters())
-        stage.see("trained", sorted(n for n, p in named.items() if p.requires_grad))
+        stage.see("trained", self.trained())
         for name, shape in (("lora_A", (r, i)), ("lora_B", (o, r))):
             form = f"{name}: {tuple(named[name].shape)}, {named[name].dtype}"
             stage.expect("form", f"{name}: {shape}, torch.float32", form)
@@ -241,8 +242,13 @@ class LayerStory(Story):
             blame_number(stage, "merge again", before, got)
         if not rounded_once(got, before, *self.ab(), self.alpha()):
             blame_number(stage, "merge", right.to(before.dtype), got)
+        stage.see("merge: trained", self.trained())
         self.twin.weight.data, self.merged = got.clone(), True
         self.look()
+
+    def trained(self) -> list[str]:
+        """The names of the layer's parameters that need a gradient."""
+        return sorted(n for n, p in self.layer.named_parameters() if p.requires_grad)
 
     def take(self, name: str) -> None:
         """Call a method that takes nothing; an error ends the play."""
@@ -374,6 +380,8 @@ def held_bytes(value: Any) -> int:
                 sizes[id(part)] = part.nbytes
             elif isinstance(part, bytes | bytearray):
                 sizes[id(part)] = len(part)
+            elif isinstance(part, io.BytesIO):
+                sizes[id(part)] = part.getbuffer().nbytes
             elif isinstance(part, int | float | complex):
                 sizes[id(part)] = 8
             todo += _inside(part)

@@ -148,8 +148,8 @@ def random_scales(c: Choices, shape: tuple[int, int]) -> Tensor:
 
 
 def stored_scales(c: Choices, shape: tuple[int, int]) -> Tensor:
-    """float16, or bfloat16 that is beyond float16 on either side."""
-    scales = random_scales(c, shape)
+    """float16, or bfloat16 that is beyond float16 on either side; rarely negative."""
+    scales = random_scales(c, shape) * c.pick((1, 1, 1, -1))
     return scales.bfloat16() * c.pick((1.0, 2.0**-20, 2.0**10)) if c.rarely(2) else scales
 
 
@@ -216,9 +216,11 @@ ODD_SCALES = (65519.0, -65510.0, 65504.0, 0.0, 1e-9, -0.5)  # can be stored all 
 def draw_codes(c: Choices) -> Given:
     """Mostly what can be stored; else with one thing that cannot, or that only looks like it."""
     bits, form = c.pick(BITS), c.pick(FORMATS)
-    per, top = 32 // bits, 2**bits
-    width, out, groups = per * c.size(1, 6), per * c.size(1, 4), c.size(1, 5)
     odd, generator = c.pick(ODD) if c.rarely(2) else "", seeded(c)
+    if odd == "bits":  # the sizes would fit
+        bits = c.pick((3, 16, 1, 0, 5, 6))
+    per, top = 32 // (bits or 4), 2 ** min(bits or 4, 8)
+    width, out, groups = per * c.size(1, 6), per * c.size(1, 4), c.size(1, 5)
     width -= (odd == "width") * c.pick((1, per // 2))
     out -= (odd == "out") * c.pick((1, per // 2))
     codes = torch.randint(0, top, (out, width), generator=generator)
@@ -246,7 +248,7 @@ def draw_codes(c: Choices) -> Given:
         laid_out(zeros.to(c.pick(ints)), c.pick(LAYOUTS)),
         laid_out(scales, c.pick(LAYOUTS)),
         g_idx if odd == "group" else g_idx.to(c.pick(INTS[1:])),
-        c.pick((3, 16, 1, 0)) if odd == "bits" else bits,
+        bits,
         form,
     )
 

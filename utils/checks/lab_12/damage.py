@@ -25,7 +25,7 @@ NAMES = (
     *("model.layers.10.mlp.up_proj", "model.layers.2.mlp.down_proj"),
     *(f"model.layers.{n}.mlp.gate_proj" for n in range(9)),
 )
-OUT, IN = (16, 32, 48), (16, 32, 64, 48, 80, 160)
+OUT, IN = (16, 32, 48), (16, 32, 64, 48, 80, 160, 144, 256)
 BAD_SCALES = (float("nan"), float("inf"), 0.0, -0.01)
 
 # What is damaged
@@ -117,7 +117,7 @@ def draw_damaged(c: Choices) -> Given:
     damages = [*c.some(lambda: c.integer(0, 13), 0, 3), *crowd * (12, 12)]
     for damage in (*c.pick(((), (), (1,), (0, 1, 2))), *damages):
         if damage < 6:
-            wrong_key(c, entry, sizes, KEYS[damage % 3])
+            wrong_key(c, entry, (sizes[-1], sizes[0], -1, max(widths)), KEYS[damage % 3])
         elif damage == 6:
             layer = c.pick(layers)  # stored as another entry would want it
             bits, size, mixed = c.pick((4, 8, 2)), c.pick((*sizes, -1)), c.pick(((), (layer,)))
@@ -156,12 +156,14 @@ def sound(
     return tensors
 
 
-def wrong_key(c: Choices, entry: Entry, sizes: list[int], key: str) -> None:
-    """Another value that could be meant, one that cannot, or none."""
-    allowed = dict(zip(KEYS, ((8, 4, 2), (sizes[-1], sizes[0], -1), (True, False)), strict=True))
+def wrong_key(c: Choices, entry: Entry, sizes: tuple[int, ...], key: str) -> None:
+    """Another value that could be meant, one that cannot (such as the right one as a text), or
+    none."""
+    allowed = dict(zip(KEYS, ((8, 4, 2), sizes, (True, False)), strict=True))
+    as_text = str(entry.get(key))
     others: dict[str, tuple[Any, ...]] = {
-        "bits": (3, 0, "4", [4], None),
-        "group_size": (7, 0, -2, 10**6, "16", None),
+        "bits": (3, 0, as_text, [4], None),
+        "group_size": (7, 0, -2, 10**6, as_text, None),
         "desc_act": (None, "false"),
     }
     entry[key] = c.pick(others[key] if c.rarely(3) else allowed[key])
