@@ -67,7 +67,7 @@ rms_norm = LAB.check(answers.rms_norm, draw_vectors, Returns(normed, own=True, w
 
 def draw_heads(c: Choices) -> Given:
     """Positions in any order, far away too; as many heads as tokens, or not."""
-    positions = [c.pick((1, 0, 2, 3, 100, 2000)) for _ in range(c.size(1, 40))]
+    positions = [c.pick((1, 0, 2, 3, 100, 2000)) for _ in range(c.size(1, 70))]
     heads = c.size(1, 9) if c.rarely(2) else len(positions)
     dim, dtype = 2 * c.size(1, 70, small=3), c.pick(DTYPES)
     values = NOT_TINY if dtype == torch.float16 else VALUES

@@ -12,7 +12,7 @@ from utils.checks.lab_11.adapters import PREFIX, RELATIVES, A, B, Config, Tensor
 ODD: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LOHA", None, "lora", "ADALORA"),
     "use_dora": (True,),
-    "bias": ("all", "lora_only", None),
+    "bias": ("all", "lora_only", None, False, "", "None"),
     "lora_bias": (True,),
     "modules_to_save": (["lm_head"],),
     "rank_pattern": ({"q_proj": 4},),
@@ -27,7 +27,8 @@ RENAMED = (
     ("tower." + PREFIX, ""),
 )
 KINDS = (
-    *("config", "config", "alone", "stranger", "stranger", "key", "key", "names"),
+    *(4 * ("config",)),
+    *("alone", "stranger", "stranger", "key", "key", "names"),
     *("rank", "larger", "larger", "turned", "orientation", "axes", "nothing"),
 )
 
@@ -37,7 +38,7 @@ def spoil(c: Choices, config: Config, tensors: Tensors, base: Tensors) -> None:
     key, kind = c.pick(list(tensors)), c.pick(KINDS)
     layer = key[len(PREFIX) : -len(A)]
     if kind == "config":
-        name = c.pick(list(ODD))
+        name = c.pick((*ODD, "peft_type", "bias"))
         config[name] = c.pick(ODD[name])
         if name == "peft_type" and config[name] is None:
             del config[name]

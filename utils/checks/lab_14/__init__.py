@@ -371,14 +371,14 @@ class Growth:
     """What comes, how it ends, and after how many events the client leaves."""
 
     parts: tuple[str, ...]
-    error: str | None
+    error: Exception | None
     leaves_after: int | None
     cancelled: bool
 
     def __str__(self) -> str:
         told = f"the answer grows by {', '.join(repr(part[:20]) for part in self.parts)}"
         if self.error is not None:
-            told += f", then `outputs` raises RuntimeError({self.error!r})"
+            told += f", then `outputs` raises {self.error!r}"
         if self.leaves_after is not None:
             how = "its task is cancelled" if self.cancelled else "`write_events` is closed"
             told += f"; the client leaves after {self.leaves_after} events ({how})"
@@ -387,7 +387,8 @@ class Growth:
 
 def draw_growth(c: Choices) -> Growth:
     parts = tuple(c.some(lambda: c.pick(PARTS), 1, 7))
-    error = c.pick(("no memory", 'a "quoted" é', "")) if c.rarely(3) else None
+    kind = c.pick((RuntimeError, ValueError, LookupError))
+    error = kind(c.pick(("no memory", 'a "quoted" é', ""))) if c.rarely(3) else None
     leaves = c.integer(0, 5) if c.rarely(2) else None
     return Growth(parts, error, leaves, c.rarely(2))
 
@@ -408,11 +409,11 @@ class Outputs:
             await asyncio.get_running_loop().create_future()  # nothing more comes
         if self.asked == len(self.story.parts):
             if self.story.error is not None:
-                raise RuntimeError(self.story.error)
+                raise self.story.error
             raise StopAsyncIteration
         self.text += self.story.parts[self.asked]
         self.asked += 1
-        finished = self.asked == len(self.story.parts)
+        finished = self.asked == len(self.story.parts) and self.story.error is None
         choices = [Said(text=self.text), Said(text="another choice")]
         return Said(outputs=choices, finished=finished)
 

@@ -25,6 +25,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 NOBODY = 7  # a mask that leaves out all
 CROWD, MOST_KEPT = 15, 3  # clients one after the other; what may be kept of them
 CROWD_IDS = {f"crowd {number:02}" for number in range(CROWD)}
+FAILURES = (RuntimeError, ValueError, MemoryError)  # what a step may raise
 OUR_ERRORS = ("Request id", "params", "out of memory")  # how their texts begin
 DOES = {  # a client, and what that is called
     "cancel": "leaves (its task is cancelled)",
@@ -372,12 +373,13 @@ class _Scene:
         self.step_ended = True
         return "the step ends"
 
-    def _fail(self, _: int) -> str:
+    def _fail(self, mask: int) -> str:
         if self.engine.stepping is None:
             return ""
-        self.engine.fail_step(RuntimeError("out of memory"))
+        kind = FAILURES[mask % len(FAILURES)]
+        self.engine.fail_step(kind("out of memory"))
         self.step_ended = True
-        return "the step raises RuntimeError"
+        return f"the step raises {kind.__name__}"
 
     def _stop(self) -> str:
         if self.running is None:

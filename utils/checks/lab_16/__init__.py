@@ -163,8 +163,9 @@ def draw_scheduled(c: Choices) -> Given:
     if c.rarely(3):
         count = 1
     num_tokens = computed + count + c.pick((0, c.integer(0, 3 * block_size)))
-    ids = c.shuffled(range(20, 20 + -(-(computed + count) // block_size) + c.pick((0, 1, 3))))
-    keys = [b"key %d" % i for i in range(num_tokens // block_size)]
+    first, num_blocks = c.pick((20, 0)), -(-(computed + count) // block_size) + c.pick((0, 1, 3))
+    ids = c.shuffled(range(first, first + num_blocks))
+    keys = [b"key %d" % (7 * i % 97) for i in range(num_tokens // block_size)]  # in no order
     request = BareRequest("r", list(range(num_tokens)), computed)
     return Given(Scheduled(request, ids, computed, count), keys, block_size)
 
