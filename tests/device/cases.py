@@ -296,10 +296,9 @@ def training_cases(folder: Path) -> dict[str, Callable[[str], float]]:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     texts = [
-        finetune.Tokens(window[:20] + window[:k], window[k : k + 8])
-        for k, window in enumerate(WINDOWS)
+        Tokens(window[:20] + window[:k], window[k : k + 8]) for k, window in enumerate(WINDOWS)
     ]
-    batch = finetune.pad(finetune.pack(texts))
+    batch = pad(pack(texts))
 
     def gradients(device: str, dtype: str, nf4: bool) -> torch.Tensor:
         settings = finetune.TrainSettings(1, 8, 1e-3, 8, 16, dtype, device)
@@ -307,7 +306,7 @@ def training_cases(folder: Path) -> dict[str, Callable[[str], float]]:
             base: Any = finetune.load_nf4(folder, settings)
         else:
             base = LlamaForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), attn_implementation=finetune.ATTENTION
+                folder, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
             ).to(device)
         model = finetune.add_lora(base, settings)
         random = torch.Generator().manual_seed(1)
@@ -315,7 +314,7 @@ def training_cases(folder: Path) -> dict[str, Callable[[str], float]]:
             if "lora_B" in name:  # zero at the beginning, where the gradient of A is zero, too
                 parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=random))
         scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
-        scaler.scale(finetune.answer_loss(model, batch)).backward()
+        scaler.scale(answer_loss(model, batch)).backward()
         found = [p.grad.float().cpu().flatten() for p in model.parameters() if p.requires_grad]
         return torch.cat(found)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.device.cases import training_cases
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -45,6 +47,11 @@ def test_a_lesson_runs_on_it() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["lesson"] == name and found["ran"] == found["cells"] and not found["stopped"]
+
+
+def test_gradients_are_compared_on_a_processor_too(tmp_path: Path) -> None:
+    """Otherwise the case for a card would not follow what is renamed in the pipeline."""
+    assert training_cases(tmp_path)["LoRA, bfloat16"]("cpu") > 0.99
 
 
 RUN_CELLS = """
