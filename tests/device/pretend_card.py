@@ -134,19 +134,40 @@ copies = Copies()
 
 
 class Graph:
-    """`torch.cuda.CUDAGraph`: what was recorded, as (function, arguments, results)."""
+    """`torch.cuda.CUDAGraph`: what was recorded, as (function, arguments, results).
+
+    A real graph knows addresses, not tensors. What was made while it was recorded belongs to it;
+    all else that it reads must be held by somebody as long as it is replayed.
+    """
 
     recording: Graph | None = None
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Any, dict[str, Any], Any]] = []
+        self.own: dict[int, Card] = {}  # by the storage
+        self.others: set[int] = set()
+
+    def record(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        for x in tree_flatten((args, kwargs))[0]:
+            if isinstance(x, Card) and storage_of(x) not in self.own:
+                self.others.add(storage_of(x))
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Card) and storage_of(x) not in self.others:
+                self.own.setdefault(storage_of(x), x)
+        # The numbers are kept, so that no other storage can get the same name; the tensors aren't.
+        self.calls.append((func, *(tree_map(bare, part) for part in (args, kwargs, out))))
 
     def replay(self) -> None:
+        if not self.others <= memory.live.keys():
+            raise RuntimeError(
+                "CUDA error: an illegal memory access was encountered: a tensor that was there "
+                "when the graph was recorded is gone, and nobody else holds its memory"
+            )
         for func, args, kwargs, out in self.calls:
-            again = func(*tree_map(bare, args), **tree_map(bare, kwargs))
+            again = func(*args, **kwargs)
             results = zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True)
             for old, new in results if not func._schema.is_mutable else ():
-                old._data_.copy_(new)
+                old.copy_(new)
 
 
 class Stream:
@@ -255,6 +276,11 @@ def crossing(
     return None
 
 
+def storage_of(card: Card) -> int:
+    """Its key in `memory.live`."""
+    return card._data_.untyped_storage()._cdata
+
+
 def bare(x: Any) -> Any:
     return x._data_ if isinstance(x, Card) else x
 
@@ -294,7 +320,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = func(*tree_map(bare, args), **tree_map(bare, kwargs))
     result = on_the_card(func, args, kwargs, out) if on_card else out
     if Graph.recording:
-        Graph.recording.calls.append((func, args, kwargs, result))
+        Graph.recording.record(func, args, kwargs, result)
     return result
 
 

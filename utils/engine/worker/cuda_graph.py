@@ -48,7 +48,8 @@ class DecodeGraph:
         rows = torch.arange(size, device=x.device)
         group = DecodeGroup(rows, self.table.view(-1), self.mask)
         tables = [self.table[0]] * size  # the group stands for them
-        batch = PagedBatch(
+        # Kept as long as the graph: it knows addresses, and reads whatever lies there later.
+        self.batch = batch = PagedBatch(
             kv_cache,
             AttentionMetadata([1] * size, [1] * size, tables, self.slots, decode_groups=[group]),
         )
