@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +139,27 @@ def summary(runs: list[dict[str, dict[str, Any]]], num_tokens: int) -> dict[str,
         num_tokens: of all answers together.
 
     Returns:
-        By engine: `tokens_per_s` (median), `seconds` of each round, `ours_is_faster` (median of the
-        rounds' ratios), and how many answers are `same_as_ours` in the first round; or `error`.
+        By engine: `tokens_per_s` (median) and `seconds` of each round; if ours did not fail,
+        `ours_is_faster` (median of the rounds' ratios), and how many `answers` are `same_as_ours`
+        in the first round. Of an engine that failed: `error`.
     """
     results: dict[str, Any] = {}
     ours = [run["ours"] for run in runs]
+    compared = not any("error" in answer for answer in ours)
     for name in runs[0]:
         theirs = [run[name] for run in runs if name in run]
         if errors := [answer["error"] for answer in theirs if "error" in answer]:
             results[name] = {"error": errors[0]}
             continue
         seconds = [answer["seconds"] for answer in theirs]
-        pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
         results[name] = {
             "tokens_per_s": num_tokens / statistics.median(seconds),
             "seconds": seconds,
+        }
+        if not compared:
+            continue
+        pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
+        results[name] |= {
             "ours_is_faster": statistics.median(
                 t / o["seconds"] for t, o in zip(seconds, ours, strict=False)
             ),
@@ -166,7 +173,7 @@ def in_words(result: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {r['error'][:60]}"
         if "error" in r
-        else f"{name} {r['tokens_per_s']:.0f} tok/s ({r['ours_is_faster']:.2f}x)"
+        else f"{name} {r['tokens_per_s']:.0f} tok/s ({r.get('ours_is_faster', nan):.2f}x)"
         for name, r in result.items()
     )
 

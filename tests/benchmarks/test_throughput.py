@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.limits import least_seconds
-from benchmarks.throughput import shared_prefix, sharegpt, summary
+from benchmarks.throughput import in_words, shared_prefix, sharegpt, summary
 from utils.engine import LlamaForCausalLM, ModelConfig
 from utils.viz.model.roofline import Machine
 
@@ -38,6 +38,13 @@ def test_an_engine_that_fails_is_reported_and_harms_no_other() -> None:
     result = summary(runs, num_tokens=1)
     assert result["HF"] == {"error": "no memory"}
     assert result["vLLM"]["ours_is_faster"] == 2.0
+
+
+def test_others_are_reported_if_ours_fails() -> None:
+    result = summary([{"ours": {"error": "no memory"}, "HF": run(2.0, [1])}], num_tokens=1)
+    assert result["ours"] == {"error": "no memory"}
+    assert result["HF"] == {"tokens_per_s": 0.5, "seconds": [2.0]}
+    assert "HF 0 tok/s" in in_words(result)
 
 
 def test_least_flops_are_those_of_the_weights(model_path: Path) -> None:

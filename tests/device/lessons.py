@@ -153,7 +153,7 @@ def run_lesson(name: str, seconds: float, pretend: float | None) -> None:
         "peak_bytes": peak,
         "seconds": round(time.monotonic() - begin, 1),
     }
-    print(json.dumps(report), flush=True)
+    print(f"\n{json.dumps(report)}", flush=True)
 
 
 def said_bytes(name: str) -> float:
@@ -201,7 +201,7 @@ def main() -> int:
                 "stopped": f"the process ended with {done.returncode}",
             }
         )
-        print(line, flush=True)
+        print(f"\n{line}", flush=True)  # its own line: progress bars are left open
         return done.returncode
 
     names = options.lessons or [path.stem for path in part_one()]

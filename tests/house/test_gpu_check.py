@@ -160,6 +160,42 @@ def test_tests_are_counted_though_the_run_is_cut_off(tmp_path: Path) -> None:
     assert read_tests(tmp_path / "lines") is None  # nothing ran, so nothing was shown
 
 
+LOST = """
+import sys, types
+class Cuda:
+    is_initialized = staticmethod(lambda: True)
+    lost = False
+    def synchronize():
+        if Cuda.lost: raise RuntimeError("CUDA error: device-side assert triggered")
+sys.modules["torch"] = types.SimpleNamespace(cuda=Cuda)
+def test_a(): pass
+def test_b(): Cuda.lost = True; assert False
+def test_c(): assert not Cuda.lost
+def test_d(): assert not Cuda.lost
+"""
+
+
+def test_tests_after_a_lost_card_run_in_a_new_process(tmp_path: Path) -> None:
+    """On a card, one bad index failed the twelve tests that came after it."""
+    (tmp_path / "test_it.py").write_text(LOST)
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", PLUGIN, "-p", "no:nbval"]
+    environment = os.environ | {FILE: str(tmp_path / "lines"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "-p", "no:hypothesispytest", str(tmp_path / "test_it.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert read_tests(tmp_path / "lines") == {
+        "passed": 3,
+        "failed": 1,
+        "failures": ["test_b"],
+        "not_run": {},
+    }, done.stdout
+    assert done.returncode == 1
+
+
 def test_cases_are_counted(tmp_path: Path) -> None:
     lines = [{"case": "a", "problem": None}, {"case": "b", "problem": "two devices"}]
     (tmp_path / "log").write_text("a warning\n" + "\n".join(map(json.dumps, lines)))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from utils.engine.attention.batch import Batch
 from utils.engine.models.llama import LlamaForCausalLM
+
+# Without cuDNN's attention. It makes a plan for each new length, and a decode step brings new
+# lengths: on an H200 a step of one request took 94 ms that way, and the card computed for 2 of them.
+NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def forward_pass(
@@ -20,8 +27,13 @@ def forward_pass(
         Hidden states [T, hidden]; None on ranks that have passed theirs on to another one.
     """
     fast = model.all_layers
-    if fast is not None and fast.takes(batch):
-        hidden: Tensor = model(input_ids, positions, batch, all_layers=fast)
-        return hidden
-    passed_on: Tensor | None = model(input_ids, positions, batch)
-    return passed_on
+    with _attention_of(input_ids.device.type):
+        if fast is not None and fast.takes(batch):
+            hidden: Tensor = model(input_ids, positions, batch, all_layers=fast)
+            return hidden
+        passed_on: Tensor | None = model(input_ids, positions, batch)
+        return passed_on
+
+
+def _attention_of(device: str) -> AbstractContextManager[None]:
+    return sdpa_kernel(NO_PLANS) if device == "cuda" else nullcontext()
