@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    ways = ("torch", "cuda_graph") if options.device == "cuda" else ("torch", "cpp")
+    ways = ("torch", "cuda_graph", "triton") if options.device == "cuda" else ("torch", "cpp")
     result: dict[str, Any] = {}
     for batch in (1, 64):
         for kernels in ways:

@@ -39,7 +39,7 @@ def load_ours(
 ) -> tuple[Run, Callable[[], object]]:
     from utils.engine import LLM, SamplingParams
 
-    fast_kernels = "cpp" if device == "cpu" else "cuda_graph"
+    fast_kernels = "cpp" if device == "cpu" else "triton"
     llm = LLM(
         dtype=dtype,
         device=device,

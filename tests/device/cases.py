@@ -68,8 +68,8 @@ class Case:
     same: bool = True
 
 
-def engine_cases(folder: Path) -> dict[str, Case]:
-    """Every feature of the engine, on a tiny model."""
+def engine_cases(folder: Path, kernels: str = "torch") -> dict[str, Case]:
+    """Every feature of the engine, on a tiny model; on a card with these `kernels`."""
     tiny_llama(folder / "target", 1, vocab_size=40)
     tiny_llama(folder / "draft", 2, vocab_size=40, layers=1)
     heads = tiny_medusa(folder / "heads", 3)
@@ -79,6 +79,8 @@ def engine_cases(folder: Path) -> dict[str, Case]:
 
     def llm(device: str, **options: Any) -> LLM:
         usual = {"max_model_len": 128, "num_gpu_blocks_override": 64}
+        if device == "cuda" and "ops" not in options:
+            usual["kernels"] = kernels
         return LLM(folder / "target", device=device, **(usual | options))
 
     def answers(
@@ -102,8 +104,8 @@ def engine_cases(folder: Path) -> dict[str, Case]:
         """Steps on CUDA graphs. On the CPU, which has none, the same steps without."""
 
         def run(device: str) -> list[str]:
-            kernels = "cuda_graph" if device == "cuda" else "torch"
-            engine = llm(device, kernels=kernels, **options)
+            recorded = "cuda_graph" if kernels == "torch" else kernels
+            engine = llm(device, kernels=recorded if device == "cuda" else "torch", **options)
             for _ in range(times):
                 outputs = engine.generate(prompts, params, use_tqdm=False)
             layers = engine.model.all_layers

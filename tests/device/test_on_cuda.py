@@ -66,6 +66,8 @@ def unexplained(hf: Any, prompts: Sequence[list[int]], answers: Sequence[list[in
     [
         {},
         {"kernels": "cuda_graph"},
+        {"kernels": "triton"},
+        {"kernels": "triton", "max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 12, "block_size": 8, "max_model_len": 96},
         {
@@ -77,13 +79,21 @@ def unexplained(hf: Any, prompts: Sequence[list[int]], answers: Sequence[list[in
             }
         },
     ],
-    ids=["plain", "on graphs", "in chunks", "little memory", "with guesses"],
+    ids=[
+        "plain",
+        "on graphs",
+        "Triton",
+        "Triton, in chunks",
+        "in chunks",
+        "little memory",
+        "with guesses",
+    ],
 )
 def test_tokens_are_hugging_faces(
     options: dict[str, Any], hf: Any, prompts: list[list[int]]
 ) -> None:
-    if DEVICE == "cpu" and options.get("kernels") == "cuda_graph":
-        pytest.skip("a processor has no CUDA graphs")
+    if DEVICE == "cpu" and "kernels" in options:
+        pytest.skip("for a card")
     llm = LLM(device=DEVICE, **({"max_model_len": 512} | options))
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     for _ in range(2):  # the second time from the prefix cache
@@ -109,6 +119,11 @@ def wrong(cases: dict[str, Case]) -> dict[str, str]:
 
 def test_every_feature_of_the_engine_gives_the_same_on_the_card(tmp_path: Path) -> None:
     assert wrong(engine_cases(tmp_path)) == {}
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="for a card")
+def test_every_feature_gives_the_same_with_triton(tmp_path: Path) -> None:
+    assert wrong(engine_cases(tmp_path, "triton")) == {}
 
 
 def test_answers_in_a_form_are_the_same_on_the_card(

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from tools.gpu import table  # noqa: E402
 from tools.gpu.steps import file_name  # noqa: E402
 
-STEPS = ("card", "tests", "throughput", "lessons", "training", "steps")
+STEPS = ("card", "tests", "throughput", "lessons", "training", "steps", "kernels")
 
 
 def report_path(card: str, kind: str = "") -> Path:

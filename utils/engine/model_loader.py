@@ -59,4 +59,8 @@ def load_engine_model(
         loaded.all_layers = fused_layers(loaded)
     elif kernels == "cuda_graph":
         loaded.all_layers = CudaGraphs()
+    elif kernels == "triton":
+        from utils.engine.kernels.triton.layers import TritonLayers  # imports triton
+
+        loaded.all_layers = TritonLayers(-(-config.max_model_len // config.block_size))
     return loaded if parallel.upcycle is None else upcycle(loaded, parallel.upcycle)

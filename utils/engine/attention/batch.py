@@ -95,18 +95,28 @@ def paged_batch(
     device = kv_cache.keys.device
     slots: list[int] = []
     tables: list[list[int]] = []
+    starts = [0]
     for block_ids, start, num_new in spans:
         end = start + num_new
         slots += slot_mapping(block_ids, kv_cache.block_size, start, end)
         # Blocks for guesses to come hold nothing to look at yet.
         tables.append(block_ids[: -(-end // kv_cache.block_size)])
-    slots_there, *tables_there = int_tensors([slots, *tables], device)
+        starts.append(starts[-1] + num_new)
+    query_lens = [span.num_new for span in spans]
+    seq_lens = [span.start + span.num_new for span in spans]
+    width = max(map(len, tables), default=0)
+    padded = [block for table in tables for block in [*table, *[0] * (width - len(table))]]
+    slots_there, starts_there, seq_lens_there, flat = int_tensors(
+        [slots, starts, seq_lens, padded], device
+    )
+    tables_there = flat.view(len(tables), width)
     metadata = AttentionMetadata(
-        [span.num_new for span in spans],
-        [span.start + span.num_new for span in spans],
-        tables_there,
+        query_lens,
+        seq_lens,
+        [row[: len(table)] for row, table in zip(tables_there, tables, strict=True)],
         slots_there,
         {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
+        (starts_there, seq_lens_there, tables_there),
     )
     return PagedBatch(kv_cache, metadata)
 

@@ -37,6 +37,8 @@ class AttentionMetadata:
     block_tables: list[Tensor]
     slot_mapping: Tensor
     tree_masks: dict[int, Tensor] = field(default_factory=dict)
+    # What `as_tensors` gives, where it was made with the rest: see `paged_batch`.
+    tensors: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
     # Found by the first layer, and used by all: see `_decode_groups`.
     decode_groups: list[DecodeGroup] = field(default_factory=list, repr=False, compare=False)
 
@@ -44,6 +46,8 @@ class AttentionMetadata:
     def as_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """What a kernel takes: query_start_loc [B + 1], seq_lens [B], and the block tables, padded
         to [B, most blocks]; all int64."""
+        if self.tensors is not None:
+            return self.tensors
         tables = pad_sequence(self.block_tables, batch_first=True)
         query_start_loc = tables.new_tensor([0, *accumulate(self.query_lens)])
         return query_start_loc, tables.new_tensor(self.seq_lens), tables

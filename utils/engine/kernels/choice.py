@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from utils.engine.kernels.fast_ops import load_fast_ops
 from utils.engine.models.llama import DEFAULT_OPS, LlamaOps
 
-DEVICE_OF = {"cpp": "cpu", "cuda_graph": "cuda"}
+DEVICE_OF = {"cpp": "cpu", "cuda_graph": "cuda", "triton": "cuda"}
 
 
 def choose_ops(kernels: str, device: str, ops: LlamaOps = DEFAULT_OPS) -> LlamaOps:
@@ -19,6 +21,15 @@ def choose_ops(kernels: str, device: str, ops: LlamaOps = DEFAULT_OPS) -> LlamaO
     if DEVICE_OF.get(kernels) != device or ops is not DEFAULT_OPS:
         raise ValueError(
             f"kernels={kernels!r} on {device}: expected torch; or, without ops of your own, cpp on "
-            "a CPU or cuda_graph on a card."
+            "a CPU, triton or cuda_graph on a card."
         )
+    if kernels == "triton" and importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            "kernels='triton': the package triton is not here. PyTorch's builds for CUDA bring it; "
+            "use kernels='cuda_graph' without."
+        )
+    if kernels == "triton":
+        from utils.engine.kernels.triton.ops import TRITON_OPS  # imports triton
+
+        return TRITON_OPS
     return (load_fast_ops() or ops) if kernels == "cpp" else ops

@@ -26,14 +26,12 @@ class FusedLayers:
         return isinstance(batch, PagedBatch) and not batch.metadata.tree_masks
 
     def __call__(
-        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, model: LlamaModel, input_ids: Tensor, positions: Tensor, batch: Batch
     ) -> Tensor:
         assert isinstance(batch, PagedBatch)
         cache, metadata = batch.kv_cache, batch.metadata
         output: Tensor = torch.ops.llm_course.decoder_layers(
-            x,
-            cos,
-            sin,
+            *model.embed(input_ids, positions),
             model.packed_weights,
             cache.keys,
             cache.values,

@@ -92,9 +92,9 @@ class AllLayers(Protocol):
         """Whether it can run this batch."""
 
     def __call__(
-        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, model: LlamaModel, input_ids: Tensor, positions: Tensor, batch: Batch
     ) -> Tensor:
-        """What the last layer makes of the hidden states `x` [T, hidden]."""
+        """What the last layer makes of these tokens: [T, hidden]."""
 
 
 class RMSNorm(nn.Module):
@@ -166,7 +166,13 @@ class LlamaModel(nn.Module):
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i, ops) for i in layers)
         self.norm = RMSNorm(config, ops)
+        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
         self.packed_weights: list[Tensor] = []  # where `pack_linears` has made them
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the first layer takes: hidden states [T, hidden], cosines and sines [T, D]."""
+        x: Tensor = self.embed_tokens(input_ids)
+        return x, *rotary_cos_sin(positions, self.head_dim, self.rope_theta, x.dtype)
 
 
 class LlamaForCausalLM(nn.Module):
@@ -203,11 +209,10 @@ class LlamaForCausalLM(nn.Module):
             Hidden states [T, hidden], ready for `compute_logits`.
         """
         batch = batch or ContiguousBatch([len(input_ids)], [None])
-        x = self.model.embed_tokens(input_ids)  # [T, hidden]
-        cos, sin = rotary_cos_sin(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         if all_layers is not None:
-            x = all_layers(self.model, x, cos, sin, batch)
+            x = all_layers(self.model, input_ids, positions, batch)
         else:
+            x, cos, sin = self.model.embed(input_ids, positions)
             for layer in self.model.layers:
                 x = layer(x, cos, sin, batch)
         return self.model.norm(x)

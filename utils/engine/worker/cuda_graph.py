@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from utils.engine.attention.batch import Batch, PagedBatch
 from utils.engine.attention.paged_attention import AttentionMetadata, DecodeGroup
@@ -80,8 +79,7 @@ class DecodeGraph:
         result lies in a buffer, which the next run overwrites.
         """
         count = len(x)
-        tables = pad_sequence(metadata.block_tables, batch_first=True)
-        seq_lens = tables.new_tensor(metadata.seq_lens)
+        _, seq_lens, tables = metadata.as_tensors
         beyond = self.positions >= seq_lens[:, None, None, None]
         mask = torch.zeros_like(beyond, dtype=x.dtype).masked_fill_(beyond, -torch.inf)
         for buffer, new in (
@@ -120,9 +118,10 @@ class CudaGraphs:
         )
 
     def __call__(
-        self, model: LlamaModel, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, model: LlamaModel, input_ids: Tensor, positions: Tensor, batch: Batch
     ) -> Tensor:
         assert isinstance(batch, PagedBatch)
+        x, cos, sin = model.embed(input_ids, positions)
         metadata = batch.metadata
         longest = max(len(table) for table in metadata.block_tables)
         key = (max(2, _power_of_two(len(x))), _power_of_two(longest))

@@ -11,7 +11,7 @@ from utils.engine.attention.batch import Batch
 from utils.engine.models.llama import LlamaForCausalLM
 
 # Without cuDNN's attention. It makes a plan for each new length, and a decode step brings new
-# lengths: on an H200 a step of one request took 94 ms that way, and the card computed for 2 of them.
+# lengths: on an H200 a step of one request took 94 ms, and the card computed for 2 of them.
 NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
