@@ -61,7 +61,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
         # as the positions of a sequence: each KV head is read once for its whole group.
         grouped = query.view(num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
-        return out.view(1, num_heads, head_dim)
+        return out.reshape(1, num_heads, head_dim)
 
     # A whole prompt starts at position 0; a later chunk of one needs a mask shifted by its start.
     whole = num_queries == num_keys

@@ -33,7 +33,7 @@ class Tiles:
     num_stages: int
 
 
-DECODE, PROMPT = Tiles(16, 64, 4, 3), Tiles(64, 64, 4, 2)
+DECODE, PROMPT = Tiles(16, 64, 2, 3), Tiles(64, 64, 4, 2)
 PROGRAMS = 512  # as many as keep a large card busy: 132 multiprocessors, some four on each
 MOST_SEGMENTS = 32
 
