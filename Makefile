@@ -22,9 +22,10 @@ help: ## list the targets
 
 ##@ Learn
 
-setup: ## virtual environment, exact packages, model (repeatable; the others call it)
+setup: ## virtual environment, exact packages, model (repeatable; the others call it); with Triton: KERNELS=1
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8) and "Set-up begins with Python 3.8 or newer, and this is " + sys.version.split()[0] + ". Name another one, such as with: make setup PYTHON=python3.12")'
 	@$(PYTHON) tools/setup.py
+	@$(if $(KERNELS),$(COURSE) -m utils.environments.kernels)
 
 lab: setup ## open JupyterLab on the start page; with nbgrader's menus: make lab INSTRUCTOR=1
 	@JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
@@ -55,6 +56,7 @@ slides: ## make a talk of each lesson, from its own figures: build/slides (no se
 ##@ Test
 
 test: setup ## prove every promise once: every test, notebook, lab and solution, and the pipeline
+	@$(COURSE) -m utils.environments.kernels
 	@$(COURSE) -m tools.proof.run --workers $(WORKERS)
 
 check: setup ## for contributors: style, types, house rules, and the tests of what changed

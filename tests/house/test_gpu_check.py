@@ -359,7 +359,7 @@ def test_the_tables_say_what_was_measured() -> None:
         [
             "Tesla T4",
             "8",
-            "as a CUDA graph",
+            "PyTorch, as a CUDA graph",
             "2.50",
             "40% of it",
             "420",
@@ -370,7 +370,18 @@ def test_the_tables_say_what_was_measured() -> None:
     ]
     [row] = rows(table.cards([REPORT | {"steps": {"tests": {"result": None}}}]))
     assert row.count(unknown) == 4
-    for made in (table.cards, table.speeds, table.shares):
+    product = {"kernel": "4-bit product", "shape": [1, 64, 32], "us": 5.61, "floor_us": 0.1}
+    found = [
+        {"kernel": "attention, mixed", "dtype": "torch.float32", "error": 1e-7},  # has no time
+        {"kernel": "gate", "model": "8B", "tokens": 64, "us": 2.0, "floor_us": 1.26},
+        product | {"bfloat16_us": 4.0},
+    ]
+    steps = {"kernels": {"result": {"kernels": found}}}
+    assert rows(table.kernels([REPORT | {"steps": steps}])) == [
+        ["Tesla T4", "gate", "8B", "64 tokens", "2.0", "1.3", ""],
+        ["Tesla T4", "4-bit product", "", "1 tokens, 64 x 32", "5.6", "0.1", "4.0"],
+    ]
+    for made in (table.cards, table.speeds, table.shares, table.kernels):
         assert made([]).count(unknown) == made([]).splitlines()[0].count("|") - 2
 
 

@@ -23,8 +23,8 @@ CARDS = ("card", "driver's CUDA", "tests", "Part I", "training", "fine-tuned, GP
 SPEEDS = (
     "card, format",
     "requests",
-    "ours, CUDA graphs",
-    "ours, kernel by kernel",
+    "ours, Triton",
+    "ours, PyTorch",
     "vLLM",
     "Hugging Face",
     "of what the card allows",
@@ -40,8 +40,14 @@ SHARES = (
     "copies",
     "waits",
 )
+KERNELS = ("card", "kernel", "model", "of what", "µs", "floor, µs", "without, µs")
 UNKNOWN = "not yet measured"
-WAYS = {"torch": "kernel by kernel", "cuda_graph": "as a CUDA graph"}
+WAYS = {
+    "torch_cudnn": "PyTorch, cuDNN's attention",
+    "torch": "PyTorch",
+    "cuda_graph": "PyTorch, as a CUDA graph",
+    "triton": "Triton, as a CUDA graph",
+}
 
 
 def load_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -118,6 +124,27 @@ def shares(reports: list[dict[str, Any]]) -> str:
     return markdown(SHARES, rows)
 
 
+def kernels(reports: list[dict[str, Any]]) -> str:
+    """The time of each Triton kernel, the least that the card allows, and what it stands for."""
+    rows = []
+    for report in reports:
+        for line in (_result(report, "kernels") or {"kernels": []})["kernels"]:
+            if "floor_us" not in line:  # it was compared with a reference only
+                continue
+            if "shape" in line:
+                tokens, inputs, outputs = line["shape"]
+                model, size = "", f"{tokens} tokens, {inputs} x {outputs}"
+            elif "requests" in line:
+                model, size = line["model"], f"{line['requests']} x {line['tokens']} tokens"
+            else:
+                model, size = line["model"], f"{line['tokens']} tokens"
+            before = line.get("bfloat16_us") or line.get("gathered_us")
+            numbers = (line["us"], line["floor_us"], before)
+            cells = ["" if number is None else f"{number:.1f}" for number in numbers]
+            rows.append([report["machine"]["card"], line["kernel"], model, size, *cells])
+    return markdown(KERNELS, rows)
+
+
 def _result(report: dict[str, Any], step: str) -> Any:
     return report["steps"].get(step, {}).get("result")
 
@@ -181,6 +208,7 @@ def with_tables(page: str) -> str:
         ("cards", cards(reports)),
         ("speeds", speeds(reports)),
         ("shares", shares(reports)),
+        ("kernels", kernels(reports)),
         ("memory", lessons.table()),
     ):
         page = with_table(page, name, text)

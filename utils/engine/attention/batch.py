@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
@@ -92,32 +93,21 @@ def paged_batch(
     kv_cache: PagedKVCache, spans: Sequence[Span], tree_masks: dict[int, Tensor] | None = None
 ) -> PagedBatch:
     """The flat batch of these spans. For `tree_masks` see `AttentionMetadata`."""
-    device = kv_cache.keys.device
-    slots: list[int] = []
-    tables: list[list[int]] = []
-    starts = [0]
-    for block_ids, start, num_new in spans:
-        end = start + num_new
-        slots += slot_mapping(block_ids, kv_cache.block_size, start, end)
-        # Blocks for guesses to come hold nothing to look at yet.
-        tables.append(block_ids[: -(-end // kv_cache.block_size)])
-        starts.append(starts[-1] + num_new)
+    device, size = kv_cache.keys.device, kv_cache.block_size
     query_lens = [span.num_new for span in spans]
     seq_lens = [span.start + span.num_new for span in spans]
+    slots = [slot for ids, start, n in spans for slot in slot_mapping(ids, size, start, start + n)]
+    # Blocks for guesses to come hold nothing to look at yet.
+    tables = [span.block_ids[: -(-n // size)] for span, n in zip(spans, seq_lens, strict=True)]
     width = max(map(len, tables), default=0)
     padded = [block for table in tables for block in [*table, *[0] * (width - len(table))]]
-    slots_there, starts_there, seq_lens_there, flat = int_tensors(
-        [slots, starts, seq_lens, padded], device
-    )
+    lists = [slots, [0, *accumulate(query_lens)], seq_lens, padded]
+    slots_there, starts_there, lens_there, flat = int_tensors(lists, device)
     tables_there = flat.view(len(tables), width)
-    metadata = AttentionMetadata(
-        query_lens,
-        seq_lens,
-        [row[: len(table)] for row, table in zip(tables_there, tables, strict=True)],
-        slots_there,
-        {i: mask.to(device) for i, mask in (tree_masks or {}).items()},
-        (starts_there, seq_lens_there, tables_there),
-    )
+    rows = [row[: len(table)] for row, table in zip(tables_there, tables, strict=True)]
+    masks = {i: mask.to(device) for i, mask in (tree_masks or {}).items()}
+    tensors = (starts_there, lens_there, tables_there)
+    metadata = AttentionMetadata(query_lens, seq_lens, rows, slots_there, masks, tensors)
     return PagedBatch(kv_cache, metadata)
 
 

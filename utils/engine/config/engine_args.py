@@ -49,7 +49,8 @@ class EngineArgs(EngineParts):
         ops: functions to build the model from, in place of ours: `LlamaOps(rms_norm=mine)`. Its
             attention is one of them: `LlamaOps(paged_attention=mine, reshape_and_cache=mine)`.
         kernels: "torch", or faster and the same: "cpp", our C++ kernels, on a CPU (see `kernels`);
-            "cuda_graph", decode steps as recordings, on a card (see `worker/cuda_graph.py`).
+            on a card, "triton", our kernels in Triton (see `kernels/triton/layers.py`), or
+            "cuda_graph", decode steps as recordings of PyTorch's (see `worker/cuda_graph.py`).
         seed: of the random numbers for requests that bring no seed of their own.
         device: "cpu", "cuda", or "auto": CUDA where there is a GPU.
         max_num_seqs: the most requests that run at a time.

@@ -6,8 +6,8 @@ at once. It repeats the same kernels on the same memory, so shapes and addresses
 are padded up to a few sizes, and what changes is copied into buffers that the graph reads.
 https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
-Tested on a pretend card that records and repeats as CUDA does. How much faster it is on a real one
-has not been measured: `make gpu-check` does.
+These graphs hold PyTorch's kernels. `LLM(kernels="triton")` has its own, of fewer and faster ones.
+docs/hardware.md says what each takes on a card.
 """
 
 from __future__ import annotations
