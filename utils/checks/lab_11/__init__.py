@@ -142,9 +142,10 @@ def draw_state(c: Choices) -> Model:
         base[name] = base[name].float()
     if c.rarely(3):
         positions = torch.arange(c.size(1, 5))
-        base["model.rotary.positions"] = c.pick((positions, positions / 7.0, positions == 2)).to(
-            c.pick((torch.float64, torch.int64, torch.bool))
-        )
+        beyond_floats = positions + 2**60
+        base["model.rotary.positions"] = c.pick(
+            (positions, positions / 7.0, positions == 2, beyond_floats)
+        ).to(c.pick((torch.float64, torch.int64, torch.bool)))
     if c.rarely(6):
         base["model.mask"] = torch.full((2, 2), -torch.inf).triu(1)
     if PREFIX + "lm_head" + A in tensors and c.rarely(3):  # embedding and output layer are one

@@ -114,7 +114,7 @@ def judged_by(check_merge: Callable[..., Any]) -> Passed:
         model = make(scene()[2])
         given = evidence(model)
         expected = verdict_on(done, *given[:3])
-        with watching(), patience_of(PATIENCE):
+        with watching(), patience_of(PATIENCE["real"]):
             got = attempt(check_merge, *given)
         if isinstance(got, Raised) or difference(expected, got):
             raise Mismatch(

@@ -271,7 +271,7 @@ FAILED = (503, 500, 429, 404, 204, 302)
 
 def draw_attempts(c: Choices) -> Given:
     """All times are multiples of 1/8, so that what is just in time is so exactly."""
-    names = iter([f"r{n}" for n in range(100)])
+    names = iter([form.format(n) for n in range(25) for form in ("r{}", "R{}", "r{} ", " r{}")])
     scale = c.pick((1, 1, 1000))
 
     def eighths(low: int, high: int) -> float:

@@ -200,7 +200,7 @@ def draw_story(c: Choices) -> Told:
         if kind == "come":
             tokens = c.pick((2, 1, 3, 5, 2, 0)[: 5 + c.rarely(3)])
             how = c.pick(("", "", "", "slow", "late"))
-            return [(kind, c.pick(("a", "b", "c", "a")), tokens, how)]
+            return [(kind, c.pick(("a", "b", "A", "a", "b ")), tokens, how)]
         if kind == "client":
             return [(kind, c.integer(0, 3), c.pick((*DOES, "pause", "resume")))]
         count = c.pick((1, 1, 2, 3)) if kind == "step" else 1

@@ -65,14 +65,15 @@ class BookStory(LinedStory):
 
 PROMPTS = ("abcd", "abce", "abfg", "ax", "y", "", "yzab", "abcdefgh", "x", "z")
 SHORT = ("x", "y", "z", "ax")  # only of many short ones some are old, and yet remembered
-FALSY: dict[str, Any] = {"y": 0, "z": ""}  # names that an `if name:` passes over
+# Names that an `if name:` passes over, and one that is another's text.
+STRANGE: dict[str, Any] = {"y": 0, "z": "", "x": "0"}
 LONG = 1200  # blocks
 
 
 def names_of(prompt: str) -> list[Any]:
     """Of blocks of one letter: a name is all letters up to the block's end."""
     ends = [prompt[: i + 1] for i in range(len(prompt))]
-    return [FALSY.get(end, end) for end in ends]
+    return [STRANGE.get(end, end) for end in ends]
 
 
 @dataclass(frozen=True)
