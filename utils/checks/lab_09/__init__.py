@@ -1,105 +1,127 @@
-"""The checks of lab 09.
+"""The checks of lab 09: what is drawn, and what is right.
 
-Oracles: plain Python numbers, a search over all levels, elimination with a fresh inverse for each
-column, bits set one by one. A design of one's own is held to what the text promises.
+Oracles: plain Python numbers, a search over all levels, each column followed in float64, bits set
+one by one. A design of one's own is held to what the text promises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
+from utils.checks.kit.lab.lab import Lab
+from utils.checks.kit.runner import Passed
+from utils.checks.lab_09 import answers, checkpoint, columns, grids, nf4, quantized_model, scales
+from utils.checks.lab_09.parts import InTime, InWords, in_parts
 
-from utils.checks.kit.runner import Passed, exercise
-from utils.checks.lab_09 import (
-    awq,
-    checkpoint,
-    codes,
-    gptq_columns,
-    gptq_ready,
-    grid,
-    learners_engine,
-    nf4_codes,
-    nf4_double,
+LAB = Lab(__file__)
+
+find_params = LAB.check(
+    answers.find_params,
+    grids.draw_groups,
+    InWords(grids.params_by_hand, wrong=in_parts(("scales", "zeros"), zeros=grids.wrong_zeros)),
 )
-from utils.checks.lab_09.learners_engine import QuantizersFactory
 
-Parts = tuple[Tensor, ...]
+quantize = LAB.check(
+    answers.quantize,
+    grids.draw_weight,
+    InWords(
+        grids.nearest_codes, wrong=in_parts(("codes",), grids.draw_errors, codes=grids.not_nearest)
+    ),
+    passed=grids.praise_codes,
+)
+
+dequantize = LAB.check(
+    answers.dequantize,
+    grids.draw_codes,
+    InWords(grids.read_back, wrong=in_parts(("weight",), weight=grids.off_the_grid)),
+)
+
+checkpoint_bytes = LAB.check(
+    answers.checkpoint_bytes,
+    checkpoint.draw_model,
+    InWords(checkpoint.tensor_bytes, wrong=checkpoint.wrong_bytes),
+    passed=checkpoint.praise_bytes,
+)
+
+quantize_blockwise = LAB.check(
+    answers.quantize_blockwise,
+    nf4.draw_values,
+    InWords(
+        nf4.by_search,
+        wrong=in_parts(("codes", "absmax"), first=("absmax",), codes=nf4.no_nearest_level),
+    ),
+    passed=nf4.praise_blockwise,
+)
+
+double_quantize = LAB.check(
+    answers.double_quantize,
+    nf4.draw_absmax,
+    InWords(
+        nf4.double_quantized,
+        wrong=in_parts(
+            ("codes", "nested_absmax", "offset"),
+            first=("offset", "nested_absmax", "codes"),
+            codes=nf4.wrong_absmax_codes,
+            nested_absmax=nf4.wrong_nested,
+        ),
+    ),
+)
+
+dequantize_nf4 = LAB.check(
+    answers.dequantize_nf4,
+    nf4.draw_nf4,
+    InWords(nf4.nf4_read_back, wrong=in_parts(("weight",), weight=nf4.wrong_nf4)),
+)
+
+prepare = LAB.check(
+    answers.prepare,
+    columns.draw_inputs,
+    InWords(
+        columns.ready_by_hand,
+        wrong=in_parts(
+            ("weight", "hessian"),
+            weight=lambda given, expected, got: got[0] != expected[0],
+            hessian=columns.wrong_hessian,
+        ),
+    ),
+)
+
+gptq = LAB.check(
+    answers.gptq,
+    columns.draw_columns,
+    InWords(columns.in_float64, wrong=columns.wrong_column),
+    passed=columns.praise_columns,
+    examples=70,
+)
+
+search_scales = LAB.check(
+    answers.search_scales,
+    scales.draw_channels,
+    InTime(scales.the_lessons, wrong=scales.broken_promise_of_scales),
+    passed=scales.praise_scales,
+    examples=40,
+)
+
+pack_layer = LAB.check(
+    answers.pack_layer,
+    checkpoint.draw_layer,
+    InWords(checkpoint.by_hand, wrong=checkpoint.wrong_words),
+)
+
+fit_params = LAB.check(
+    answers.fit_params,
+    grids.draw_own,
+    InTime(
+        lambda groups, bits: grids.params_by_hand(groups, bits, False),
+        wrong=grids.broken_promise_of_grids,
+    ),
+    passed=grids.praise_grids,
+)
 
 
-@exercise("Exercise 1: find_params", points=3)
-def find_params(function: Callable[..., Parts]) -> str | Passed:
-    """Check `find_params(groups, bits, sym)`."""
-    return grid.FIND_PARAMS.check(function)
-
-
-@exercise("Exercise 2: quantize", points=2)
-def quantize(function: Callable[..., Tensor]) -> str | Passed:
-    """Check `quantize(weight, scales, zeros, bits)`."""
-    return codes.QUANTIZE.check(function)
-
-
-@exercise("Exercise 3: dequantize", points=1)
-def dequantize(function: Callable[..., Tensor]) -> str | Passed:
-    """Check `dequantize(q, scales, zeros)`."""
-    return codes.DEQUANTIZE.check(function)
-
-
-@exercise("Exercise 4: checkpoint_bytes", points=2)
-def checkpoint_bytes(function: Callable[..., float]) -> str | Passed:
-    """Check `checkpoint_bytes(linear_shapes, num_other_params, bits, group_size)`."""
-    return checkpoint.CHECKPOINT_BYTES.check(function)
-
-
-@exercise("Exercise 5: quantize_blockwise", points=3)
-def quantize_blockwise(function: Callable[..., Parts]) -> str | Passed:
-    """Check `quantize_blockwise(values, levels, blocksize)`."""
-    return nf4_codes.QUANTIZE_BLOCKWISE.check(function)
-
-
-@exercise("Exercise 6: double_quantize", points=2)
-def double_quantize(function: Callable[..., Parts]) -> str | Passed:
-    """Check `double_quantize(absmax)`."""
-    return nf4_double.DOUBLE_QUANTIZE.check(function)
-
-
-@exercise("Exercise 7: dequantize_nf4", points=2)
-def dequantize_nf4(function: Callable[..., Tensor]) -> str | Passed:
-    """Check `dequantize_nf4(codes, absmax_codes, nested_absmax, offset, blocksize)`."""
-    return nf4_double.DEQUANTIZE_NF4.check(function)
-
-
-@exercise("Exercise 8: prepare", points=2)
-def prepare(function: Callable[..., Parts]) -> str | Passed:
-    """Check `prepare(weight, inputs, damp_percent)`."""
-    return gptq_ready.PREPARE.check(function)
-
-
-@exercise("Exercise 9: gptq", points=5)
-def gptq(function: Callable[..., Parts]) -> str | Passed:
-    """Check `gptq(weight, upper, bits, group_size)`."""
-    return gptq_columns.GPTQ.check(function)
-
-
-@exercise("Exercise 10: search_scales", points=3)
-def search_scales(function: Callable[..., Tensor]) -> str | Passed:
-    """Check `search_scales(weight, inputs, bits, group_size)`."""
-    return awq.SEARCH_SCALES.check(function)
-
-
-@exercise("Exercise 11: pack_layer", points=3)
-def pack_layer(function: Callable[..., Parts]) -> str | Passed:
-    """Check `pack_layer(q, zeros, layout)`."""
-    return checkpoint.PACK_LAYER.check(function)
-
-
-@exercise("Exercise 12: fit_params", points=4)
-def fit_params(function: Callable[..., Parts]) -> str | Passed:
-    """Check `fit_params(groups, bits)`, a design of one's own, by what it promises."""
-    return grid.FIT_PARAMS.check(function)
-
-
-@exercise("Exercise 13: your quantizers in the engine", points=3)
-def engine(make_quantizers: QuantizersFactory) -> str | Passed:
+@LAB.exercise
+def engine(make_quantizers: Callable[[], Any]) -> Passed:
     """Check `my_quantizers()`, which returns `my_rtn` and `my_gptq`: grid, perplexity, text."""
-    return learners_engine.run(make_quantizers)
+    parts = ("find_params", "quantize", "dequantize", "prepare", "gptq")
+    return quantized_model.run(make_quantizers, {name: globals()[name] for name in parts})

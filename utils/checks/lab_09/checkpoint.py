@@ -1,7 +1,4 @@
-"""What lab 09 says of a checkpoint: its size (exercise 4), and eight codes in an int32 (11).
-
-The oracle of exercise 11 sets bit by bit. The layouts are those that vLLM loads (tests/quant).
-"""
+"""A checkpoint: its size, and eight codes in an int32. Exercises 4 and 11."""
 
 from __future__ import annotations
 
@@ -12,18 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.kit.contracts import Choices, Clause, Contract, Fault, Given, Returns, mistake
+from utils.checks.kit.contracts import Choices, Fault, Given
 from utils.checks.kit.contracts.differences import difference
-from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
-from utils.checks.lab_09.grid import BITS
-from utils.checks.lab_09.parts import Parts, in_parts
+from utils.checks.lab_09.parts import BITS, Parts, form, placed, seeded, sizes
 
-# Exercise 4
+# Exercise 4: what is stored
 
 Shapes = Sequence[tuple[int, int]]
-
 # (hidden, intermediate, KV size, layers, vocabulary, embeddings)
-_MODELS = {
+MODELS = {
     "SmolLM2-135M": (576, 1536, 192, 30, 49152, 1),
     "Mistral-7B": (4096, 14336, 1024, 32, 32768, 2),
 }
@@ -31,18 +25,10 @@ _MODELS = {
 
 def shapes_of(model: str) -> tuple[list[tuple[int, int]], int]:
     """The linear layers of a model, and the number of all its other weights."""
-    hidden, inner, kv, layers, vocabulary, embeddings = _MODELS[model]
-    layer = [
-        (hidden, hidden),
-        (kv, hidden),
-        (kv, hidden),
-        (hidden, hidden),
-        (inner, hidden),
-        (inner, hidden),
-        (hidden, inner),
-    ]
-    norms = (2 * layers + 1) * hidden
-    return layer * layers, vocabulary * hidden * embeddings + norms
+    hidden, inner, kv, layers, vocabulary, embeddings = MODELS[model]
+    square, up = (hidden, hidden), (inner, hidden)
+    layer = [square, (kv, hidden), (kv, hidden), square, up, up, (hidden, inner)]
+    return layer * layers, vocabulary * hidden * embeddings + (2 * layers + 1) * hidden
 
 
 def draw_model(c: Choices) -> Given:
@@ -55,7 +41,7 @@ def draw_model(c: Choices) -> Given:
 
     shapes = c.some(shape, 0, 5)
     if shapes and c.rarely(3):
-        shapes.append(shapes[0])
+        shapes += shapes[:1] * c.pick((1, 300))
     return Given(shapes, c.size(0, 10**9), c.pick(BITS), group_size)
 
 
@@ -68,7 +54,7 @@ def tensor_bytes(linear_shapes: Shapes, num_other_params: int, bits: int, group_
     return float(total)
 
 
-def _wrong(expected: float, got: Any, given: Given) -> Fault | None:
+def wrong_bytes(expected: float, got: Any, given: Given) -> Fault | None:
     """Where a tensor ends inside a byte, it may count the whole byte, or the part; not less."""
     shapes, _, bits, group_size = given.args
     counts = [n for out, width in shapes for n in (out * width, out * width // group_size)]
@@ -79,262 +65,69 @@ def _wrong(expected: float, got: Any, given: Given) -> Fault | None:
     return Fault("returns", "", expected, got, says) if says else None
 
 
-def _bytes(
-    shapes: Shapes,
-    other: int,
-    bits: int,
-    group: int,
-    *,
-    code_bits: float = 0,
-    scale: float = 2,
-    zero: float | None = None,
-    other_bytes: float = 2,
-    groups_of: str = "each output",
-) -> float:
-    """The size with one switch per known mistake. It is never the oracle."""
-    total = float(other_bytes * other)
-    for out, width in shapes:
-        groups = {"each output": out * width / group, "one": 1, "one output": width / group}
-        total += out * width * (code_bits or bits) / 8
-        total += groups[groups_of] * (scale + (bits / 8 if zero is None else zero))
-    return total
-
-
-def _size(**switches: Any) -> Callable[..., float]:
-    return lambda *args: _bytes(*args, **switches)
-
-
-def _passed(function: Callable[..., float]) -> str:
+def praise_bytes(answer: Callable[..., float]) -> str:
     words = []
-    for model in _MODELS:
+    for model in MODELS:
         shapes, other = shapes_of(model)
         before = 2 * (sum(out * width for out, width in shapes) + other)
-        after = function(shapes, other, 4, 64)
-        words.append(f"{model}: {before / 1e9:.2f} GB in 16 bits, {after / 1e9:.2f} GB in 4")
+        after = answer(shapes, other, 4, 64)
+        words.append(f"{model}: {before / 1e9:.2f} GB in 16 bits, {after / 1e9:.2f} GB in 4 bits")
     return (
-        "The bytes of all tensors, as one counts them one by one. With groups of 64, "
-        f"{'; '.join(words)}. The small model keeps most of its bytes in the embedding."
+        f"Right to the byte. With groups of 64, {'; '.join(words)}. The small model shrinks less, "
+        "because it keeps most of its bytes in the embedding."
     )
 
 
-_LOOK = "What is stored for each weight, for each group of each output, for each other parameter?"
-CHECKPOINT_BYTES = Contract(
-    inputs=draw_model,
-    judge=Returns(tensor_bytes, wrong=_wrong),
-    passed=_passed,
-    clauses={"returns": Clause("{says}", _LOOK)},
-    mistakes=(
-        mistake(
-            "The scales are left out. Each group of each output has one, in 16 bits.",
-            _LOOK,
-            _size(scale=0),
-        ),
-        mistake(
-            "The zeros are left out. Each group of each output has one, in `bits` bits.",
-            _LOOK,
-            _size(zero=0),
-        ),
-        mistake(
-            "Scales and zeros are left out. They are what makes small groups dear.",
-            _LOOK,
-            _size(scale=0, zero=0),
-        ),
-        mistake(
-            "The scales count 4 bytes each. Checkpoints store them in 16 bits.",
-            _LOOK,
-            _size(scale=4),
-        ),
-        mistake(
-            "The zeros count as much as scales, or a whole byte. They are codes, and have "
-            "`bits` bits.",
-            _LOOK,
-            _size(zero=2),
-            _size(zero=1),
-        ),
-        mistake(
-            "The other parameters are left out: embeddings and norms stay in 16 bits.",
-            _LOOK,
-            _size(other_bytes=0),
-        ),
-        mistake(
-            "The other parameters are quantized, too. Embeddings and norms stay in 16 bits.",
-            _LOOK,
-            lambda s, o, b, g: _bytes(s, o, b, g, other_bytes=b / 8),
-        ),
-        mistake(
-            "This is the size in bits. The answer is in bytes.",
-            "A byte has 8 bits.",
-            lambda *a: 8 * _bytes(*a),
-        ),
-        mistake(
-            "Each code counts a whole byte. Two 4-bit codes share one.", _LOOK, _size(code_bits=8)
-        ),
-        mistake(
-            "There is one scale per layer. Each group of each output has one.",
-            _LOOK,
-            _size(groups_of="one"),
-        ),
-        mistake(
-            "You count the groups of one output only. Every output has its own scales.",
-            _LOOK,
-            _size(groups_of="one output"),
-        ),
-    ),
-)
+# Exercise 11: eight codes in an int32
 
-# Exercise 11
-
-IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-AWQ_INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def draw_layer(c: Choices) -> Given:
     """Codes below the sign bit and on it; zeros of 0 where they are allowed."""
-    out, width, groups = 8 * c.size(1, 6), 8 * c.size(1, 12), c.size(1, 9)
-    layout, top = c.pick(("gptq", "awq")), c.pick((16, 16, 8))
-    generator = torch.Generator().manual_seed(c.integer(0, 9999))
-    q = torch.randint(0, top, (out, width), generator=generator).to(torch.uint8)
+    out, width, groups = sizes(c, 6, 12, 9)
+    layout, top, generator = c.pick(("gptq", "awq")), c.pick((16, 16, 8)), seeded(c)
     least = 1 if layout == "gptq" else 0
-    zeros = torch.randint(least, top, (out, groups), generator=generator).to(torch.uint8)
-    return Given(laid_out(q, c.pick(LAYOUTS)), laid_out(zeros, c.pick(LAYOUTS)), layout)
+    q = torch.randint(0, top, (8 * out, 8 * width), generator=generator)
+    zeros = torch.randint(least, top, (8 * out, groups), generator=generator)
+    return Given(*placed(c, q.to(torch.uint8), zeros.to(torch.uint8)), layout)
 
 
-def _int32(eight: Sequence[int], order: Sequence[int]) -> int:
-    """One int32, from its 32 bits, highest first, as two's complement."""
-    bits = "".join(f"{eight[source]:04b}" for source in reversed(order))
-    return int(bits, 2) - (2**32 if bits[0] == "1" else 0)
+def packed(rows: Tensor, layout: str) -> Tensor:
+    """Each int32 from its 32 bits, highest first, as two's complement."""
+    order = AWQ_ORDER if layout == "awq" else range(8)
 
+    def word(eight: list[int]) -> int:
+        bits = "".join(f"{eight[source]:04b}" for source in reversed(order))
+        return int(bits, 2) - (2**32 if bits[0] == "1" else 0)
 
-def _packed(rows: list[list[int]], order: Sequence[int]) -> Tensor:
-    return torch.tensor(
-        [[_int32(row[i : i + 8], order) for i in range(0, len(row), 8)] for row in rows],
-        dtype=torch.int32,
-    )
+    words = [[word(row[i : i + 8]) for i in range(0, len(row), 8)] for row in rows.tolist()]
+    return torch.tensor(words, dtype=torch.int32)
 
 
 def by_hand(q: Tensor, zeros: Tensor, layout: str) -> Parts:
-    if layout == "gptq":
-        qweight = _packed(q.tolist(), IN_ORDER).T  # [out, in / 8] -> [in / 8, out]
-        return qweight.contiguous(), _packed((zeros.T.int() - 1).tolist(), IN_ORDER)
-    return _packed(q.T.tolist(), AWQ_ORDER), _packed(zeros.T.tolist(), AWQ_ORDER)
+    if layout == "gptq":  # [out, in / 8] -> [in / 8, out]
+        return packed(q, layout).T.contiguous(), packed(zeros.T.int() - 1, layout)
+    return packed(q.T, layout), packed(zeros.T, layout)
 
 
-def pack(rows: Tensor, order: Sequence[int] = IN_ORDER, how: str = "") -> Tensor:
-    """Pack along the last dimension, with one switch per known mistake."""
-    eight = rows.long().unflatten(-1, (-1, 8))[..., list(order)]
-    if how == "clamped":
-        return (eight << 4 * torch.arange(8)).sum(-1).clamp(max=2**31 - 1).int()
-    if how == "uint8":
-        small = rows.to(torch.uint8).unflatten(-1, (-1, 8))[..., list(order)]
-        return (small << (4 * torch.arange(8)).to(torch.uint8)).sum(-1).int()
-    if how == "bytes":
-        return (eight << 8 * torch.arange(8)).sum(-1).int()
-    return (eight << 4 * torch.arange(8)).sum(-1).int()
-
-
-def layer(
-    q: Tensor,
-    zeros: Tensor,
-    layout: str,
-    *,
-    how: str = "",
-    gptq_order: Sequence[int] = IN_ORDER,
-    awq_order: Sequence[int] = AWQ_ORDER,
-    zeros_order: Sequence[int] | None = None,
-    minus: tuple[int, int] = (1, 0),
-    along: str = "right",
-) -> Parts:
-    """`pack_layer` with one switch per known mistake. It is never the oracle."""
-    gptq = layout == "gptq"
-    order = gptq_order if gptq else awq_order
-    z = (zeros.int() - minus[0 if gptq else 1]) & 15
-    qzeros = pack(z.T, order if zeros_order is None or gptq else zeros_order, how)
-    if along == "in" or (along == "right" and gptq):
-        return pack(q, order, how).T, qzeros
-    return pack(q.T, order, how), qzeros
-
-
-def _but(**switches: Any) -> Callable[..., Parts]:
-    return lambda *args: layer(*args, **switches)
-
-
-PACK_LAYER = Contract(
-    inputs=draw_layer,
-    judge=Returns(by_hand, wrong=in_parts(("qweight", "qzeros"))),
-    passed="Both layouts, bit for bit: eight codes in an int32, up to the sign bit. These are the "
-    "tensors that vLLM reads from a GPTQ and from an AWQ checkpoint.",
-    clauses={
-        "form": Clause(
-            "{says}",
-            "The table gives the shapes of both layouts; int32 has room for eight nibbles.",
-        ),
-        "qweight": Clause(
-            "{says} Which eight codes share an int32, and which nibble does each get?",
-            "Write the first int32 as eight hexadecimal digits; the lowest "
-            "nibble is the last digit.",
-        ),
-        "qzeros": Clause(
-            '{says} They are packed along the outputs in both layouts. "gptq" stores '
-            'zero - 1, "awq" the zero.',
-            "Write the first int32 as eight hexadecimal digits; the lowest nibble is "
-            "the last digit.",
-        ),
-    },
-    mistakes=(
-        mistake(
-            'The layout "gptq" stores zero - 1, a slip of the first version that every reader '
-            "now counts on.",
-            "Every reader adds 1.",
-            _but(minus=(0, 0)),
-        ),
-        mistake(
-            'You store zero - 1 in both layouts. Only "gptq" does; "awq" stores the zero as it is.',
-            "Look at the layout.",
-            _but(minus=(1, 1)),
-        ),
-        mistake(
-            'The layout "awq" is interleaved: nibble i holds channel AWQ_ORDER[i]. Yours holds '
-            "channel i.",
-            "In qweight and in qzeros.",
-            _but(awq_order=IN_ORDER),
-        ),
-        mistake(
-            "AWQ's order is used the wrong way round: channel i went into nibble AWQ_ORDER[i]. "
-            "Nibble i holds channel AWQ_ORDER[i].",
-            "Pick for each nibble.",
-            _but(awq_order=AWQ_INVERSE),
-        ),
-        mistake(
-            "AWQ's zeros are not interleaved. They are packed as its codes are.",
-            "Both with AWQ_ORDER.",
-            _but(zeros_order=IN_ORDER),
-        ),
-        mistake(
-            "You interleave in both layouts. Only AWQ does.",
-            "GPTQ's nibbles are in order.",
-            _but(gptq_order=AWQ_ORDER),
-        ),
-        mistake(
-            "The first code is in the highest nibble. It belongs into the lowest.",
-            "The first one is not shifted.",
-            _but(gptq_order=IN_ORDER[::-1], awq_order=AWQ_ORDER[::-1]),
-        ),
-        mistake(
-            'The layout "gptq" packs along the inputs: eight neighbours of one output share '
-            "an int32. You pack along the outputs.",
-            "[in / 8, out].",
-            _but(along="out"),
-        ),
-        mistake(
-            "Large int32 are cut off. A nibble of 8 or more on top makes the number negative.",
-            "Convert int64 to int32 with `.to(torch.int32)`, which keeps the low 32 bits.",
-            _but(how="clamped"),
-        ),
-        mistake(
-            "You shift in uint8. It has 8 bits, so only two of eight codes are left.",
-            "`.long()` before the shift.",
-            _but(how="uint8"),
-        ),
-    ),
-)
+def wrong_words(expected: Parts, got: Any, given: Given) -> Fault | None:
+    """The first wrong int32 in hexadecimal digits, with the eight numbers that belong in it."""
+    names = ("qweight", "qzeros")
+    if fault := form(names, expected, got):
+        return fault
+    q, zeros, layout = given.args
+    for name, right, mine in zip(names, expected, got, strict=True):
+        if (off := mine != right).any():
+            row, column = off.nonzero()[0].tolist()
+            inputs = name == "qweight" and layout == "gptq"
+            eight = slice(8 * (row if inputs else column), 8 * (row if inputs else column) + 8)
+            source = zeros if name == "qzeros" else q
+            at = f"{column}, {eight.start}:{eight.stop}"
+            at = at if inputs else f"{eight.start}:{eight.stop}, {row}"
+            numbers = (source[column, eight] if inputs else source[eight, row]).tolist()
+            says = f"`{name}[{row}, {column}]` is made of "
+            says += f"`{'zeros' if name == 'qzeros' else 'q'}[{at}]` = {numbers}."
+            words = [f"0x{int(t[row, column]) % 2**32:08x}" for t in (right, mine)]
+            return Fault(name, "", right, mine, says, words=(words[0], words[1]))
+    return None
