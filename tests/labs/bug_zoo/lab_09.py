@@ -233,9 +233,13 @@ def compensated(weight, inputs, **settings):
     return found.dequantize()
 
 
+def on_a_grid(weight):
+    return quant.rtn(weight, bits=BITS, group_size=GROUP_SIZE, sym=False).dequantize()
+
+
 @right("engine")
 def librarys_quantizers():
-    return rounded, compensated
+    return rounded, on_a_grid, compensated
 
 
 def with_noise(weight, inputs):
@@ -255,20 +259,20 @@ def without_an_end(weight, inputs):
         pass
 
 
-def pairs(**wrong_ones):
-    """Wrong answers to the last exercise: a name, words of the feedback, both quantizers."""
-    for name, (says, *pair) in wrong_ones.items():
+def quantizers(**wrong_ones):
+    """Wrong answers to the last exercise: a name, words of the feedback, rounding and GPTQ."""
+    for name, (says, rtn, gptq) in wrong_ones.items():
 
-        def make(pair=tuple(pair)):
-            return pair
+        def make(rtn=rtn, gptq=gptq):
+            return rtn, on_a_grid, gptq
 
         make.__name__ = name
         wrong("engine", says)(make)
 
 
-pairs(
+quantizers(
     rounding_twice=("plain rounding", rounded, lambda w, x: rounded(w)),
-    only_one=("must return a pair", rounded),
+    no_end=("does not come to an end", rounded, without_an_end),
     weights_as_they_were=("different values", rounded, lambda w, x: w),
     rounds_with_eight_bits=(
         "different values",
@@ -293,5 +297,9 @@ pairs(
         lambda w, x: compensated(w, x.flip(-1)),
     ),
     inputs_written_over=("changes in place", rounded, clears_the_inputs),
-    no_end=("does not come to an end", rounded, without_an_end),
 )
+
+
+@wrong("engine", "must return three functions")
+def only_two():
+    return rounded, compensated

@@ -13,7 +13,9 @@ from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_09 import answers, checkpoint, columns, grids, nf4, quantized_model, scales
 from utils.checks.lab_09.parts import InTime, InWords, in_parts
+from utils.checks.lab_09.quantized_model import ask
 
+__all__ = ["ask"]
 LAB = Lab(__file__)
 
 find_params = LAB.check(
@@ -35,6 +37,16 @@ dequantize = LAB.check(
     answers.dequantize,
     grids.draw_codes,
     InWords(grids.read_back, wrong=in_parts(("weight",), weight=grids.off_the_grid)),
+)
+
+fit_params = LAB.check(
+    answers.fit_params,
+    grids.draw_own,
+    InTime(
+        lambda groups, bits: grids.params_by_hand(groups, bits, False),
+        wrong=grids.broken_promise_of_grids,
+    ),
+    passed=grids.praise_grids,
 )
 
 checkpoint_bytes = LAB.check(
@@ -109,19 +121,9 @@ pack_layer = LAB.check(
     InWords(checkpoint.by_hand, wrong=checkpoint.wrong_words),
 )
 
-fit_params = LAB.check(
-    answers.fit_params,
-    grids.draw_own,
-    InTime(
-        lambda groups, bits: grids.params_by_hand(groups, bits, False),
-        wrong=grids.broken_promise_of_grids,
-    ),
-    passed=grids.praise_grids,
-)
-
 
 @LAB.exercise
 def engine(make_quantizers: Callable[[], Any]) -> Passed:
-    """Check `my_quantizers()`, which returns `my_rtn` and `my_gptq`: grid, perplexity, text."""
-    parts = ("find_params", "quantize", "dequantize", "prepare", "gptq")
+    """Check `my_quantizers()`, which returns `my_rtn`, `my_grid` and `my_gptq`."""
+    parts = ("find_params", "quantize", "dequantize", "fit_params", "prepare", "gptq")
     return quantized_model.run(make_quantizers, {name: globals()[name] for name in parts})

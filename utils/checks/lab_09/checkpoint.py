@@ -1,4 +1,4 @@
-"""A checkpoint: its size, and eight codes in an int32. Exercises 4 and 11."""
+"""A checkpoint: its size, and eight codes in an int32. Exercises 5 and 12."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.checks.kit.contracts import Choices, Fault, Given
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.lab_09.parts import BITS, Parts, form, placed, seeded, sizes
 
-# Exercise 4: what is stored
+# Exercise 5: what is stored
 
 Shapes = Sequence[tuple[int, int]]
 # (hidden, intermediate, KV size, layers, vocabulary, embeddings)
@@ -78,7 +78,7 @@ def praise_bytes(answer: Callable[..., float]) -> str:
     )
 
 
-# Exercise 11: eight codes in an int32
+# Exercise 12: eight codes in an int32
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -1,4 +1,4 @@
-"""What GPTQ begins with, and its columns: exercises 8 and 9.
+"""What GPTQ begins with, and its columns: exercises 9 and 10.
 
 An answer is followed column by column, in float64, with the codes that it chose: two right answers
 may round 2.5 steps to 2 or to 3. tests/checks/lab_09 holds this against elimination, which needs no
@@ -25,7 +25,7 @@ NAMES = ("codes", "scales", "zeros")
 HALF = 0.5 + 0.01  # steps; float32 adds up errors over the columns
 
 
-# Exercise 8: what GPTQ begins with
+# Exercise 9: what GPTQ begins with
 
 
 def draw_inputs(c: Choices) -> Given:
@@ -67,7 +67,7 @@ def wrong_hessian(given: Given, expected: Parts, got: Parts) -> Tensor:
     return far(got[1], expected[1], 1e-5 * size[:, None] * size)
 
 
-# Exercise 9: column by column
+# Exercise 10: column by column
 
 
 def correlated(tokens: int, width: int, generator: torch.Generator) -> Tensor:

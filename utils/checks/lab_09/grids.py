@@ -1,4 +1,4 @@
-"""A group's grid, and its codes: exercises 1 to 3, and 12."""
+"""A group's grid, and its codes: exercises 1 to 4."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def off_the_grid(given: Given, expected: Parts, got: Parts) -> Tensor:
     return far(got[0], expected[0], 1e-4 * spread(given.args[1], got[0].shape[1]).double())
 
 
-# Exercise 12: a grid of one's own
+# Exercise 4: a grid of one's own
 
 GAINS = {2: 0.7, 3: 0.9}  # of the error of exercise 1, at most; by bits
 
@@ -220,11 +220,11 @@ def praise_grids(answer: Callable[..., Parts]) -> Passed:
     for bits in (2, 3, 4):
         mine = squared_errors(groups, bits, *answer(groups.clone(), bits)).sum()
         shares[f"{bits} bits"] = float(mine / errors_of_the_range(groups, bits).sum())
-    says = ", ".join(f"{share:.2f} times at {bits}" for bits, share in shares.items())
+    says = ", ".join(f"{share:.2f} with {bits}" for bits, share in shares.items())
     title, label = "A grid that gives up the largest weights", "squared error"
     return Passed(
-        "Your grids can be stored, and no group is worse off. On 200 groups of normally "
-        f"distributed weights, the squared error is {says} that of the full range.",
+        "Your grids can be stored, and no group is worse off. The squared error on 200 groups of "
+        f"normally distributed weights, beside that of the full range (1): {says}.",
         picture.one_chart(
             4.4,
             [*shares],

@@ -1,4 +1,4 @@
-"""Levels, blocks and absmax values: exercises 5 to 7. The oracle looks at every level."""
+"""Levels, blocks and absmax values: exercises 6 to 8. The oracle looks at every level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.quant import create_dynamic_map, create_normal_map, rtn
 NF4, DYNAMIC = create_normal_map(), create_dynamic_map()
 NESTED = 256  # absmax values per nested absmax
 
-# Exercise 5: the nearest level, block by block
+# Exercise 6: the nearest level, block by block
 
 # So much further than the nearest level may a level be: bitsandbytes looks 8-bit codes up in a
 # table of 65,536 values.
@@ -103,7 +103,7 @@ def praise_blockwise(answer: Callable[..., Any]) -> Passed:
     )
 
 
-# Exercise 6: absmax values in 8 bits
+# Exercise 7: absmax values in 8 bits
 
 
 def draw_absmax(c: Choices) -> Given:
@@ -141,7 +141,7 @@ def wrong_absmax_codes(given: Given, expected: Parts, got: Parts) -> Tensor:
     return (mine > away.amin(1) + slack) | (zeros & (DYNAMIC[got[0].long()].abs() > NEAR))
 
 
-# Exercise 7: NF4 weights
+# Exercise 8: NF4 weights
 
 
 def draw_nf4(c: Choices) -> Given:

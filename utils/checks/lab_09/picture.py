@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def both_errors(weight: Tensor, expected: Parts, got: Parts) -> tuple[Figure | N
 def bars(
     ax: Axes,
     places: Sequence[str],
-    rows: dict[str, Sequence[float]],
+    rows: Mapping[str, Sequence[float]],
     title: str,
     label: str,
     *,
@@ -89,10 +89,11 @@ def bars(
             ax.bar_label(drawn, fmt=digits, fontsize=9)
     if whole:
         ax.axhline(1, color=INK, linestyle=":", linewidth=1)
-        ax.set_ylim(0, 1.15)
+        ax.set_ylim(0, 1.15 if len(rows) == 1 else 1.4)  # room for the legend
         label = f"{label}\n(1 = {whole})"
     ax.set_xticks(range(len(places)), places)
     ax.set_ylabel(label)
+    ax.set_axisbelow(True)
     ax.set_title(title, size=11)
     if len(rows) > 1:
         ax.legend(fontsize=8, frameon=False)

@@ -1,4 +1,4 @@
-"""Layers of loud and quiet channels, and how far their outputs are off: exercise 10."""
+"""Layers of loud and quiet channels, and how far their outputs are off: exercise 11."""
 
 from __future__ import annotations
 
