@@ -17,7 +17,7 @@ from tools import check
         ("utils/engine/sample/sampler.py", ["tests/engine/sample/test_sampler.py"]),
         ("utils/pipeline/task/data.py", ["tests/pipeline/task/test_data.py"]),
         ("utils/pipeline/runner.py", ["tests/pipeline/test_runner.py"]),
-        ("utils/checks/lab_06/token_choices.py", ["tests/checks/test_lab_06.py"]),
+        ("utils/checks/lab_06/memory.py", ["tests/checks/test_lab_06.py"]),
         ("utils/checks/lab_01/__init__.py", ["tests/checks/lab_01"]),
         ("utils/checks/lab_05/pool_mistakes.py", ["tests/checks/lab_05"]),
         ("utils/checks/kit/runner.py", ["tests/checks/kit"]),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from utils.checks.lab_06.bare import name_of
 from utils.engine import StepRecord
 
 INK = "#1b1b1b"
-# Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
+# Face color, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
     "prompt": ("#b9d3ef", "", "tokens of a prompt"),
     "answer": ("#9fcf93", "", "tokens of an answer"),
@@ -45,12 +46,9 @@ def rows_of_cells(
     ticks: Sequence[str] = (),
     unit: float = 0.42,
 ) -> Figure:
-    """Labelled rows of cells, one above the other.
+    """Labelled rows of cells, the first on top.
 
     Args:
-        rows: (label, cells), the first on top.
-        title: of the figure.
-        xlabel: what lies along a row.
         limit: where to draw a line across all rows, such as a budget.
         ticks: labels of the columns, for cells of width 1.
         unit: inches of a cell of width 1.
@@ -64,29 +62,14 @@ def rows_of_cells(
         x = 0.0
         for cell in cells:
             if cell.kind is not None:
-                colour, hatch, _ = KINDS[cell.kind]
-                ax.add_patch(
-                    Rectangle(
-                        (x, y + 0.08),
-                        cell.width,
-                        0.84,
-                        facecolor=colour,
-                        hatch=hatch,
-                        edgecolor=INK,
-                        linewidth=0.7,
-                    )
-                )
-                # A hatch would strike the letters out: give them a ground of their own.
-                ground = dict(facecolor=colour, edgecolor="none", pad=1.2) if hatch else None
-                ax.text(
-                    x + cell.width / 2,
-                    y + 0.5,
-                    cell.text,
-                    ha="center",
-                    va="center",
-                    size=8,
-                    bbox=ground if cell.text else None,
-                )
+                color, hatch, _ = KINDS[cell.kind]
+                box = Rectangle((x, y + 0.08), cell.width, 0.84, facecolor=color, hatch=hatch)
+                box.set(edgecolor=INK, linewidth=0.7)
+                ax.add_patch(box)
+                text = ax.text(x + cell.width / 2, y + 0.5, cell.text, ha="center", va="center")
+                text.set_fontsize(8)
+                if hatch and cell.text:  # it would strike the letters out: a ground of their own
+                    text.set_bbox({"facecolor": color, "edgecolor": "none", "pad": 1.2})
             x += cell.width
     if limit is not None:
         ax.axvline(limit, color=INK, linewidth=2, linestyle="--")
@@ -102,8 +85,8 @@ def rows_of_cells(
         spine.set_visible(False)
     seen = {cell.kind for _, cells in rows for cell in cells}
     legend = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
-        for kind, (colour, hatch, words) in KINDS.items()
+        Patch(facecolor=color, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
+        for kind, (color, hatch, words) in KINDS.items()
         if kind in seen
     ]
     figure.legend(handles=legend, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
@@ -130,7 +113,7 @@ def static_batches(
 
 
 def budget(
-    rows: Sequence[tuple[str, Mapping[str, int]]],
+    rows: Mapping[str, Mapping[str, int]],
     decodes: Sequence[str],
     limit: int,
     title: str,
@@ -139,28 +122,20 @@ def budget(
     """The tokens of a step as a bar, request by request, against the token budget.
 
     Args:
-        rows: (label, tokens by request id).
+        rows: by their label, the tokens by request id.
         decodes: the requests whose token is one of an answer.
         limit: the budget.
-        title: of the figure.
         expected: what differs from this is marked.
     """
 
-    def kind(name: str, count: int) -> str:
-        if expected is not None and expected.get(name) != count:
-            return "wrong"
-        return "answer" if name in decodes else "prompt"
+    def cell(name: str, count: int) -> Cell:
+        kind = "answer" if name in decodes else "prompt"
+        kind = kind if expected is None or expected.get(name) == count else "wrong"
+        return Cell(f"{name}: {count}" if count > 2 else name, kind, count)
 
     drawn = [
-        (
-            label,
-            [
-                Cell(f"{name}: {n}" if n > 2 else name, kind(name, n), n)
-                for name, n in tokens.items()
-                if n > 0
-            ],
-        )
-        for label, tokens in rows
+        (label, [cell(name, n) for name, n in tokens.items() if n > 0])
+        for label, tokens in rows.items()
     ]
     xlabel = f"tokens of the step (dashed: the budget of {limit})"
     return rows_of_cells(drawn, title, xlabel, limit, unit=0.45)
@@ -181,36 +156,31 @@ def gantt(names: Sequence[str], charts: Mapping[str, Chart], title: str) -> Figu
     """Requests as rows, steps as columns, the number of tokens in each cell.
 
     Args:
-        names: of the requests, the first on top.
         charts: by their label. With two of them, the last is compared with the first.
-        title: of the figure.
     """
     num_steps = max(len(chart) for chart in charts.values())
-    first = max(0, num_steps - 40)
-    labels = list(charts)
+    first, before = max(0, num_steps - 40), next(iter(charts.values()))
     rows: list[Row] = []
     for label, chart in charts.items():
         for name in names:
             cells = []
             for step in range(first, len(chart)):
                 mark = chart[step].get(name)
+                right = before[step].get(name) if step < len(before) else None
                 kind = mark.kind if mark else None
-                other = charts[labels[0]][step : step + 1]  # none, where yours has more steps
-                if label != labels[0] and mark != (other[0].get(name) if other else None):
-                    kind = "wrong"
-                cells.append(Cell(str(mark.count) if mark and mark.count else "", kind))
+                text = str(mark.count) if mark and mark.count else ""
+                cells.append(Cell(text, kind if mark == right else "wrong"))
             rows.append((f"{label}: {name}" if len(charts) > 1 else name, cells))
     ticks = [str(step + 1) for step in range(first, num_steps)]
-    return rows_of_cells(
-        rows, title, "step (in the cells: tokens computed)", ticks=ticks, unit=0.32
-    )
+    xlabel = "step (in the cells: tokens computed)"
+    return rows_of_cells(rows, title, xlabel, ticks=ticks, unit=0.32)
 
 
 def chart_of(trace: Sequence[StepRecord], count: int) -> list[dict[str, Mark]]:
     """Recorded steps of requests A, B, C, ... as cells of a picture."""
     chart = []
     answered: dict[str, int] = {}
-    waits = {chr(ord("A") + number) for number in range(count)}
+    waits = {name_of(number) for number in range(count)}
     for record in trace:
         marks = {name: Mark("waits") for name in waits - set(record.tokens)}
         waits = (waits | set(record.preempted_req_ids)) - set(record.tokens)
@@ -225,24 +195,18 @@ def chart_of(trace: Sequence[StepRecord], count: int) -> list[dict[str, Mark]]:
 
 
 def crossover(
-    num_tokens: Sequence[int], recompute: Sequence[float], swap: Sequence[float], title: str
+    num_tokens: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str
 ) -> Figure:
-    """What both recoveries cost per token, in seconds, over the length of the request."""
+    """What each way back costs per token, over the length of the request."""
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     ax = figure.subplots()
-    for name, seconds, colour, style in (
-        ("recompute", recompute, "#1f4e9c", "-"),
-        ("swap out and in", swap, "#e07b00", "--"),
-    ):
-        per_token = [1e6 * s / n for s, n in zip(seconds, num_tokens, strict=True)]
-        ax.semilogx(num_tokens, per_token, style, color=colour, linewidth=2, label=name)
+    for (name, times), style in zip(seconds.items(), ("-", "--"), strict=True):
+        per_token = [1e6 * s / n for s, n in zip(times, num_tokens, strict=True)]
+        ax.semilogx(num_tokens, per_token, style, linewidth=2, label=name)
     ax.set_xlabel("computed tokens of the preempted request", size=9)
     ax.set_ylabel("µs per token", size=9)
     ax.set_ylim(bottom=0)
     ax.set_title(title, size=11)
     ax.tick_params(labelsize=8)
-    ax.grid(True, color="#dddddd", linewidth=0.6)
     ax.legend(fontsize=8, frameon=False)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
     return figure

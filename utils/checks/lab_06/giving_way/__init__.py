@@ -1,1 +1,0 @@
-"""Giving way when memory runs out: who, what it costs, and how to come back."""
