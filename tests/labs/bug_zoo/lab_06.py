@@ -217,4 +217,43 @@ for edit in (
     "== self.config.max_num_seqs => >= min(2, self.config.max_num_seqs)",
     "self.waiting = by_importance(self.waiting) => pass",
 ):
-    wrong("engine", "Exercise 8 is not right yet")(edited(answers.MyScheduler, [edit]))
+    wrong("engine", "Exercise 6 is not right yet")(edited(answers.MyScheduler, [edit]))
+
+
+# Its check takes two arguments.
+
+
+def with_scheduler(function, scheduler=answers.MyScheduler):
+    function.arguments = function, scheduler
+    return function
+
+
+@right("my_priority")
+@with_scheduler
+def classes(num_prompt_tokens, arrival_time):
+    return num_prompt_tokens > 500 and 1.5
+
+
+@wrong("my_priority", "First come, first served takes 4.0 s")
+@with_scheduler
+def first_come_first_served(num_prompt_tokens, arrival_time):
+    return arrival_time
+
+
+@wrong("my_priority", "others overtake it again and again")
+@with_scheduler
+def shortest_first(num_prompt_tokens, arrival_time):
+    return num_prompt_tokens
+
+
+@wrong("my_priority", "Expected a number")
+@with_scheduler
+def no_return(num_prompt_tokens, arrival_time):
+    pass
+
+
+@wrong("my_priority", "does not come to an end")
+@with_scheduler
+def endless(num_prompt_tokens, arrival_time):
+    while True:
+        pass

@@ -14,11 +14,11 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Fault, Given, InLockstep, Returns
 from utils.checks.kit.contracts.differences import difference
-from utils.checks.kit.contracts.guards import methods_refuse
+from utils.checks.kit.contracts.guards import held_output, methods_refuse
 from utils.checks.kit.lab.engine import not_the_engines
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Mismatch, Passed
-from utils.checks.lab_06 import answers, learners_engine, memory, pictures, steps
+from utils.checks.lab_06 import answers, learners_engine, memory, pictures, policies, steps
 from utils.checks.lab_06.bare import BareRequest, bare_request, name_of, names
 from utils.checks.lab_06.given import LARGE, Costs
 from utils.checks.lab_06.scheduler_story import SchedulerStory
@@ -42,6 +42,7 @@ choose_tokens = LAB.check(
     Returns(steps.longest_beginning, wrong=steps.wrong_step),
     tell=steps.tell_step,
     passed=steps.praise_step,
+    seconds=2.0,  # of a fault that only many requests show, the smallest input takes long to find
 )
 next_chunk = LAB.check(
     answers.next_chunk,
@@ -128,7 +129,96 @@ by_importance = LAB.check(
     tell=tell_line,
 )
 
-# Exercise 6: what the two ways back cost
+# Exercise 6: the scheduler
+
+METHODS = ("schedule", "update_from_output", "abort_requests")
+# Earlier exercises, by the name that the scheduler calls them by.
+PARTS = {"by_importance": by_importance, "next_chunk": next_chunk, "make_room": make_room}
+SCHEDULER = LAB.check(
+    answers.MyScheduler,
+    SchedulerStory.draw,
+    SchedulerStory.judge(answers.MyScheduler),
+    examples=200,
+).contract
+
+
+def judged_scheduler(scheduler_class: Any) -> Any:
+    """Random stories. If they fail because of an earlier exercise, its own check speaks."""
+    if not isinstance(scheduler_class, type):
+        raise Mismatch("Expected the class itself: pass `MyScheduler`.")
+    refuse = methods_refuse(
+        Scheduler,
+        METHODS,
+        "The engine's own scheduler does the work, by inheritance or through `super()`.",
+        f"Write all three methods yourself: {', '.join(METHODS)}.",
+    )
+    try:
+        with refuse:
+            return SCHEDULER.check(scheduler_class)
+    except Mismatch as wrong:
+        raise faulty_part(scheduler_class) or wrong from None
+
+
+@LAB.exercise
+def scheduler(scheduler_class: Any) -> Any:
+    """Check `schedule`, `update_from_output` and `abort_requests`."""
+    return judged_scheduler(scheduler_class)
+
+
+def faulty_part(scheduler_class: type) -> Mismatch | None:
+    """What the check of an earlier exercise says of the part that this class uses."""
+    for name, check in PARTS.items():
+        for part in parts_called(scheduler_class, name):
+            try:
+                check.contract.check(part)
+            except Mismatch as wrong:
+                exercise = check.title.partition(":")[0]
+                wrong.headline = (
+                    f"Your scheduler calls `{name}`, which is not right yet ({exercise}). "
+                    f"{wrong.headline}"
+                )
+                return wrong
+    return None
+
+
+def parts_called(scheduler_class: type, name: str) -> set[Callable[..., Any]]:
+    """The functions of this name that the class's methods find."""
+    bodies = (value for owner in scheduler_class.__mro__ for value in vars(owner).values())
+    methods = (value for value in bodies if isinstance(value, types.FunctionType))
+    found = {m.__globals__.get(name) for m in methods if name in m.__code__.co_names}
+    return {part for part in found if callable(part) and part is not getattr(answers, name)}
+
+
+# Exercises 7 and 8: the engine, and a policy
+
+
+@LAB.exercise
+def engine(scheduler_class: Any) -> Passed:
+    """Check `LLM(scheduler_cls=...)`: the same answers and steps, with much memory and little."""
+    needs_scheduler(scheduler_class)
+    return learners_engine.run(scheduler_class)
+
+
+@LAB.exercise
+def my_priority(function: Any, scheduler_class: Any = None) -> Passed:
+    """Check `my_priority(num_prompt_tokens, arrival_time)` with the learner's scheduler."""
+    needs_scheduler(scheduler_class)
+    with held_output():
+        return policies.judge(scheduler_class, function)
+
+
+def needs_scheduler(scheduler_class: Any) -> None:
+    """Refuse a scheduler that isn't right yet, or isn't the learner's."""
+    not_the_engines(scheduler_class, Scheduler, "MyScheduler")
+    try:
+        judged_scheduler(scheduler_class)
+    except Mismatch as wrong:
+        exercise = scheduler.title.partition(":")[0]
+        wrong.headline = f"{exercise} is not right yet. {wrong.headline}"
+        raise
+
+
+# Exercise 9, optional: what the two ways back cost
 
 
 def draw_costs(c: Choices) -> Given:
@@ -197,82 +287,8 @@ recovery_seconds = LAB.check(
     passed=praise_seconds,
 )
 
-# Exercise 7: swap or recompute
+# Exercise 10, optional: swap or recompute
 
 swap_or_recompute = LAB.check(
     answers.SwapOrRecompute, memory.SwapStory.draw, memory.SwapStory.judge(answers.SwapOrRecompute)
 )
-
-# Exercise 8: the scheduler
-
-METHODS = ("schedule", "update_from_output", "abort_requests")
-# Earlier exercises, by the name that the scheduler calls them by.
-PARTS = {"by_importance": by_importance, "next_chunk": next_chunk, "make_room": make_room}
-SCHEDULER = LAB.check(
-    answers.MyScheduler,
-    SchedulerStory.draw,
-    SchedulerStory.judge(answers.MyScheduler),
-    examples=200,
-).contract
-
-
-def judged_scheduler(scheduler_class: Any) -> Any:
-    """Random stories. If they fail because of an earlier exercise, its own check speaks."""
-    if not isinstance(scheduler_class, type):
-        raise Mismatch("Expected the class itself: `check.scheduler(MyScheduler)`.")
-    refuse = methods_refuse(
-        Scheduler,
-        METHODS,
-        "The engine's own scheduler does the work, by inheritance or through `super()`.",
-        f"Write all three methods yourself: {', '.join(METHODS)}.",
-    )
-    try:
-        with refuse:
-            return SCHEDULER.check(scheduler_class)
-    except Mismatch as wrong:
-        raise faulty_part(scheduler_class) or wrong from None
-
-
-@LAB.exercise
-def scheduler(scheduler_class: Any) -> Any:
-    """Check `schedule`, `update_from_output` and `abort_requests`."""
-    return judged_scheduler(scheduler_class)
-
-
-def faulty_part(scheduler_class: type) -> Mismatch | None:
-    """What the check of an earlier exercise says of the part that this class uses."""
-    for name, check in PARTS.items():
-        for part in parts_called(scheduler_class, name):
-            try:
-                check.contract.check(part)
-            except Mismatch as wrong:
-                exercise = check.title.partition(":")[0]
-                wrong.headline = (
-                    f"Your scheduler calls `{name}`, which is not right yet ({exercise}). "
-                    f"{wrong.headline}"
-                )
-                return wrong
-    return None
-
-
-def parts_called(scheduler_class: type, name: str) -> set[Callable[..., Any]]:
-    """The functions of this name that the class's methods find."""
-    bodies = (value for owner in scheduler_class.__mro__ for value in vars(owner).values())
-    methods = (value for value in bodies if isinstance(value, types.FunctionType))
-    found = {m.__globals__.get(name) for m in methods if name in m.__code__.co_names}
-    return {part for part in found if callable(part) and part is not getattr(answers, name)}
-
-
-# Exercise 9: the engine
-
-
-@LAB.exercise
-def engine(scheduler_class: Any) -> Passed:
-    """Check `LLM(scheduler_cls=...)`: the same answers and steps, with much memory and little."""
-    not_the_engines(scheduler_class, Scheduler, "MyScheduler")
-    try:
-        judged_scheduler(scheduler_class)
-    except Mismatch as wrong:
-        wrong.headline = f"Exercise 8 is not right yet. {wrong.headline}"
-        raise
-    return learners_engine.run(scheduler_class)

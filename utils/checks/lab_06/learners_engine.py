@@ -47,17 +47,22 @@ class Scene:
     limits: Limits = PLENTY
     priorities: tuple[int, ...] = (0,) * len(QUESTIONS)
     aborts_first: bool = False  # after two steps
+    most: int = 100  # tokens of an answer
 
     def __str__(self) -> str:
         asked = " ".join(repr(question) for question in list(QUESTIONS)[: len(self.priorities)])
         return f"{self.what}: {SchedulerStory.tell(self.limits)}; {asked}"
 
+    def asked(self) -> list[tuple[list[int], int, int]]:
+        """Prompt, number of tokens in the answer, and priority of each request."""
+        lengths = [min(length, self.most) for length in QUESTIONS.values()]
+        return list(zip(prompts(), lengths, self.priorities, strict=False))
+
     def chart(self) -> list[dict[str, Mark]]:
         """The steps that the right scheduler plans, found without the model."""
-        lengths = zip(prompts(), QUESTIONS.values(), self.priorities, strict=False)
         arrivals = [
             Arrival(len(prompt), num_answer, priority, time=float(number))
-            for number, (prompt, num_answer, priority) in enumerate(lengths)
+            for number, (prompt, num_answer, priority) in enumerate(self.asked())
         ]
         steps = [*SchedulerStory.told(self.limits, arrivals).steps]
         if self.aborts_first:
@@ -71,7 +76,7 @@ class Scene:
 SCARCE = Scene("little memory", Limits(4, 32, 16, BLOCK_SIZE))
 SCENES = (
     Scene("plenty of memory"),
-    Scene("priorities 1, 2 and 0", Limits(1, 2048, 80, BLOCK_SIZE), (1, 2, 0)),
+    Scene("priorities 1, 2 and 0", Limits(1, 2048, 80, BLOCK_SIZE), (1, 2, 0), most=2),
     Scene("the first request is aborted after two steps", priorities=(0, 0), aborts_first=True),
     SCARCE,
 )
@@ -138,8 +143,7 @@ def play(scheduler_class: Any, scene: Scene) -> Run:
     scheduler: Any = scheduler_class if own else functools.partial(Watched, scheduler_class)
     engine = model().new_engine(changes=changes, scheduler_cls=scheduler)
     engine.step_trace = []
-    asked = zip(prompts(), QUESTIONS.values(), scene.priorities, strict=False)
-    for number, (prompt, num_answer, priority) in enumerate(asked):
+    for number, (prompt, num_answer, priority) in enumerate(scene.asked()):
         params = SamplingParams(temperature=0.0, max_tokens=num_answer, ignore_eos=True)
         engine.add_request(name_of(number), prompt, params, priority)
     tokens: dict[str, list[int]] = {}
@@ -171,7 +175,7 @@ def judged(scheduler_class: Any, scene: Scene) -> Run:
     count = len(scene.priorities)
     for number in range(int(scene.aborts_first), count):
         name = name_of(number)
-        want, got = reference()[name], mine.tokens.get(name, [])
+        want, got = reference()[name][: scene.most], mine.tokens.get(name, [])
         # Other batches round differently: a near tie may turn.
         if not same_but_for_a_tie(oracle, prompts()[number], got, want):
             raise Mismatch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -37,6 +38,20 @@ class Limits:
     budget: int
     num_blocks: int
     block_size: int
+
+
+def config_of(limits: Limits) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=limits.num_blocks * limits.block_size,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.budget,
+        num_gpu_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        enable_prefix_caching=False,
+        scheduling_policy="priority",
+    )
 
 
 @dataclass(frozen=True)
@@ -237,18 +252,7 @@ class SchedulerStory(Story):
         return any(not request.is_finished for request in self.requests.values())
 
     def _new(self, answer: Any, manager: KVCacheManager) -> Any:
-        limits = self.setting
-        config = EngineConfig(
-            max_model_len=limits.num_blocks * limits.block_size,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.budget,
-            num_gpu_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            enable_prefix_caching=False,
-            scheduling_policy="priority",
-        )
+        config = config_of(self.setting)
         return self.see("new", self.stage.do(answer, config, manager), "a scheduler")
 
     def _see_plan(
@@ -260,7 +264,7 @@ class SchedulerStory(Story):
             output.preempted_req_ids,
             self.setting,
         )
-        odd = {n: t for n, t in tokens.items() if not isinstance(t, int) or t < 1}
+        odd = {n: t for n, t in tokens.items() if not isinstance(t, Integral) or t < 1}
         self._see("counts", told(odd))
         self._see("unknown", told(name for name in tokens if name not in before))
         self._see("twice", told({n: t for n, t in tokens.items() if t > lacking[n]}))

@@ -91,7 +91,7 @@ def praise_waste(answer: Any) -> Passed:
 
 def draw_step(c: Choices) -> Given:
     """Limits that fit exactly, or by one not; long lines; requests that lack only a part."""
-    high, most = (12, 100) if c.rarely(15) else (3000, 5)
+    high, most = (12, 70) if c.rarely(15) else (3000, 5)
     numbers = iter(range(1000))
 
     def request(started: bool) -> BareRequest:
