@@ -12,9 +12,8 @@ from utils import checks
 from utils.checks.kit.contracts import Contract
 from utils.checks.kit.runner import Mismatch
 
-# The first one's answers lean on the engine's pool, which must refuse meanwhile: see
-# tests/checks/lab_05. The second is PROPOSE with shorter texts, for the engine's check.
-ELSEWHERE = {"CACHING_BLOCK_POOL", "PROPOSER"}
+# PROPOSE with shorter texts, for the engine's check.
+ELSEWHERE = {"PROPOSER"}
 
 
 def contracts() -> dict[str, Contract]:

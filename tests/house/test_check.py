@@ -19,7 +19,7 @@ from tools import check
         ("utils/pipeline/runner.py", ["tests/pipeline/test_runner.py"]),
         ("utils/checks/lab_06/memory.py", ["tests/checks/test_lab_06.py"]),
         ("utils/checks/lab_01/__init__.py", ["tests/checks/lab_01"]),
-        ("utils/checks/lab_05/pool_mistakes.py", ["tests/checks/lab_05"]),
+        ("utils/checks/lab_05/pool_story.py", ["tests/checks/lab_05"]),
         ("utils/checks/kit/runner.py", ["tests/checks/kit"]),
         ("notebooks/02_kv_cache.ipynb", ["notebooks/02_kv_cache.ipynb"]),
         ("notebooks/99_gone.ipynb", []),
@@ -49,7 +49,7 @@ def test_tools_and_site_have_the_tests_that_name_them() -> None:
 @pytest.mark.parametrize(
     ("file", "lab"),
     [
-        ("utils/checks/lab_05/pool_mistakes.py", "lab_05"),
+        ("utils/checks/lab_05/pool_story.py", "lab_05"),
         ("tests/labs/bug_zoo/lab_06.py", "lab_06"),
         ("tests/checks/test_lab_11.py", "lab_11"),
         ("utils/checks/kit/runner.py", None),

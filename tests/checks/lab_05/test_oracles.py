@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from typing import Any
 
 import pytest
 
+from tests.labs.bug_zoo.lab_05 import plugged
+from utils.checks import lab_05
 from utils.checks.kit.contracts import Choices
 from utils.checks.kit.contracts.shrinking import sample
-from utils.checks.kit.runner import NotWritten
-from utils.checks.lab_05 import (
-    block_digests,
-    endings,
-    growing_requests,
-    lookups,
-    pool_play,
-    stolen_blocks,
-)
-from utils.checks.lab_05.learners_parts import PluggedKVCacheManager, check_parts
-from utils.checks.lab_05.lookups import right_lookup
-from utils.checks.lab_05.pool_mistakes import Base
-from utils.checks.lab_05.predictions import draw, found_tokens
+from utils.checks.lab_05 import answers, block_digests, draw_prompts, found_tokens, tables, thefts
+from utils.checks.lab_05.growth_story import GrowthStory, Recorder
+from utils.checks.lab_05.pool_story import METHODS, PoolStory
+from utils.engine.core.block_pool import BlockPool
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import (
     get_hash_fn_by_name,
@@ -29,95 +24,127 @@ from utils.engine.core.kv_cache_utils import (
 )
 from utils.sim.prompt_cache import bare_request, find_cached_tokens
 
+SHA256 = get_hash_fn_by_name("sha256")
+# The engine's pool, whose methods no check can take away.
+EnginePool = type("EnginePool", (BlockPool,), {name: vars(BlockPool)[name] for name in METHODS})
+
 
 def test_brute_force_finds_what_the_engines_manager_finds():
-    drawn = [given.args for given in sample(draw, 60)]
+    drawn = [given.args for given in sample(draw_prompts, 60)]
     found = [found_tokens(prompts, size) for prompts, size in drawn]
     assert found == [find_cached_tokens(prompts, size) for prompts, size in drawn]
     assert sum(map(any, found)) > 20
 
 
+def test_the_engines_pool_is_right():
+    assert lab_05.block_pool(EnginePool).passed
+
+
 @pytest.mark.parametrize("num_tokens", [3, 8, 11])
 def test_the_right_hasher_makes_the_engines_chain(num_tokens):
     request = bare_request(0, list(range(num_tokens)))
-    keys = get_request_block_hasher(4, get_hash_fn_by_name("sha256"))(request)
-    recorder = growing_requests.Recorder("h", 0)
-    links = growing_requests.right_hasher(request, 4, recorder)
-    sha256 = get_hash_fn_by_name("sha256")
+    keys = get_request_block_hasher(4, SHA256)(request)
+    links = answers.request_block_hasher(request, 4, Recorder(0))
     hashed: dict[Any, bytes] = {None: None}  # by its link
     for link in links:
-        hashed[link] = hash_block_tokens(sha256, hashed[link.parent], link.token_ids)
+        hashed[link] = hash_block_tokens(SHA256, hashed[link.parent], link.token_ids)
     assert [hashed[link] for link in links] == keys
     assert [link.parent for link in links] == [None, *links][: len(links)]
 
 
 def test_the_right_lookup_is_the_engines():
-    hasher = get_request_block_hasher(2, get_hash_fn_by_name("sha256"))
-    manager = KVCacheManager(20, 2, True, hasher)
+    manager = KVCacheManager(20, 2, True, get_request_block_hasher(2, SHA256))
     for number, length in enumerate((5, 8, 8, 3, 1)):
         request = bare_request(number, list(range(length)))
         blocks, found = manager.get_computed_blocks(request)
-        assert right_lookup(request, 2, manager.block_pool) == (blocks, found)
+        assert answers.get_computed_blocks(request, 2, manager.block_pool) == (blocks, found)
         manager.allocate_slots(request, length - found, blocks)
 
 
+class Config:
+    """What a manager reads of an `EngineConfig`."""
+
+    num_gpu_blocks, block_size = 9, 4
+
+
+def test_the_parts_do_what_the_engines_manager_does():
+    """Requests come and go in a pool that is too small for them, so blocks are evicted.
+
+    Each prompt ends with a token of its own: of two blocks with the same contents, any could be
+    found, and what is evicted later would depend on it.
+    """
+    mine = plugged(Config(), SHA256)
+    theirs = KVCacheManager(9, 4, True, get_request_block_hasher(4, SHA256))
+    dice, running, hits = random.Random(0), [], 0
+    for number in range(300):
+        prompt = [*[dice.choice((1, 70_000))] * dice.randint(0, 16), 1000 + number]
+        pair = [bare_request(number, list(prompt), dice.choice((None, "ada")))] * 2
+        pair[1] = bare_request(number, list(prompt), pair[0].cache_salt)
+        found = [m.get_computed_blocks(r) for m, r in zip((mine, theirs), pair, strict=True)]
+        assert found[0][1] == found[1][1]
+        hits += found[0][1]
+        room = [
+            m.allocate_slots(r, r.num_tokens - n, blocks) is not None
+            for m, r, (blocks, n) in zip((mine, theirs), pair, found, strict=True)
+        ]
+        assert room[0] == room[1]
+        running += [pair] if room[0] else []
+        while running and (len(running) > 2 or not room[0] or dice.random() < 0.5):
+            ended = running.pop(dice.randrange(len(running)))
+            mine.free(ended[0])
+            theirs.free(ended[1])
+            room = [True]
+        free = [m.block_pool.get_num_free_blocks() for m in (mine, theirs)]
+        assert free[0] == free[1]
+    assert hits > 300
+
+
 def test_inputs_reach_the_corners():
-    assert {p.kind for p in sample(block_digests.draw, 300)} == set(block_digests.KINDS)
-    tokens = [t for p in sample(block_digests.draw, 300) for t in p.one.tokens]
-    assert max(tokens) > 65_535
-    assert {s for g in sample(growing_requests.draw, 200) for *_, s in g.starts} == {
-        None,
-        "ada",
-        "",
-        "bob",
-        " ",
-        "None",
-        "0",
-    }
-    drawn = sample(lookups.draw, 200)
+    pairs = sample(block_digests.draw, 600)
+    assert {p.kind for p in pairs} == set(block_digests.KINDS)
+    assert max(t for p in pairs for t in p.one.tokens) > 131_071
+    parents = [(p.one.parent, p.other.parent) for p in pairs if p.kind == "parent"]
+    assert any(zlib.crc32(one) == zlib.crc32(other) for one, other in parents)
+    growths = [GrowthStory.draw(Choices(random.Random(n))).setting for n in range(200)]
+    assert {salt for growth in growths for *_, salt in growth.starts} >= {None, "ada", "", "bob"}
+    drawn = sample(tables.draw_lookup, 200)
     assert any(look.blocks and "gone" not in look.blocks for look in drawn)
     assert any(len(look.blocks) > 64 for look in drawn)
-    thefts = sample(stolen_blocks.draw, 200)
-    assert {theft.num_bytes for theft in thefts} == {1, 2}
-    assert {len(theft.prompt) // theft.block_size for theft in thefts} == {1, 2, 3, 4}
-    assert any(theft.vocab_size < 2 ** stolen_blocks.BITS[theft.num_bytes] for theft in thefts)
-    assert any(case.full < case.size for case in sample(endings.draw, 50))
-    stories = sample(pool_play.draw, 300)
-    assert {len(story.sizes) for story in stories} == {1, 2}
-    assert max(story.sizes[0] for story in stories) > 1024
+    assert any(case.full < case.size for case in sample(tables.draw_ending, 50))
+    assert max(len(given.args[0]) for given in sample(draw_prompts, 200)) > 16
+    stolen = sample(thefts.draw, 200)
+    assert {theft.num_bytes for theft in stolen} == {1, 2}
+    assert {len(theft.prompt) // theft.block_size for theft in stolen} == {1, 2, 3, 4}
+    assert any(theft.vocab_size < 2 ** thefts.BITS[theft.num_bytes] for theft in stolen)
+    pools = [PoolStory.draw(Choices(random.Random(n))) for n in range(300)]
+    assert max(story.setting.size for story in pools) > 1024
+    assert PoolStory.draw(Choices()).steps == ()
 
 
 def test_a_pair_differs_unless_it_shall_be_the_same():
     for pair in sample(block_digests.draw, 500):
-        same = (pair.one.parent, pair.one.tokens, pair.one.extra) == (
-            pair.other.parent,
-            pair.other.tokens,
-            pair.other.extra,
-        )
-        assert same == (pair.kind in ("same", "left out"))
+        one, other = ((b.parent, b.tokens, b.extra) for b in (pair.one, pair.other))
+        assert (one == other) == (pair.kind in ("same", "left out"))
 
 
-def test_the_smallest_story_is_empty():
-    assert pool_play.draw(Choices()).steps == ()
-
-
-def stub(*_):
+def stub(*_: Any) -> Any:
     raise NotImplementedError
 
 
-@pytest.mark.parametrize(
-    "part", ["hash_block_tokens", "request_block_hasher", "get_computed_blocks", "free_request"]
-)
-def test_the_last_exercise_names_a_part_that_is_not_written(part):
-    def make(config, hash_function):
-        parts = {
-            "hash_block_tokens": block_digests.right_hash,
-            "request_block_hasher": growing_requests.right_hasher,
-            "get_computed_blocks": right_lookup,
-            "free_request": endings.right_ending,
-        }
-        pool = Base(config.num_gpu_blocks)
-        return PluggedKVCacheManager(config, hash_function, pool, **parts | {part: stub})
+@pytest.mark.parametrize("missing", METHODS)
+def test_a_half_written_pool_is_told_so_not_that_it_is_wrong(missing):
+    feedback = lab_05.block_pool(type("Half", (answers.CachingBlockPool,), {missing: stub}))
+    assert feedback.status == "not written yet"
+    assert "stub" in feedback.headline
 
-    with pytest.raises(NotWritten, match="stub"):
-        check_parts(make)
+
+@pytest.mark.parametrize("part", ["hash_tokens", "hasher", "pool", "lookup", "free"])
+def test_the_last_exercise_names_a_part_that_is_not_written(part):
+    half = type("Half", (answers.CachingBlockPool,), {"touch": stub})
+    feedback = lab_05.engine(lambda c, h: plugged(c, h, **{part: half if part == "pool" else stub}))
+    assert feedback.status == "not written yet"
+
+
+def test_a_constructor_that_fails_is_the_learners_fault():
+    pool_class = type("NoNumber", (BlockPool,), {"__init__": lambda self: None})
+    assert lab_05.block_pool(pool_class).status == "failed"

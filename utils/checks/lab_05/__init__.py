@@ -1,72 +1,186 @@
-"""The checks of lab 05.
+"""The checks of lab 05: what is drawn, and what is right.
 
-Oracles: brute force over tokens and prefixes, the engine's own pool, hashes and manager, and the
-engine without a prefix cache.
+Oracles: brute force over tokens and prefixes, the engine's own cache and counters, and the engine
+without a prefix cache. `answers.py` is held against the engine's own parts in `tests/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.checks.kit.runner import Mismatch, Passed, exercise
-from utils.checks.lab_05.block_digests import HASH_BLOCK_TOKENS
-from utils.checks.lab_05.endings import FREE_REQUEST
-from utils.checks.lab_05.growing_requests import REQUEST_BLOCK_HASHER
-from utils.checks.lab_05.learners_engine import judge_engine, judge_prediction
-from utils.checks.lab_05.lookups import GET_COMPUTED_BLOCKS
-from utils.checks.lab_05.pool_mistakes import CACHING_BLOCK_POOL
-from utils.checks.lab_05.right_pool import engine_methods_refuse
-from utils.checks.lab_05.stolen_blocks import STEAL_BLOCKS
-from utils.engine.core.block_pool import BlockPool
+from matplotlib.figure import Figure
+
+from utils.checks.kit import prefix_pictures
+from utils.checks.kit.contracts import Choices, Fault, Given, InLockstep, Raised, Returns
+from utils.checks.kit.contracts.differences import difference
+from utils.checks.kit.contracts.faults import attempt
+from utils.checks.kit.contracts.guards import held_output
+from utils.checks.kit.lab.engine import speaks_first
+from utils.checks.kit.lab.lab import Lab
+from utils.checks.kit.patience import watching
+from utils.checks.kit.runner import Mismatch, Passed, describe
+from utils.checks.lab_05 import answers, block_digests, tables, thefts
+from utils.checks.lab_05.growth_story import GrowthStory
+from utils.checks.lab_05.learners_engine import (
+    ALT,
+    BLOCK_SIZE,
+    ManagerFactory,
+    Trial,
+    counted_hits,
+    example_prompts,
+    plugged,
+)
+from utils.checks.lab_05.pool_story import PoolStory
+from utils.timing import one_thread
+
+LAB = Lab(__file__)
+Prompts = Sequence[Sequence[int]]
+
+# Exercise 1: what will be found
 
 
-@exercise("Exercise 1: hash_block_tokens", points=3)
-def hash_block_tokens(function: Callable[..., bytes]) -> str | Passed:
-    """Check `hash_block_tokens(hash_function, parent_block_hash, token_ids, extra_keys)`."""
-    return HASH_BLOCK_TOKENS.check(function)
+def draw_prompts(c: Choices) -> Given:
+    """Prompts that begin as earlier ones do, and end with or within a block."""
+    block_size = c.pick((4, 2, 1, 3, 16))
+    long = c.rarely(10)
+    offset = c.pick((0, 0, 70_000))
+    prompts: list[list[int]] = []
+
+    def prompt() -> None:
+        start: list[int] = []
+        if prompts and not c.rarely(4):
+            earlier = prompts[-1 - c.integer(0, len(prompts) - 1)]
+            start = earlier[: len(earlier) - c.integer(0, len(earlier))]
+        blocks = c.integer(0, 40 if long else 2)
+        tail = blocks * block_size + c.pick((0, 1, c.integer(0, block_size)))
+        # Few tokens, for equal blocks behind other blocks; and such as 1, 11 and 1, 1, 1.
+        kinds = c.pick(((1, 2, 3), (1,), (1, 11, 111)))
+        new = [offset + c.pick(kinds) for _ in range(max(tail, not start))]
+        prompts.append([*start, *new])
+
+    c.some(prompt, 0, 24 if c.rarely(6) else 7)
+    return Given(prompts, block_size)
 
 
-@exercise("Exercise 2: request_block_hasher", points=3)
-def request_block_hasher(function: Callable[..., list[Any]]) -> str | Passed:
-    """Check `request_block_hasher(request, block_size, hash_block)`."""
-    return REQUEST_BLOCK_HASHER.check(function)
+def found_tokens(prompts: Prompts, block_size: int) -> list[int]:
+    """Brute force: compare each prompt with each earlier one, token by token."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        # What an earlier prompt leaves behind are its full blocks.
+        earlier = [p[: len(p) // block_size * block_size] for p in prompts[:number]]
+        found.append(min(common(earlier, prompt), len(prompt) - 1) // block_size * block_size)
+    return found
 
 
-@exercise("Exercise 3: get_computed_blocks", points=3)
-def get_computed_blocks(function: Callable[..., tuple[list[Any], int]]) -> str | Passed:
-    """Check `get_computed_blocks(request, block_size, block_pool)`."""
-    return GET_COMPUTED_BLOCKS.check(function)
+def common(earlier: Prompts, prompt: Sequence[int]) -> int:
+    """With how many tokens does the prompt begin as one of the earlier ones does?"""
+    best = 0
+    for other in earlier:
+        same = 0
+        while same < min(len(other), len(prompt)) and other[same] == prompt[same]:
+            same += 1
+        best = max(best, same)
+    return best
 
 
-@exercise("Exercise 4: CachingBlockPool", points=5)
-def block_pool(pool_class: Callable[..., Any]) -> str | Passed:
-    """Check the five methods of the pool, in stories of requests that share blocks."""
-    if not (isinstance(pool_class, type) and issubclass(pool_class, BlockPool)):
-        raise Mismatch("Expected a class that extends `BlockPool`, as the cell above defines it.")
-    with engine_methods_refuse():
-        return CACHING_BLOCK_POOL.check(pool_class)
+def other_numbers(expected: list[int], got: Any, given: Given) -> Fault | None:
+    says = difference(expected, got)
+    prompts, size = given.args
+    draw_it = functools.partial(picture_of_prompts, prompts, size, expected, got)
+    return Fault("returns", "", expected, got, says, picture=draw_it) if says else None
 
 
-@exercise("Exercise 5: free_request", points=1)
-def free_request(function: Callable[..., None]) -> str | Passed:
-    """Check `free_request(block_pool, block_table)`."""
-    return FREE_REQUEST.check(function)
+def picture_of_prompts(prompts: Prompts, size: int, want: list[int], got: Any) -> Any:
+    short = max(map(len, prompts)) <= 40 * size and len(prompts) <= 8
+    figure: Figure | None = prefix_pictures.prompts(prompts, size, want, got) if short else None
+    return figure, ALT if short else ""
 
 
-@exercise("Exercise 6: steal_blocks", points=3)
-def steal_blocks(function: Callable[..., list[int]]) -> str | Passed:
-    """Check `steal_blocks(hash_block, wanted, block_size, vocab_size)` on the engine's own pool."""
-    return STEAL_BLOCKS.check(function)
+def tell_prompts(given: Given) -> str:
+    prompts, size = given.args
+    shown = [p if len(p) <= 40 else [*p[:12], "...", *p[-4:]] for p in prompts]
+    return f"block_size {size}, prompts {shown}"
 
 
-@exercise("Exercise 7: predict_num_cached_tokens", points=3)
-def predict_num_cached_tokens(function: Callable[..., list[int]]) -> Passed:
-    """Check `predict_num_cached_tokens(prompts, block_size)` by brute force, then by the engine."""
-    return judge_prediction(function)
+def praise_prediction(answer: Any) -> Passed:
+    """The engine's own counters, on real prompts."""
+    prompts, counted = example_prompts(), counted_hits()
+    predicted = attempt(answer, [list(prompt) for prompt in prompts], BLOCK_SIZE)
+    if predicted != counted:
+        raise Mismatch(
+            "The engine counted something else.",
+            expected=f"`{counted}`",
+            got=predicted.says if isinstance(predicted, Raised) else describe(predicted),
+        )
+    return Passed(
+        f"Right on 200 lists of prompts. Then the engine ran {len(prompts)} prompts of "
+        f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, in blocks of {BLOCK_SIZE}. "
+        f"You predicted {predicted}; its own counters say {counted}.",
+        prefix_pictures.prompts(prompts, BLOCK_SIZE, counted),
+        "The engine's prompts in blocks, and which of them were found.",
+    )
 
 
-@exercise("Exercise 8: your parts run the engine", points=3)
-def engine(make_manager: Callable[..., Any]) -> Passed:
-    """Check `make_manager(config, hash_function)`: each part, then tokens as without cache."""
-    return judge_engine(make_manager)
+predict_num_cached_tokens = LAB.check(
+    answers.predict_num_cached_tokens,
+    draw_prompts,
+    Returns(found_tokens, wrong=other_numbers),
+    passed=praise_prediction,
+    tell=tell_prompts,
+    examples=200,
+)
+
+# Exercises 2 to 7: the parts of the cache, and how to steal from a weak one
+
+hash_block_tokens = LAB.check(
+    answers.hash_block_tokens,
+    block_digests.draw,
+    InLockstep(block_digests.play, answers.hash_block_tokens),
+    examples=600,
+)
+request_block_hasher = LAB.check(
+    answers.request_block_hasher,
+    GrowthStory.draw,
+    GrowthStory.judge(answers.request_block_hasher),
+    examples=200,
+)
+get_computed_blocks = LAB.check(
+    answers.get_computed_blocks,
+    tables.draw_lookup,
+    InLockstep(tables.play_lookup, answers.get_computed_blocks),
+    examples=200,
+)
+block_pool = LAB.check(
+    answers.CachingBlockPool,
+    PoolStory.draw,
+    PoolStory.judge(answers.CachingBlockPool),
+    examples=300,
+)
+free_request = LAB.check(
+    answers.free_request, tables.draw_ending, InLockstep(tables.play_ending, answers.free_request)
+)
+steal_blocks = LAB.check(
+    answers.steal_blocks, thefts.draw, InLockstep(thefts.play, answers.steal_blocks)
+)
+
+# Exercise 8: the learner's parts in the engine
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "hash_block_tokens": hash_block_tokens,
+    "request_block_hasher": request_block_hasher,
+    "get_computed_blocks": get_computed_blocks,
+    "block_pool": block_pool,
+    "free_request": free_request,
+}
+
+
+@LAB.exercise
+@one_thread()
+def engine(make_manager: ManagerFactory) -> Passed:
+    """Check each part alone, then that the engine's text is that of a run without a cache."""
+    for name, part in plugged(make_manager).parts().items():
+        speaks_first(PARTS[name], part)  # type: ignore[arg-type]
+    with held_output(), watching():
+        return Trial(make_manager).run()

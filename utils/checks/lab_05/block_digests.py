@@ -1,15 +1,15 @@
-"""Pairs of blocks that are easily confused, and what lab 05 says of them: exercise 1."""
+"""Pairs of blocks that are easily confused: exercise 2."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
 
-from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Stage, mistake
+from utils.checks.kit.contracts import Choices, Stage
 
 HASHES: dict[str, Callable[[bytes], bytes]] = {
     "SHA-256": lambda data: hashlib.sha256(data).digest(),
@@ -17,21 +17,28 @@ HASHES: dict[str, Callable[[bytes], bytes]] = {
     "SHA-512": lambda data: hashlib.sha512(data).digest(),
     "BLAKE2, 4 bytes": lambda data: hashlib.blake2b(data, digest_size=4).digest(),
 }
-KINDS = (
-    "parent",
-    "token",
-    "extra",
-    "order",
-    "digits",
-    "first",
-    "same",
-    "length",
-    "left out",
-    "salts joined",
-    "moved",
-)
 TOKENS = (1, 23, 5, 255, 256, 300, 0, 55_300, 65_535, 65_536, 99_999, 131_072, 200_000)
-WORDS = ("ada", "bob", "", "a", "None", "ü", "7", "\x00\x00", "a', 'b")
+OTHER_BITS = (1, 1 << 8, 1 << 16, 1 << 17, 1 << 18)
+SAME_CRC = 0x1DB710641  # bits that change no CRC-32 if all of them are flipped
+LONG = "customer " + "0" * 60
+# Salts that a careless encoding takes for the same one.
+ALIKE: tuple[tuple[str | None, str | None], ...] = (
+    (None, "ada"),
+    ("ada", "bob"),
+    (None, ""),
+    ("", "ü"),
+    ("é", "ü"),
+    ("é", "e\u0301"),
+    ("日", "本"),
+    ("Ada", "ada"),
+    ("ada", " ada"),
+    ("ada", "ada\0"),
+    ("ada", "'ada'"),
+    (None, "None"),
+    ("7", "07"),
+    (LONG + "1", LONG + "2"),
+    ("1" + LONG, "2" + LONG),
+)
 SEPARATORS = ("", ",", "|", " ", "/", ":", ";", "-", "_", "\n", "\0", "', '", '", "', "','", '","')
 Extra = tuple[str, ...] | None
 
@@ -69,72 +76,76 @@ def _short(digest: bytes) -> str:
 
 def draw(c: Choices) -> Pair:
     kind, name = c.pick(KINDS), c.pick(("SHA-256", "SHA-256", *HASHES))
-    parent = HASHES[name](bytes([c.integer(0, 9)])) if c.rarely(2) or kind == "parent" else None
-    count = c.size(2, 1200) if c.rarely(6) else c.integer(2, 5)
-    tokens = [c.pick(TOKENS) if i < 6 else i for i in range(count)]
-    extra: Extra = (c.pick(WORDS),) if c.rarely(3) else None
-    at = c.pick((0, count - 1, c.integer(0, count - 1)))
-    other_parent, other, other_extra = parent, list(tokens), extra
-    if kind == "parent":
-        assert parent is not None
-        place = c.pick((0, len(parent) - 1, c.integer(0, len(parent) - 1)))
-        changed = (parent[place] + c.pick((1, 128))) % 256
-        other_parent = parent[:place] + bytes([changed]) + parent[place + 1 :]
-    elif kind == "first":
-        parent, other_parent = None, HASHES[name](bytes([c.integer(0, 9)]))
-        if name.startswith("BLAKE2"):  # a parent that could be taken for a token
-            other_parent = (5).to_bytes(4, c.pick(("little", "big")))
-            tokens = [5, *other]
-    elif kind == "token":
-        other[at] = c.pick((tokens[at] + 1, tokens[at] ^ 256, tokens[at] ^ 65_536, 150_000))
-    elif kind == "order":
-        other = _rearranged(c, tokens)
-    elif kind == "digits":
-        tokens, other = _cut_twice(c)
-    elif kind == "length":
-        other.append(c.pick((0, tokens[-1])))
-    elif kind == "extra":
-        extra, other_extra = c.pick(WORDS[:2]), c.pick(WORDS[1:])  # type: ignore[assignment]
-        extra = None if c.rarely(2) else (str(extra),)
-        other_extra = (str(other_extra), *(["ada"] if c.rarely(4) else []))
-    elif kind == "salts joined":
-        by = c.pick(SEPARATORS)
-        extra, other_extra = c.pick(
-            ((("ab", "c"), ("a", "bc")), (("a", "b"), (f"a{by}b",)), (("a", "b"), ("b", "a")))
-        )
-    elif kind == "moved":
-        tokens, other, extra, other_extra = _token_as_salt(c, tokens)
-    one, two = Block(parent, tuple(tokens), extra), Block(other_parent, tuple(other), other_extra)
-    if kind == "left out":
-        one, two = Block(parent, one.tokens, None, True), Block(parent, one.tokens)
-    elif one == two and kind != "same":
-        two = Block(other_parent, (*other[:-1], other[-1] + 1), other_extra)
-    return Pair(kind, one, two, name, c.pick((list, tuple)))
+    digest = HASHES[name](bytes([c.integer(0, 9)]))
+    count = c.size(2, 1200) if c.rarely(6) else c.pick((2, 3, 4, 5, 16, 17))
+    tokens = tuple(c.pick(TOKENS) if i < 6 else i for i in range(count))
+    extra: Extra = (c.pick(("ada", "bob", "ü", "\0\0")),) if c.rarely(3) else None
+    block = Block(digest if c.rarely(2) else None, tokens, extra)
+    one, other = CHANGES[kind](c, block, digest)
+    if one == other and kind != "same":
+        other = replace(other, tokens=(*other.tokens[:-1], other.tokens[-1] + 1))
+    return Pair(kind, one, other, name, c.pick((list, tuple)))
 
 
-def _rearranged(c: Choices, tokens: list[int]) -> list[int]:
+def _parents(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    """Digests that differ in one byte, in the order of their bytes, or not in their CRC-32."""
+    place = c.pick((0, len(digest) - 1, c.integer(0, len(digest) - 1)))
+    how = c.pick(("byte", "order", "crc"))
+    if how == "order":
+        changed = digest[::-1]
+    elif how == "crc" and len(digest) > 4:
+        flipped = int.from_bytes(digest, "little") ^ SAME_CRC << 8 * c.integer(0, len(digest) - 5)
+        changed = flipped.to_bytes(len(digest), "little")
+    else:
+        byte = (digest[place] + c.pick((1, 128))) % 256
+        changed = digest[:place] + bytes([byte]) + digest[place + 1 :]
+    return replace(block, parent=digest), replace(block, parent=changed)
+
+
+def _no_parent(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    """A first block, and one whose parent looks like none, or like a token."""
+    parent = b"\0" + digest[1:] if c.rarely(3) else digest
+    if len(digest) == 4:
+        parent = (5).to_bytes(4, c.pick(("little", "big")))
+        return replace(block, parent=None, tokens=(5, *block.tokens)), replace(block, parent=parent)
+    return replace(block, parent=None), replace(block, parent=parent)
+
+
+def _moved_digit(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    """A digit of the first token belongs to the parent instead, if both are read as numbers."""
+    order, size, rest = c.pick(("big", "little")), len(digest), block.tokens[1:]
+    one = replace(block, parent=(12).to_bytes(size, order), tokens=(34, *rest))  # type: ignore[arg-type]
+    return one, replace(one, parent=(123).to_bytes(size, order), tokens=(4, *rest))  # type: ignore[arg-type]
+
+
+def _tokens(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    tokens, last = list(block.tokens), len(block.tokens) - 1
+    place = c.pick((0, last, c.integer(0, last), len(tokens) // 2))
+    tokens[place] ^= c.pick(OTHER_BITS)
+    return block, replace(block, tokens=tuple(tokens))
+
+
+def _orders(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
     """The same tokens in another order, or others that have something in common with them."""
-    a, b = sorted((*tokens[:2], 7))[1:]
-    rest = tokens[2:]
-    tokens[:] = [a + 1, b + 2, *rest]
+    a, b = sorted((*block.tokens[:2], 7))[1:]
+    rest = block.tokens[2:]
     how = c.pick(("swapped", "reversed", "sum", "repeated", "xor"))
-    if how == "repeated":
-        tokens[:] = [a, a, b + 1, *rest]
-    return {
-        "swapped": [b + 2, a + 1, *rest],
+    tokens = (a, a, b + 1, *rest) if how == "repeated" else (a + 1, b + 2, *rest)
+    others = {
+        "swapped": (b + 2, a + 1, *rest),
         "reversed": tokens[::-1],
-        "sum": [a, b + 3, *rest],
-        "repeated": [a, b + 1, b + 1, *rest],
-        "xor": [(a + 1) ^ 8, (b + 2) ^ 8, *rest],
-    }[how]
+        "sum": (a, b + 3, *rest),
+        "repeated": (a, b + 1, b + 1, *rest),
+        "xor": ((a + 1) ^ 8, (b + 2) ^ 8, *rest),
+    }
+    return replace(block, tokens=tokens), replace(block, tokens=others[how])
 
 
-def _cut_twice(c: Choices) -> tuple[list[int], list[int]]:
+def _digits(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
     """Digits written one behind the other, cut in two places: decimal, hex, and bytes."""
     base, most = c.pick(((10, 6), (16, 4), (256, 2)))
     count = c.integer(3, 2 * most - 1)
     digits = [1 + (i + c.integer(0, 5)) % 8 for i in range(count)]
-
     last_first = -1 if not c.rarely(2) else 1
 
     def value(part: list[int]) -> int:
@@ -142,18 +153,64 @@ def _cut_twice(c: Choices) -> tuple[list[int], list[int]]:
 
     low = max(1, count - most)
     cuts = low, c.integer(low + 1, min(most, count - 1))
-    one, other = ([value(digits[:cut]), value(digits[cut:])] for cut in cuts)
-    return one, other
+    one, other = ((value(digits[:cut]), value(digits[cut:])) for cut in cuts)
+    return replace(block, tokens=one), replace(block, tokens=other)
 
 
-def _token_as_salt(c: Choices, tokens: list[int]) -> tuple[list[int], list[int], Extra, Extra]:
+def _longer(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    return block, replace(block, tokens=(*block.tokens, c.pick((0, block.tokens[-1]))))
+
+
+def _salts(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    one, other = (None if salt is None else (salt,) for salt in c.pick(ALIKE))
+    return replace(block, extra=one), replace(block, extra=other)
+
+
+def _several_salts(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
+    by = c.pick(SEPARATORS)
+    pairs = (
+        (("ab", "c"), ("a", "bc")),
+        ((f"a{by}b", "c"), ("a", f"b{by}c")),
+        (("a", "b"), (f"a{by}b",)),
+        (("a", "b"), ("b", "a")),
+        (("a", "a"), ("a",)),
+        (("a", "b"), ("a", "c")),
+    )
+    one, other = c.pick(pairs)
+    return replace(block, extra=one), replace(block, extra=other)
+
+
+def _token_as_salt(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
     """The last token, or its last digit, is a salt instead."""
-    last = c.pick((2, 35, 77))
+    last, tokens = c.pick((2, 35, 77)), block.tokens
     how = c.pick(("digit", "text", "little", "big"))
     if how == "digit":
-        return [*tokens, last], [*tokens, last * 10 + 4], ("46",), ("6",)
+        return (
+            replace(block, tokens=(*tokens, last), extra=("46",)),
+            replace(block, tokens=(*tokens, last * 10 + 4), extra=("6",)),
+        )
     text = str(last) if how == "text" else last.to_bytes(4, how).decode()  # type: ignore[arg-type]
-    return [*tokens, last], tokens, None, (text,)
+    return replace(block, tokens=(*tokens, last), extra=None), replace(block, extra=(text,))
+
+
+CHANGES: dict[str, Callable[[Choices, Block, bytes], tuple[Block, Block]]] = {
+    "parent": _parents,
+    "token": _tokens,
+    "extra": _salts,
+    "order": _orders,
+    "digits": _digits,
+    "first": _no_parent,
+    "same": lambda c, block, digest: (block, block),
+    "length": _longer,
+    "left out": lambda c, block, digest: (
+        replace(block, extra=None, left_out=True),
+        replace(block, extra=None),
+    ),
+    "several": _several_salts,
+    "moved": _token_as_salt,
+    "moved digit": _moved_digit,
+}
+KINDS = (*CHANGES, "extra", "several", "parent", "token")
 
 
 class Spy:
@@ -185,146 +242,3 @@ def play(stage: Stage, function: Any, pair: Pair) -> None:
     again = stage.do(function, other_spy, one.parent, pair.sequence(one.tokens), one.extra)
     stage.see("another function", "its own" if again in other_spy.answers else "another's")
     stage.see(pair.kind, f"{'the same' if digests[0] == digests[1] else 'another'} hash")
-
-
-def right_hash(
-    hash_function: Callable[[bytes], bytes],
-    parent: bytes | None,
-    tokens: Sequence[int],
-    extra_keys: Extra = None,
-) -> bytes:
-    """Everything as text: quotes, commas and brackets keep the parts apart."""
-    return hash_function(repr((parent, list(tokens), extra_keys)).encode())
-
-
-def _but(**changes: Callable[[Any], Any]) -> Callable[..., bytes]:
-    """The right hash, with a part replaced before it enters."""
-
-    def function(f: Any, parent: Any, tokens: Any, extra: Any = None) -> bytes:
-        given = {"parent": parent, "tokens": tokens, "extra": extra}
-        return right_hash(f, *(changes.get(k, lambda v: v)(v) for k, v in given.items()))
-
-    return function
-
-
-WIDTH = "A token id needs 4 bytes: vocabularies have more than 65,536 tokens."
-HASH_BLOCK_TOKENS = Contract(
-    inputs=draw,
-    judge=InLockstep(play, right_hash),
-    passed="300 pairs of blocks that are easily confused have different hashes, and the same block "
-    "always has the same hash. So a hash stands for all tokens so far.",
-    examples=300,
-    clauses={
-        "bytes": Clause(
-            "Your function returned {got}; expected bytes.",
-            "Return what `hash_function(...)` returns.",
-        ),
-        "called": Clause(
-            "`hash_function` is never called.",
-            "Bring all parts together in one `bytes` object, and return "
-            "`hash_function(data)`. Python's `hash` differs between processes.",
-        ),
-        "returned": Clause(
-            "The result is not what `hash_function` returned.",
-            "Bring all parts together first, then call `hash_function` last.",
-        ),
-        "another function": Clause(
-            "With another `hash_function`, the result is not what that one "
-            "returned: something is kept from call to call.",
-            "Call the `hash_function` that is given, each time.",
-        ),
-        "parent": Clause(
-            "The hash ignores what came before, or a part of it: two blocks with "
-            "equal tokens and different parents have the same hash. Their keys and "
-            "values differ.",
-            "All of `parent_block_hash` must enter.",
-        ),
-        "first": Clause(
-            "A first block and a later block have the same hash.",
-            "Without a parent, let a constant stand in its place: `NONE_HASH`.",
-        ),
-        "token": Clause(
-            "Blocks that differ in one token have the same hash.",
-            f"All tokens must enter, each as a whole. {WIDTH}",
-        ),
-        "order": Clause(
-            "The order of the tokens does not matter to your hash, or different tokens "
-            "have the same hash.",
-            "No `sum`, no `sorted`, no `set`: position is part of the content.",
-        ),
-        "digits": Clause(
-            "Two lists of tokens have the same hash: written one behind the other, "
-            "without a separator, both are the same. As [1, 23] and [12, 3]: both are "
-            "123.",
-            "Give each token a fixed width, `token.to_bytes(4, 'little')`, or keep a separator.",
-        ),
-        "length": Clause(
-            "A block and the same block with one token more have the same hash.",
-            "All tokens must enter.",
-        ),
-        "extra": Clause(
-            "`extra_keys` is ignored, or what is in it: two tenants share their blocks.",
-            "Append, for example, `repr(extra_keys).encode()`.",
-        ),
-        "salts joined": Clause(
-            "Different `extra_keys` have the same hash: joined, both are the same text.",
-            "`repr(extra_keys)` keeps quotes and commas.",
-        ),
-        "moved": Clause(
-            "A block with one token less and a salt has the same hash as one without: "
-            "it is in doubt where the tokens end.",
-            "`repr(extra_keys)` begins with what no token begins with.",
-        ),
-        "left out": Clause(
-            "`extra_keys` left out and None are not the same.", "The default is None."
-        ),
-        "same": Clause(
-            "The same block has two different hashes.",
-            "Nothing but the arguments may enter: no counter, no `id`.",
-        ),
-    },
-    mistakes=(
-        mistake(
-            "The order of the tokens does not matter to your hash.",
-            "Position is part of the content.",
-            _but(tokens=sorted),
-        ),
-        mistake(
-            "Only the sum of the tokens enters: the order of the tokens does not matter, and "
-            "different tokens have the same hash.",
-            "Each token must enter.",
-            _but(tokens=lambda t: [sum(t)]),
-        ),
-        mistake(
-            "Only one byte of each token enters: token 5 and token 261 have the same hash.",
-            WIDTH,
-            _but(tokens=lambda t: [x % 256 for x in t]),
-        ),
-        mistake(
-            "Only two bytes of each token enter: token 5 and token 65541 have the same hash.",
-            WIDTH,
-            _but(tokens=lambda t: [x % 65_536 for x in t]),
-        ),
-        mistake(
-            "The last token does not enter: blocks that differ in their last token have the "
-            "same hash.",
-            "All tokens must enter.",
-            _but(tokens=lambda t: list(t)[:-1]),
-        ),
-        mistake(
-            "`extra_keys` is seen, but what is in it is ignored.",
-            "Append, for example, `repr(extra_keys).encode()`.",
-            _but(extra=bool),
-        ),
-        mistake(
-            "`extra_keys` is ignored: two tenants share their blocks.",
-            "Append, for example, `repr(extra_keys).encode()`.",
-            _but(extra=lambda e: None),
-        ),
-        mistake(
-            "`extra_keys` is ignored where there is a parent.",
-            "The parts enter independently.",
-            lambda f, p, t, e=None: right_hash(f, p, t, None if p else e),
-        ),
-    ),
-)

@@ -1,39 +1,112 @@
-"""The engine with a learner's prefix cache in it: the last two checks of lab 05."""
+"""The engine with a learner's prefix cache in it: the last check; and the first one's prompts."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from utils.checks.kit import prefix_pictures
-from utils.checks.kit.contracts.faults import Raised, attempt
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
-from utils.checks.kit.runner import Mismatch, Passed, call, describe
-from utils.checks.lab_05.learners_parts import ManagerFactory, PluggedKVCacheManager, check_parts
-from utils.checks.lab_05.manager_stories import MANAGER
-from utils.checks.lab_05.predictions import ALT, PREDICT, found_tokens
+from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.parts import make_kv_cache_manager
+from utils.engine.core.block_pool import BlockPool
 from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
+from utils.engine.core.kv_cache_utils import HashFunction, KVCacheBlock, get_hash_fn_by_name
 from utils.engine.llm import LLM
 from utils.engine.models.llama import LlamaOps, silu_and_mul
-from utils.engine.request import SamplingParams
-
-__all__ = ["PluggedKVCacheManager", "judge_engine", "judge_prediction"]
+from utils.engine.request import Request, SamplingParams
+from utils.sim.prompt_cache import find_cached_tokens
 
 BLOCK_SIZE = 16
-MAX_TOKENS = 8
+MAX_TOKENS = 6
 SYSTEM_PROMPT = (
     "You are the assistant of a small public library. Answer in one short sentence. The library "
     "is open from ten to six, except on Mondays. Books may be kept for four weeks."
 )
-Sent = tuple[list[int], str | None]  # a prompt, and a tenant's salt
 QUESTIONS = ("When do you open?", "How long may I keep a book about trains?")
+ALT = "Each prompt in blocks, and which of them are found."
+ManagerFactory = Callable[[EngineConfig, HashFunction], KVCacheManager]
+
+
+class PluggedKVCacheManager(KVCacheManager):
+    """The engine's manager, with a learner's parts in it.
+
+    Args:
+        config: the engine's.
+        hash_function: of bytes, such as SHA-256.
+        block_pool: keeps the blocks.
+        hash_block_tokens: `(hash_function, parent, token_ids, extra_keys)` -> hash of a block.
+        request_block_hasher: `(request, block_size, hash_block)` -> hashes of new full blocks.
+        get_computed_blocks: `(request, block_size, block_pool)` -> blocks, number of tokens.
+        free_request: `(block_pool, block_table)`, gives all blocks of a request back.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        hash_function: HashFunction,
+        block_pool: BlockPool,
+        hash_block_tokens: Callable[..., bytes],
+        request_block_hasher: Callable[..., list[Any]],
+        get_computed_blocks: Callable[..., tuple[list[KVCacheBlock], int]],
+        free_request: Callable[..., None],
+    ) -> None:
+        super().__init__(
+            config.num_gpu_blocks, config.block_size, True, self._hash, block_pool=block_pool
+        )
+        self.hash_function = hash_function
+        self.part_hash_block_tokens = hash_block_tokens
+        self.part_request_block_hasher = request_block_hasher
+        self.part_get_computed_blocks, self.part_free_request = get_computed_blocks, free_request
+
+    def _hash(self, request: Any) -> list[Any]:
+        hash_block = partial(self.part_hash_block_tokens, self.hash_function)
+        return self.part_request_block_hasher(request, self.block_size, hash_block)
+
+    def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
+        self._update_block_hashes(request)
+        return self.part_get_computed_blocks(request, self.block_size, self.block_pool)
+
+    def free(self, request: Request) -> None:
+        if table := self.req_to_blocks.pop(request.request_id, []):
+            self.part_free_request(self.block_pool, table)
+        super().free(request)  # and all that is not blocks
+
+    def parts(self) -> dict[str, Any]:
+        """The learner's parts, by the name of their exercise."""
+        return {
+            "hash_block_tokens": self.part_hash_block_tokens,
+            "request_block_hasher": self.part_request_block_hasher,
+            "get_computed_blocks": self.part_get_computed_blocks,
+            "block_pool": type(self.block_pool),
+            "free_request": self.part_free_request,
+        }
+
+
+def plugged(make_manager: ManagerFactory) -> PluggedKVCacheManager:
+    """What the learner's `my_manager` makes; no engine's own part may be in it."""
+    config = EngineConfig(
+        max_model_len=16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        block_size=4,
+        num_gpu_blocks=4,
+    )
+    manager = call(make_manager, config, get_hash_fn_by_name("sha256"))
+    if not isinstance(manager, KVCacheManager):
+        raise Mismatch("`my_manager` must return a KVCacheManager, as the cell above does.")
+    if type(manager.block_pool) is BlockPool or not isinstance(manager, PluggedKVCacheManager):
+        raise Mismatch(
+            "The engine's own parts would do the work.",
+            look="Let `my_manager` return a PluggedKVCacheManager with your parts in it.",
+        )
+    return manager
 
 
 @functools.cache
@@ -70,15 +143,14 @@ def example_prompts() -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False) for text in (*texts, "The sea is")]
 
 
-def count_hits(prompts: Sequence[list[int]]) -> list[int]:
+@functools.cache
+def counted_hits() -> list[int]:
     """What the engine's own counters say when the prompts run one after another."""
     llm, _ = model()
     llm.llm_engine = llm.new_engine()
     params = SamplingParams(temperature=0.0, max_tokens=1)
-    outputs = [llm.generate(list(prompt), params, use_tqdm=False)[0] for prompt in prompts]
-    counted = [cast(int, output.num_cached_tokens) for output in outputs]
-    assert llm.prefix_cache_stats.hits == sum(counted)
-    return counted
+    outputs = [llm.generate(p, params, use_tqdm=False)[0] for p in example_prompts()]
+    return [cast(int, output.num_cached_tokens) for output in outputs]
 
 
 def _generate(
@@ -93,92 +165,54 @@ def _generate(
     return outputs, rows[0] // llm.model_config.num_hidden_layers
 
 
-def judge_prediction(function: Callable[..., list[int]]) -> Passed:
-    """Brute force on small lists, then the engine's own counters on real prompts."""
-    PREDICT.check(function)
-    prompts = example_prompts()
-    given = [list(prompt) for prompt in prompts]
-    predicted = attempt(function, given, BLOCK_SIZE)
-    counted = count_hits(prompts)
-    if predicted != counted:
-        raise Mismatch(
-            "The engine counted something else.",
-            expected=f"`{counted}`",
-            got=predicted.says if isinstance(predicted, Raised) else describe(predicted),
-        )
-    return Passed(
-        f"Right on 200 lists of prompts. Then the engine ran {len(prompts)} prompts of "
-        f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, in blocks of {BLOCK_SIZE}. "
-        f"You predicted {predicted}; its own counters say {counted}.",
-        prefix_pictures.prompts(prompts, BLOCK_SIZE, counted),
-        "The engine's prompts in blocks, and which of them were found.",
+@functools.cache
+def plain_answers() -> dict[tuple[int, ...], list[int]]:
+    """Without any cache: the answer to each prompt."""
+    outputs, _ = _generate(
+        lambda c: make_kv_cache_manager(replace(c, enable_prefix_caching=False)), example_prompts()
     )
+    return {tuple(o.prompt_token_ids): list(o.outputs[0].token_ids) for o in outputs}
 
 
-def judge_engine(make_manager: ManagerFactory) -> Passed:
-    """Each part alone, then random requests in small pools, then the model."""
-    check_parts(make_manager)
-    MANAGER.check(make_manager)
-    return _Trial(make_manager).run()
-
-
-class _Trial:
-    """Generates for three tenants with the learner's parts, and without any cache."""
+class Trial:
+    """Generates for three tenants with the learner's parts."""
 
     def __init__(self, make_manager: ManagerFactory) -> None:
         self.make_manager = make_manager
         prompts = example_prompts()
         tenants: list[str | None] = [None] * len(prompts) + ["ada", "ada", "bob"]
         self.sent = [*zip([*prompts, prompts[0], prompts[1], prompts[0]], tenants, strict=True)]
-        plain, _ = _generate(
-            lambda c: make_kv_cache_manager(replace(c, enable_prefix_caching=False)), prompts
-        )
-        self.answers = {tuple(o.prompt_token_ids): list(o.outputs[0].token_ids) for o in plain}
+        self.answers = plain_answers()
 
-    def outputs(self, sent: Sequence[Sent]) -> tuple[list[Any], int]:
+    def outputs(self) -> tuple[list[Any], int]:
         dicts = [
             {"prompt_token_ids": prompt} | ({"cache_salt": tenant} if tenant else {})
-            for prompt, tenant in sent
+            for prompt, tenant in self.sent
         ]
         sha256 = get_hash_fn_by_name("sha256")
-        return call(
-            _generate,
-            lambda c: self.make_manager(c, sha256),
-            dicts,
-            given=f"{len(sent)} prompts of the model",
-        )
+        given = f"{len(self.sent)} prompts of the model"
+        return call(_generate, lambda c: self.make_manager(c, sha256), dicts, given=given)
 
-    def differs(self, sent: Sequence[Sent], outputs: Sequence[Any]) -> int | None:
+    def differs(self, outputs: Sequence[Any]) -> int | None:
         """The first prompt that gets another answer than without a cache.
 
         Prompts are computed in other pieces then, so an answer may part at a near tie.
         """
         oracle = engine_oracle(model()[0])
-        for number, ((prompt, _), output) in enumerate(zip(sent, outputs, strict=True)):
+        for number, ((prompt, _), output) in enumerate(zip(self.sent, outputs, strict=True)):
             got, right = output.outputs[0].token_ids, self.answers[tuple(prompt)]
             if not same_but_for_a_tie(oracle, prompt, got, right):
                 return number
         return None
 
-    def fewest(self, sent: list[Sent]) -> list[Sent]:
-        """Leave out prompts as long as some text stays wrong."""
-        for place in reversed(range(len(sent))):
-            fewer = [*sent[:place], *sent[place + 1 :]]
-            if fewer and self.differs(fewer, self.outputs(fewer)[0]) is not None:
-                sent = fewer
-        return sent
-
     def run(self) -> Passed:
-        outputs, through = self.outputs(self.sent)
-        if self.differs(self.sent, outputs) is not None:
-            raise self._other_text(self.fewest(self.sent))
-        sent = [prompt for prompt, _ in self.sent]
-        names = [f"prompt {i}" + (f", {t}" if t else "") for i, (_, t) in enumerate(self.sent)]
-        expected = [0] * len(sent)
-        for tenant in {t for _, t in self.sent}:
-            own = [i for i, (_, t) in enumerate(self.sent) if t == tenant]
-            for i, found in zip(own, found_tokens([sent[i] for i in own], BLOCK_SIZE), strict=True):
-                expected[i] = found
+        outputs, through = self.outputs()
+        number = self.differs(outputs)
+        if number is not None:
+            raise self._other_text(number, outputs[number])
+        sent, tenants = [prompt for prompt, _ in self.sent], [tenant for _, tenant in self.sent]
+        names = [f"prompt {i}" + (f", {t}" if t else "") for i, t in enumerate(tenants)]
+        expected = find_cached_tokens(sent, BLOCK_SIZE, salts=tenants)
         hits = [output.num_cached_tokens for output in outputs]
         if hits != expected:
             raise Mismatch(
@@ -201,21 +235,15 @@ class _Trial:
             "The prompts in blocks, and which of them were found.",
         )
 
-    def _other_text(self, sent: list[Sent]) -> Mismatch:
-        outputs, _ = self.outputs(sent)
-        number = self.differs(sent, outputs) or 0
-        prompt, output = sent[number][0], outputs[number]
-        got = list(output.outputs[0].token_ids)
+    def _other_text(self, number: int, output: Any) -> Mismatch:
+        prompt, tenant = self.sent[number]
         decode = model()[0].get_tokenizer().decode
-        right = self.answers[tuple(prompt)]
-        pairs = zip(right, got, strict=False)
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(right), len(got)))
-        told = "; ".join(f"{decode(p)[-60:]!r}" + (f", salt {t!r}" if t else "") for p, t in sent)
+        salt = f", with the salt {tenant!r}" if tenant else ""
         return Mismatch(
             "The engine says something else than without a cache.",
-            input=f"prompts of {[len(p) for p, _ in sent]} tokens that end with {told}; the answer "
-            f"to number {number + 1} differs from its token {first} on",
-            expected=repr(decode(right)),
+            input=f"prompt {number + 1} of {len(self.sent)}, of {len(prompt)} tokens{salt}, which "
+            f"ends with {decode(prompt)[-60:]!r}",
+            expected=repr(decode(self.answers[tuple(prompt)])),
             got=repr(output.outputs[0].text),
             look="Each part alone passes its check. A block was found that holds something else, "
             "or it was overwritten in use: what is here that was not there? Block size "
