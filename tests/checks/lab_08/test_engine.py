@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checks.mutants import mutants
 from tests.labs.bug_zoo import lab_08 as zoo
+from tests.scale import sized
 from utils.checks import lab_08
 from utils.checks.kit.contracts.shrinking import sample
+from utils.checks.kit.lab.edits import edited
 from utils.checks.kit.runner import Mismatch, NotWritten
-from utils.checks.lab_08.growing_text import EnginesDetokenizer
-from utils.checks.lab_08.loop import parts, play, real_model, stories
+from utils.checks.lab_08 import answers, learners_engine, stories
 from utils.engine.llm_engine import LLMEngine
 from utils.engine.sampling_params import SamplingParams
 
-right_engine = zoo.engine_of(zoo.Loop)
+restarts = edited(answers.prepare_inputs, ["range(start, end) => range(end - start)"])
+short = edited(answers.prepare_inputs, ["range(start, end) => [p % 48 for p in range(start, end)]"])
 
 
 def unwritten(*_):
     raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "check_sampling_params",
-        "prepare_inputs",
-        "update_request",
-        "text_to_show",
-        "latencies",
-        "serving_report",
-        "first_difference",
-    ],
-)
-def test_an_unwritten_function_is_told_so(name):
-    assert getattr(lab_08, name)(unwritten).status == "not written yet"
-
-
-@pytest.mark.parametrize("missing", ["__init__", "append"])
-def test_an_unwritten_detokenizer_is_told_so(missing):
-    half = type("Half", (EnginesDetokenizer,), {missing: unwritten})
-    assert lab_08.detokenizer(half).status == "not written yet"
 
 
 @pytest.mark.parametrize("missing", ["prepare_inputs", "update_request", "text_to_show"])
@@ -52,40 +33,42 @@ def test_the_last_exercise_names_a_part_that_is_not_written(missing):
 def test_the_last_exercise_names_a_method_that_is_not_written(missing):
     half = type("Half", (zoo.Loop,), {missing: unwritten})
     with pytest.raises(NotWritten, match="unwritten"):
-        parts.judge_loop(zoo.engine_of(half))
+        learners_engine.judge_loop(zoo.engine_of(half), lab_08.LOOP)
 
 
-def test_the_right_parts_make_a_right_engine():
-    parts.judge_parts(parts.RIGHT)
-    parts.judge_loop(zoo.engine_of(zoo.Loop, parts.RIGHT))
-
-
-@pytest.mark.parametrize(
-    ("number", "part"),
-    [(2, {"prepare_inputs": zoo.positions_restart}), (3, {"update_request": zoo.one_token_early})],
-)
-def test_a_part_that_fails_only_in_the_engine_is_named(number, part):
+def test_a_part_that_fails_only_in_the_engine_is_named():
     with pytest.raises(Mismatch) as wrong:
-        parts.judge_loop(zoo.engine_of(zoo.Loop, zoo.PARTS._replace(**part)))
-    assert f"Your part of exercise {number} passes its own check" in wrong.value.headline
+        learners_engine.judge_loop(
+            zoo.engine_of(zoo.Loop, zoo.PARTS._replace(prepare_inputs=restarts)), lab_08.LOOP
+        )
+    assert "Your part of exercise 2 passes its own check" in wrong.value.headline
+
+
+class NoTextOfSpaces(answers.Detokenizer):
+    def append(self, token_id):
+        return super().append(token_id).strip()
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("another answer than Hugging Face", {"prepare_inputs": zoo.table_of_48}),
-        ("another text, for the same tokens,", {"detokenizer_class": zoo.NoTextOfSpaces}),
-        ("stop string does not end", {"text_to_show": lambda text, n, stop: (len(text), None)}),
+        ("differs from Hugging Face", {"prepare_inputs": short}),
+        ("its text isn't", {"detokenizer_class": NoTextOfSpaces}),
+        ("stop string doesn't end", {"text_to_show": lambda text, n, stop: (len(text), None)}),
     ],
 )
 def test_the_real_model_sees_what_small_stories_do_not(words, part):
     with pytest.raises(Mismatch, match=words):
-        real_model.run(zoo.engine_of(zoo.Loop, zoo.PARTS._replace(**part)))
+        learners_engine.on_the_real_model(zoo.engine_of(zoo.Loop, zoo.PARTS._replace(**part)))
 
 
-def test_stories_see_preemption_chunks_hits_stops_aborts_and_broken_steps():
-    """Else they would prove little."""
-    seen = set()
+def courses_engine(llm, **changes):
+    return llm.new_engine(changes=changes)
+
+
+def test_the_right_loop_does_what_the_courses_engine_does():
+    """In the same stories, which see preemption, chunks, hits, stops and steps that fail."""
+    seen, failed = set(), set()
     advance = LLMEngine.advance
 
     def watched(engine):
@@ -99,20 +82,29 @@ def test_stories_see_preemption_chunks_hits_stops_aborts_and_broken_steps():
         seen.update("stop string" for r in updated if isinstance(r.stop_reason, str))
         return updated
 
-    cases = sample(play.draw, 60)
+    judge = lab_08.LOOP.judge
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LLMEngine, "advance", watched)
-        for story in cases:
-            play.LOOP.judge.expect(story)
+        for story in sample(stories.EngineStory.draw, 60):
+            wheres = {arguments[0] for kind, arguments in story.steps if kind == "fails"}
+            failed |= wheres
+            if wheres <= {"execute_model", "schedule"}:  # the others are the lab's own methods
+                assert judge.fault(courses_engine, story, judge.expect(story)) is None
     assert seen >= {"preemption", "chunk", "hit", "stop string", "stop", "length"}
-    events = [event for story in cases for event in story.events]
-    breaks = {(e.breaks, e.error) for e in events if isinstance(e, stories.Step) and e.breaks}
-    assert len(breaks) == 6
-    assert {len(e.names) for e in events if isinstance(e, stories.Abort)} == {0, 1, 2, 3}
+    assert failed == set(stories.WHERE)
+
+
+def test_each_mutant_of_the_loop_is_refused_in_the_stories():
+    """The check itself wants a function that makes an engine."""
+    some = [both for n, both in enumerate(mutants(answers.MyLLMEngine)) if n % 4 < sized(1, 4)]
+    for told, mutant in some:
+        with pytest.raises(Mismatch):
+            lab_08.LOOP.check(mutant)
+            pytest.fail(told)
 
 
 def test_the_labs_engine_gives_one_answer_per_prompt():
-    engine = right_engine(play.tiny_llm())
+    engine = stories.right_engine(stories.tiny_llm())
     with pytest.raises(ValueError, match="n must be 1"):
         engine.add_request("A", [9], SamplingParams(n=2))
     assert not engine.has_unfinished_requests()

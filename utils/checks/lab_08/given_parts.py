@@ -1,9 +1,9 @@
-"""The engine of lab 08 before the learner's loop: a scheduler, a runner, a KV cache, and parts."""
+"""What lab 08 hands to learners: an engine without its loop, and what their functions return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,31 @@ from utils.engine.outputs import EngineCoreOutput, RequestOutput
 from utils.engine.request import FINISH_REASONS, Request, RequestStatus
 from utils.engine.sampling_params import SamplingParams
 from utils.engine.worker.model_runner import ModelRunner
+
+
+class Latencies(NamedTuple):
+    """What a user felt of a request, in seconds."""
+
+    queue_time: float
+    ttft: float
+    tpot: float | None
+    itl: list[float]
+    e2e_latency: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part, and whether rounding explains it.
+
+    Args:
+        index: the first place where they differ.
+        gap: by how much engine A's logits prefer its own token to B's. None: one answer ends there.
+        explained: whether rounding may have turned the choice around.
+    """
+
+    index: int
+    gap: float | None
+    explained: bool
 
 
 class Parts(NamedTuple):
@@ -43,11 +68,12 @@ class _Runner(ModelRunner):
         self, output: SchedulerOutput, result: ModelRunnerOutput
     ) -> tuple[list[ScheduledRequest], Tensor]:
         requests, scheduled = output.scheduled_requests, output.num_scheduled_tokens
-        input_ids, positions, logits_indices = self.prepare_inputs(requests, scheduled)
+        lists = self.prepare_inputs(requests, scheduled)
+        input_ids, positions, logits_indices = ([int(n) for n in numbers] for numbers in lists)
         caught_up = [request for request in requests if request.is_complete]
         counts = (len(input_ids), len(positions), len(logits_indices))
         if counts != (sum(scheduled.values()), sum(scheduled.values()), len(caught_up)):
-            raise ValueError("prepare_inputs gave lists of other lengths. See its own check.")
+            raise ValueError("prepare_inputs returned lists of the wrong lengths.")
         hidden = self.model(
             torch.tensor(input_ids, device=self.device),
             torch.tensor(positions, device=self.device),

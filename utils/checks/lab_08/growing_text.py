@@ -1,14 +1,16 @@
-"""What lab 08 says of text that grows token by token: exercise 4."""
+"""Text that grows token by token: what is drawn for exercise 4 of lab 08, and what is right."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from utils.checks.kit.contracts import Choices, Clause, Contract, InLockstep, Raised, Stage
+from utils.checks.kit.contracts import Choices, Raised, Stage
+from utils.checks.kit.contracts.guards import as_at_first
+from utils.checks.kit.contracts.plays import Over
 from utils.checks.lab_08.texts import INCOMPLETE, Text, long_text, real_text, toy_text
-from utils.engine.detokenizer import IncrementalDetokenizer
 
 MAX_DECODED_PER_TOKEN = 24  # on average, over a long answer
 
@@ -27,7 +29,7 @@ class Story:
 def draw(c: Choices) -> Story:
     """One text or two: pieces of characters, tokens without text, bytes that are no character."""
     if c.rarely(25):
-        kind = c.pick(("words", "emoji", "special"))
+        kind = c.pick(("words", "emoji", "special", "inside"))
         return Story((long_text(kind, *c.pick(((1, 400), (2000, 400), (2000, 20)))),), True)
     drops = c.pick((False, True))
     real = c.rarely(8)
@@ -36,7 +38,27 @@ def draw(c: Choices) -> Story:
 
 
 def play(stage: Stage, detokenizer_class: Callable[..., Any], story: Story) -> None:
-    """Token by token, in turns; after each, all that is shown is compared with the truth."""
+    """Token by token, in turns. What is wrong only in company is told as that."""
+    try:
+        _play(stage, detokenizer_class, story)
+    except Over:
+        alone = [Story((text,)) for text in story.texts] if len(story.texts) > 1 else []
+        if alone and not any(_is_wrong(detokenizer_class, one) for one in alone):
+            assert stage.fault is not None
+            stage.fault = replace(stage.fault, clause="company")
+        raise
+
+
+def _is_wrong(detokenizer_class: Callable[..., Any], story: Story) -> bool:
+    as_at_first(detokenizer_class)
+    stage = Stage()
+    with contextlib.suppress(Over):
+        _play(stage, detokenizer_class, story)
+    return stage.fault is not None
+
+
+def _play(stage: Stage, detokenizer_class: Callable[..., Any], story: Story) -> None:
+    """After each token, all that is shown is compared with the truth."""
     decoded = [0] * len(story.texts)
 
     def counting(which: int) -> Callable[[Sequence[int]], str]:
@@ -71,7 +93,10 @@ def play(stage: Stage, detokenizer_class: Callable[..., Any], story: Story) -> N
                 _compare(stage, text, truths[which][: place + 2], shown[which])
     for which, text in enumerate(story.texts if story.long else ()):
         stage.now(f"an answer of {len(text.answer)} tokens")
-        if shown[which] != text.decode([*text.prompt, *text.answer])[3 * len(text.prompt) :]:
+        if (
+            shown[which]
+            != text.decode([*text.prompt, *text.answer])[len(text.decode(text.prompt)) :]
+        ):
             stage.blame("other", "its text", "another text")
         allowed = MAX_DECODED_PER_TOKEN * len(text.answer)
         if decoded[which] > allowed:
@@ -112,77 +137,3 @@ def _is_part(shown: str, now: str) -> bool:
     """Whether characters are missing, and nothing else is wrong."""
     rest = iter(now)
     return all(character in rest for character in shown)
-
-
-class EnginesDetokenizer(IncrementalDetokenizer):
-    """The engine's, on any `decode`."""
-
-    def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: list[int]) -> None:
-        self._decode_with = decode
-        super().__init__(None, prompt_token_ids)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._decode_with(token_ids)
-
-
-DETOKENIZER = Contract(
-    inputs=draw,
-    judge=InLockstep(play, EnginesDetokenizer),
-    passed="Right for characters in pieces, tokens without text, emoji, Japanese, and tokenizers "
-    "that drop the first space, or write rare characters as single bytes. After each token "
-    "all whole characters were there, and never "
-    "a half one. A long answer costs no more per token than a short one.",
-    clauses={
-        "changes": Clause(
-            "Your class changes the list of the prompt's tokens. The engine still needs it.",
-            "Make a list of your own: `list(prompt_token_ids)`.",
-        ),
-        "form": Clause(
-            "`append` returned {got}; expected a string, perhaps an empty one.",
-            '`return` what the text has gained; `""` while you wait.',
-        ),
-        "prompt": Clause(
-            "The prompt's text is shown again, as a part of the answer.",
-            "Remember, from the start, which text is known: that of the prompt's tokens.",
-        ),
-        "row": Clause(
-            "Your tokens of the prompt begin inside a character. Where a tokenizer "
-            "writes rare characters as single bytes, its decoder then makes replacement "
-            "marks of the whole row, also of the answer's first characters.",
-            "While the text of the prompt's last tokens begins with `\\ufffd`, take more of them.",
-        ),
-        "half": Clause(
-            "Half a character is shown: the user sees a replacement mark that nothing takes back.",
-            'While the decoded text ends in `\\ufffd`, return `""` and wait.',
-        ),
-        "spaces": Clause(
-            "Spaces get lost. A token decoded on its own stands at the beginning of a "
-            "text, and some tokenizers drop the first space there.",
-            "Decode it together with a few tokens before it. Tokens without text are no context.",
-        ),
-        "twice": Clause(
-            "Text is shown twice.",
-            "Return only what the text has *gained*: `decoded[len(known):]`.",
-        ),
-        "missing": Clause(
-            "Text is missing, though all its characters are complete.",
-            "Wait only while the decoded text ends in `\\ufffd`. Then show all that "
-            "is new, the tokens waited for included.",
-        ),
-        "other": Clause(
-            "This is not the text of the tokens.", "Compare with decoding everything at once."
-        ),
-        "cost": Clause(
-            "The text is right, but each token costs more than the one before: you "
-            "decode everything again and again.",
-            "Once text is shown, its tokens are only needed as context: keep the last "
-            "few of them. Of the prompt, six are enough, or a few more.",
-        ),
-        "prompt's cost": Clause(
-            "The text is right, but the whole prompt is decoded, however long it is.",
-            "Of the prompt, the last six tokens are enough, or a few "
-            "more where they begin inside a character.",
-        ),
-    },
-    examples=250,
-)

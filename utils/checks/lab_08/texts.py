@@ -145,7 +145,7 @@ def toy_text(c: Choices, drops: bool) -> Text:
         return ids
 
     prompt = [next(numbers)] * (not c.rarely(10))
-    tokens.update(dict.fromkeys(prompt, b"The"))
+    tokens.update(dict.fromkeys(prompt, c.pick((b"The", b"The", "\ufffd!".encode()))))
     prompt += spelled(0, 12, ())
     for _ in range(c.integer(0, 4)):  # of a prompt's last six tokens, one at least has text
         prompt.append(next(numbers))
@@ -170,12 +170,15 @@ def real_text(c: Choices) -> Text:
 
 
 def long_text(kind: str, num_prompt: int, num_answer: int) -> Text:
-    emoji = "🎉".encode()
+    """A long prompt, or a long answer. "inside": the prompt's last six begin inside a character."""
+    emoji = [bytes([byte]) for byte in "🎉".encode()]
     pieces = {
         "words": [b" sea"],
         "special": [b" sea", b" is", b""],
-        "emoji": [emoji[:1], emoji[1:2], emoji[2:3], emoji[3:]],
+        "emoji": emoji,
+        "inside": emoji,
     }[kind]
     tokens = dict(enumerate([b"The", *pieces]))
     answer = [1 + place % len(pieces) for place in range(num_answer)]
-    return Text((0,) * num_prompt, tuple(answer), tokens)
+    prompt = [0] * num_prompt + [1, 2, 3, 4, 1, 2, 3, 4] * (kind == "inside")
+    return Text(tuple(prompt), tuple(answer), tokens, rows=kind == "inside")

@@ -143,23 +143,3 @@ def timeline(arrival: float, scheduled: float, token_ts: Sequence[float], title:
     for side in ("left", "top", "right"):
         ax.spines[side].set_visible(False)
     return figure
-
-
-def rivals(logits: Sequence[float], own: int, other: int, title: str) -> Figure:
-    """The logits of one step as bars; the two tokens that the engines chose stand out."""
-    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-    ax = figure.subplots()
-    for i, value in enumerate(logits):
-        colour, hatch = {own: ("#1f5fa8", ""), other: ("#f2a65a", "//")}.get(i, ("#d0d0d0", ""))
-        ax.bar(i, value, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
-    ax.set_xticks(range(len(logits)))
-    ax.set_xlabel("token", size=9)
-    ax.set_ylabel("logit of engine A", size=9)
-    ax.set_title(title, size=11)
-    ax.grid(False)
-    handles = [
-        Patch(facecolor="#1f5fa8", edgecolor=INK, label=f"A chose token {own}"),
-        Patch(facecolor="#f2a65a", edgecolor=INK, hatch="//", label=f"B chose token {other}"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return figure

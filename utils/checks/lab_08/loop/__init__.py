@@ -1,1 +1,0 @@
-"""The learner's loop in the engine: exercise 9."""
