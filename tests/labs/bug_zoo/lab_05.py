@@ -84,7 +84,7 @@ def by_offsets(request, block_size, hash_block):
     return chain[1:] if known else chain
 
 
-@right("request_block_hasher")
+@wrong("request_block_hasher", "RecursionError")
 def recursive(request, block_size, hash_block):
     def after(parent, number):
         tokens = request.all_token_ids[number * block_size :][:block_size]
@@ -257,7 +257,6 @@ def all_written_otherwise(config, hash_function):
         config,
         hash_function,
         hash_tokens=as_text,
-        hasher=recursive,
         pool=QueueOfItsOwn,
         lookup=with_takewhile,
         free=one_by_one,

@@ -88,6 +88,9 @@ def common(earlier: Prompts, prompt: Sequence[int]) -> int:
 def other_numbers(expected: list[int], got: Any, given: Given) -> Fault | None:
     says = difference(expected, got)
     prompts, size = given.args
+    if says and isinstance(got, list) and len(got) == len(prompts):
+        number = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
+        says = f"Of prompt {number}, {expected[number]} tokens are found, not {got[number]!r}."
     draw_it = functools.partial(picture_of_prompts, prompts, size, expected, got)
     return Fault("returns", "", expected, got, says, picture=draw_it) if says else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,11 +89,13 @@ def draw(c: Choices) -> Pair:
 
 
 def _parents(c: Choices, block: Block, digest: bytes) -> tuple[Block, Block]:
-    """Digests that differ in one byte, in the order of their bytes, or not in their CRC-32."""
+    """Digests that differ in one byte, or in many, but not in their CRC-32 or in some sums."""
     place = c.pick((0, len(digest) - 1, c.integer(0, len(digest) - 1)))
-    how = c.pick(("byte", "order", "crc"))
+    how = c.pick(("byte", "order", "crc", "sums"))
     if how == "order":
         changed = digest[::-1]
+    elif how == "sums":
+        digest, changed = digest[:-3] + b"\5\5\5", digest[:-3] + b"\6\3\6"
     elif how == "crc" and len(digest) > 4:
         flipped = int.from_bytes(digest, "little") ^ SAME_CRC << 8 * c.integer(0, len(digest) - 5)
         changed = flipped.to_bytes(len(digest), "little")
@@ -213,6 +216,15 @@ CHANGES: dict[str, Callable[[Choices, Block, bytes], tuple[Block, Block]]] = {
 KINDS = (*CHANGES, "extra", "several", "parent", "token")
 
 
+class Salt(str):
+    """Equal to others, but Python's `hash` of it is another, as it is in another process."""
+
+    numbers = itertools.count()
+
+    def __hash__(self) -> int:
+        return next(self.numbers)
+
+
 class Spy:
     """A hash function that remembers what it answered."""
 
@@ -230,7 +242,8 @@ def play(stage: Stage, function: Any, pair: Pair) -> None:
     spy = Spy(HASHES[pair.hash_name])
     digests = []
     for block in (pair.one, pair.other):
-        extra = [] if block.left_out else [block.extra]
+        salts = block.extra and tuple(map(Salt, block.extra))
+        extra = [] if block.left_out else [salts if pair.kind == "same" else block.extra]
         got = stage.do(function, spy, block.parent, pair.sequence(block.tokens), *extra)
         stage.see("bytes", "bytes" if isinstance(got, bytes) else got)
         stage.see("called", "`hash_function` is called" if spy.answers else "it never is")

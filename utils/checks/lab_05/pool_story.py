@@ -88,7 +88,7 @@ class PoolStory(Story):
     @classmethod
     def draw_get(cls, c: Choices, setting: Setting) -> tuple[int, int, int]:
         """Which request, and two numbers."""
-        most = 1050 if setting.size > MANY and c.rarely(2) else 3
+        most = 1050 if setting.size > MANY and c.rarely(2) else 8 if setting.letters == "A" else 3
         return c.integer(0, 4), c.integer(0, most), c.integer(0, 7)
 
     draw_join = draw_free = draw_cache = draw_hit = draw_fill = draw_get
