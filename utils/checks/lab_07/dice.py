@@ -8,7 +8,7 @@ if all thresholds for uniform numbers are multiples of 1 / grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 NOISE = 1e-6  # a share that rounding may leave
-MOST_NUMBERS = 8  # uniform numbers in one tensor; more have too many combinations
 
 
 class Dice(TorchFunctionMode):
@@ -24,14 +23,20 @@ class Dice(TorchFunctionMode):
 
     Args:
         grid: a uniform number is the middle of one of so many equal parts of [0, 1)
+        together: how many uniform numbers in one tensor may be scripted; others may be compared
+            with each other, as in Gumbel-max, and on a grid they are equal more often
     """
 
-    def __init__(self, generator: torch.Generator, grid: int) -> None:
+    def __init__(
+        self, generator: torch.Generator, grid: int, together: Container[int] = (1,)
+    ) -> None:
         super().__init__()
+        self._together = together
         self._generator, self._grid = generator, grid
         self._scratch = torch.Generator().manual_seed(0)
         self.unknown = False  # drawn in a way that cannot be scripted
         self.foreign = False  # drawn from another generator
+        self.largest = 0  # numbers in one tensor
         self.begin([])
 
     def begin(self, script: list[int], always: float | None = None, last: bool = False) -> None:
@@ -61,17 +66,18 @@ class Dice(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         generator = kwargs.get("generator")
-        if generator is None:
-            return func(*args, **kwargs)
         if generator is not self._generator:
-            self.foreign = True
-            return func(*args, **kwargs)
+            self.foreign |= generator is not None
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor):
+                self.largest = max(self.largest, out.numel())
+            return out
         # As torch does it: the form of what comes, and the errors.
         out = func(*args, **kwargs | {"generator": self._scratch})
         if name == "multinomial" and out.shape[-1] == 1:
             rows = args[0] if args else kwargs["input"]
             drawn: list[float] = [self._draw(row) for row in rows.reshape(-1, rows.shape[-1])]
-        elif _plain_uniform(name, args, kwargs) and out.numel() <= MOST_NUMBERS:
+        elif _plain_uniform(name, args, kwargs) and out.numel() in self._together:
             drawn = [self._uniform() for _ in range(out.numel())]
         else:
             self.unknown = True
