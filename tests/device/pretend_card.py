@@ -183,7 +183,7 @@ class Stream:
 class Recording:
     """`torch.cuda.graph`: what happens inside goes into the graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, pool: object = None) -> None:
         self.graph = graph
 
     def __enter__(self) -> None:

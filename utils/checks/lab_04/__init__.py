@@ -13,13 +13,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.checks.kit import block_pictures
 from utils.checks.kit.contracts import Choices, Fault, Given, Returns
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.lab.engine import not_the_engines, speaks_first
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.patience import watching
+from utils.checks.kit.pictures import blocks as block_pictures
 from utils.checks.kit.reference import reference_prompts
 from utils.checks.kit.runner import Mismatch, Passed, describe
 from utils.checks.lab_04 import answers, attention

@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit import block_pictures
-from utils.checks.kit.block_pictures import FREE
 from utils.checks.kit.contracts import Choices, Raised, Stage
 from utils.checks.kit.lab.story import Story
+from utils.checks.kit.pictures import blocks as block_pictures
+from utils.checks.kit.pictures.blocks import FREE
 from utils.engine.core.kv_cache_utils import KVCacheBlock
 
 DRAWN = 12, 8  # blocks and steps in a picture

@@ -10,10 +10,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit import block_pictures
-from utils.checks.kit.block_pictures import Cell, count
 from utils.checks.kit.contracts import Choices, Raised
 from utils.checks.kit.lab.story import Story
+from utils.checks.kit.pictures import blocks as block_pictures
+from utils.checks.kit.pictures.blocks import count
+from utils.checks.kit.pictures.cells import Cell
 from utils.checks.lab_04.answers import BlockPool
 from utils.engine.core.kv_cache_utils import KVCacheBlock
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from utils.checks.kit.block_pictures import count
+from utils.checks.kit.pictures.blocks import count
 from utils.checks.kit.reference import greedy, hf_greedy, is_hf_greedy, reference_prompts
 from utils.checks.kit.runner import Mismatch, call
 from utils.checks.lab_04.parts import Parts, PartsManager

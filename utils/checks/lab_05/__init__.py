@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit import prefix_pictures
 from utils.checks.kit.contracts import Choices, Fault, Given, InLockstep, Raised, Returns
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.faults import attempt
@@ -20,6 +19,7 @@ from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.lab.engine import speaks_first
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.patience import watching
+from utils.checks.kit.pictures import prefixes as prefix_pictures
 from utils.checks.kit.runner import Mismatch, Passed, describe
 from utils.checks.lab_05 import answers, block_digests, tables, thefts
 from utils.checks.lab_05.growth_story import GrowthStory

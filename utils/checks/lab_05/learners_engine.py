@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from utils.checks.kit import prefix_pictures
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
+from utils.checks.kit.pictures import prefixes as prefix_pictures
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.parts import make_kv_cache_manager

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit.block_pictures import count
 from utils.checks.kit.contracts import Choices, Fault, InLockstep, Raised
 from utils.checks.kit.contracts.guards import methods_refuse
 from utils.checks.kit.contracts.plays import Seen
 from utils.checks.kit.lab.story import Story
-from utils.checks.kit.prefix_pictures import Cell, rows_of_blocks
+from utils.checks.kit.pictures.blocks import count
+from utils.checks.kit.pictures.cells import Cell
+from utils.checks.kit.pictures.prefixes import rows_of_blocks
 from utils.engine.core.block_pool import BlockPool
 from utils.engine.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
 

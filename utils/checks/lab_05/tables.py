@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit import prefix_pictures
 from utils.checks.kit.contracts import Choices, Raised, Stage
+from utils.checks.kit.pictures import prefixes as prefix_pictures
 from utils.engine.core.block_pool import BlockPool
 from utils.engine.core.kv_cache_utils import BlockHash
 from utils.sim.prompt_cache import bare_request

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from utils.checks.kit.block_pictures import count
 from utils.checks.kit.contracts import Choices, Raised, Stage
+from utils.checks.kit.pictures.blocks import count
 from utils.checks.kit.runner import Mismatch
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import BlockHash, get_request_block_hasher, hash_block_tokens

@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit.block_pictures import count
 from utils.checks.kit.contracts import Choices, Raised, Stage
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.lab.story import Story
+from utils.checks.kit.pictures.blocks import count
 from utils.checks.lab_06 import answers, pictures
 from utils.checks.lab_06.bare import BareRequest, bare_request, draw_request, name_of, names
 from utils.checks.lab_06.given import Recovery

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
+from utils.checks.kit.pictures.cells import INK, Cell, Row, add_legend, draw_cell, label_rows
 from utils.checks.lab_06.bare import name_of
 from utils.engine import StepRecord
 
-INK = "#1b1b1b"
 # Face color, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
     "prompt": ("#b9d3ef", "", "tokens of a prompt"),
@@ -24,18 +23,6 @@ KINDS = {
     "held": ("#b9d3ef", "", "blocks that it holds"),
     "wrong": ("#f2a65a", "xx", "not as expected"),
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A stretch of a row: its text, which of `KINDS` it is (None: a gap), and its width."""
-
-    text: str
-    kind: str | None
-    width: float = 1.0
-
-
-Row = tuple[str, Sequence[Cell]]
 
 
 def rows_of_cells(
@@ -61,35 +48,16 @@ def rows_of_cells(
     for y, (_, cells) in enumerate(rows):
         x = 0.0
         for cell in cells:
-            if cell.kind is not None:
-                color, hatch, _ = KINDS[cell.kind]
-                box = Rectangle((x, y + 0.08), cell.width, 0.84, facecolor=color, hatch=hatch)
-                box.set(edgecolor=INK, linewidth=0.7)
-                ax.add_patch(box)
-                text = ax.text(x + cell.width / 2, y + 0.5, cell.text, ha="center", va="center")
-                text.set_fontsize(8)
-                if hatch and cell.text:  # it would strike the letters out: a ground of their own
-                    text.set_bbox({"facecolor": color, "edgecolor": "none", "pad": 1.2})
+            draw_cell(ax, x, y, cell, KINDS, linewidth=0.7)
             x += cell.width
     if limit is not None:
         ax.axvline(limit, color=INK, linewidth=2, linestyle="--")
     ax.set_xlim(-0.05, longest + 0.3)
     ax.set_ylim(len(rows), 0)
     ax.set_xticks([x + 0.5 for x in range(len(ticks))], ticks)
-    ax.grid(False)
-    ax.set_yticks([y + 0.5 for y in range(len(rows))], [label for label, _ in rows])
-    ax.tick_params(length=0, labelsize=8)
-    ax.set_xlabel(xlabel, size=9)
+    label_rows(ax, [label for label, _ in rows], xlabel)
     ax.set_title(title, size=11)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    seen = {cell.kind for _, cells in rows for cell in cells}
-    legend = [
-        Patch(facecolor=color, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
-        for kind, (color, hatch, words) in KINDS.items()
-        if kind in seen
-    ]
-    figure.legend(handles=legend, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    add_legend(figure, KINDS, rows, ncols=5)
     return figure
 
 

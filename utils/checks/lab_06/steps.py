@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from utils.checks.kit.block_pictures import count as counted
 from utils.checks.kit.contracts import Choices, Fault, Given
+from utils.checks.kit.pictures.blocks import count as counted
 from utils.checks.kit.runner import Passed
 from utils.checks.lab_06 import pictures
 from utils.checks.lab_06.bare import BareRequest, bare_request, draw_request, name_of, names

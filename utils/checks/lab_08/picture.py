@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-INK = "#1b1b1b"
+from utils.checks.kit.pictures.cells import INK, Cell, Row, add_legend, draw_cell, label_rows
+
 # Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
     "A": ("#b9d3ef", "", "request A"),
@@ -25,17 +23,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A stretch of a row: its text, and which of `KINDS` it is (None: a gap)."""
-
-    text: str
-    kind: str | None
-
-
-Row = tuple[str, Sequence[Cell]]
-
-
 def rows_of_cells(rows: Sequence[Row], title: str, xlabel: str, first: int = 0) -> Figure:
     """Labelled rows of cells, one above the other. Columns are numbered from `first`."""
     longest = max([len(cells) for _, cells in rows] + [1])
@@ -44,40 +31,16 @@ def rows_of_cells(rows: Sequence[Row], title: str, xlabel: str, first: int = 0) 
     ax = figure.subplots()
     for y, (_, cells) in enumerate(rows):
         for x, cell in enumerate(cells):
-            if cell.kind is not None:
-                _draw(ax, x, y, cell)
+            draw_cell(ax, x, y, cell, KINDS, inset=0.06, linewidth=0.7)
     ax.set_xlim(-0.05, max(longest, 9) + 0.05)  # a few cells stay as narrow as many
     ax.set_ylim(len(rows), 0)
     step = 1 if longest <= 26 else 5
     ticks = range(0, longest, step)
     ax.set_xticks([x + 0.5 for x in ticks], [str(first + x) for x in ticks])
-    ax.set_yticks([y + 0.5 for y in range(len(rows))], [label for label, _ in rows])
-    ax.tick_params(length=0, labelsize=8)
-    ax.grid(False)
-    ax.set_xlabel(xlabel, size=9)
+    label_rows(ax, [label for label, _ in rows], xlabel)
     ax.set_title(title, size=11)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    seen = {cell.kind for _, cells in rows for cell in cells}
-    legend = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
-        for kind, (colour, hatch, words) in KINDS.items()
-        if kind in seen and words
-    ]
-    figure.legend(handles=legend, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    add_legend(figure, KINDS, rows, ncols=5)
     return figure
-
-
-def _draw(ax: Axes, x: int, y: int, cell: Cell) -> None:
-    colour, hatch, _ = KINDS[cell.kind or "other"]
-    ax.add_patch(
-        Rectangle(
-            (x, y + 0.06), 1, 0.88, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.7
-        )
-    )
-    # A hatch would strike the letters out: give them a ground of their own.
-    ground = dict(facecolor=colour, edgecolor="none", pad=1.2) if hatch and cell.text else None
-    ax.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", size=8, bbox=ground)
 
 
 Inputs = tuple[list[int], list[int], list[int]]  # input_ids, positions, logits_indices

@@ -17,7 +17,7 @@ from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.guards import held_output
 from utils.checks.kit.lab.engine import speaks_first
 from utils.checks.kit.lab.lab import Check, Lab
-from utils.checks.kit.prefix_pictures import prompts as found_blocks
+from utils.checks.kit.pictures.prefixes import prompts as found_blocks
 from utils.checks.kit.runner import Mismatch, Passed, call, describe
 from utils.checks.lab_13 import answers, real_counters
 from utils.checks.lab_13.prompts import common, draw_prompts, told, wrong_counts

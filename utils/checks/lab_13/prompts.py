@@ -8,7 +8,7 @@ from typing import Any
 
 from utils.checks.kit.contracts import Choices, Fault
 from utils.checks.kit.contracts.differences import difference
-from utils.checks.kit.prefix_pictures import prompts as found_blocks
+from utils.checks.kit.pictures.prefixes import prompts as found_blocks
 
 ALT = "Each prompt in blocks: which are found, and which you predicted."
 SHOWN = 800  # characters: longer lists of prompts are told by their lengths

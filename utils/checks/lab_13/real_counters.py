@@ -13,7 +13,7 @@ import torch
 from utils.checks.kit.contracts import Given
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import held_output
-from utils.checks.kit.prefix_pictures import prompts as found_blocks
+from utils.checks.kit.pictures.prefixes import prompts as found_blocks
 from utils.checks.kit.runner import Mismatch, Passed, describe
 from utils.engine.llm import LLM
 from utils.engine.sampling_params import SamplingParams

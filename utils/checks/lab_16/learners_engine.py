@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
-from utils.checks.kit import prefix_pictures
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
+from utils.checks.kit.pictures import prefixes as prefix_pictures
 from utils.checks.kit.runner import Mismatch, Passed, call
 from utils.checks.lab_16.learners_connector import LearnersConnector
 from utils.checks.lab_16.learners_parts import Parts

@@ -23,12 +23,12 @@ def choose_ops(kernels: str, device: str, ops: LlamaOps = DEFAULT_OPS) -> LlamaO
             f"kernels={kernels!r} on {device}: expected torch; or, without ops of your own, cpp on "
             "a CPU, triton or cuda_graph on a card."
         )
-    if kernels == "triton" and importlib.util.find_spec("triton") is None:
-        raise ValueError(
-            "kernels='triton': the package triton is not here. PyTorch's builds for CUDA bring it; "
-            "use kernels='cuda_graph' without."
-        )
     if kernels == "triton":
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError(
+                "kernels='triton': the package triton is not here. PyTorch's builds for CUDA bring "
+                "it; use kernels='cuda_graph' without."
+            )
         from utils.engine.kernels.triton.ops import TRITON_OPS  # imports triton
 
         return TRITON_OPS

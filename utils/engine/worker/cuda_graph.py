@@ -20,6 +20,7 @@ from torch import Tensor
 from utils.engine.attention.batch import Batch, PagedBatch
 from utils.engine.attention.paged_attention import AttentionMetadata, DecodeGroup
 from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.kernels.recording import record
 from utils.engine.models.llama import LlamaModel
 
 
@@ -59,17 +60,10 @@ class DecodeGraph:
                 hidden = layer(hidden, self.cos, self.sin, batch)
             return hidden
 
-        # The recording writes into slot 0 and so does the run before it, in which the libraries
-        # choose their kernels. What lies there is put back.
+        # The recording writes into slot 0, and so does the run before it. What lies there is put
+        # back.
         first = kv_cache.device_memory[:, :, 0, 0].clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            all_layers()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = all_layers()
+        self.graph, self.out = record(all_layers)
         kv_cache.device_memory[:, :, 0, 0] = first
 
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from utils.engine.attention.paged_attention import AttentionMetadata
 from utils.engine.attention.paged_kv_cache import PagedKVCache
+from utils.engine.kernels.recording import record
 from utils.engine.models.llama import LlamaModel
 
 RunLayers = Callable[..., Tensor]  # see `layers.run_layers`
@@ -60,14 +61,7 @@ class DecodeGraph:
                 is_decode=True,
             )
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            layers()  # kernels are compiled, and the libraries choose theirs
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.out = layers()
+        self.graph, self.out = record(layers, pool)
 
     def run(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         """The last layer's output for the requests of a step: [requests, hidden].

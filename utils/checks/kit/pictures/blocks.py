@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-INK = "#1b1b1b"
+from utils.checks.kit.pictures.cells import Cell, Row, add_legend, draw_cell, label_rows
+
 BLUE, GREEN, GREY, ORANGE = "#cfe0f3", "#9fcf93", "#dedede", "#f2a65a"
 # Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
@@ -31,16 +29,8 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One square: what stands in it, and which of `KINDS` it is."""
-
-    text: str
-    kind: str
-
-
 def grids(
-    panels: Mapping[str, Sequence[tuple[str, Sequence[Cell]]]],
+    panels: Mapping[str, Sequence[Row]],
     title: str,
     xlabel: str,
     columns: Sequence[str] | None = None,
@@ -66,43 +56,21 @@ def grids(
         layout="constrained",
     )
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    seen: set[str] = set()
     for ax, (name, rows) in zip(axes, panels.items(), strict=True):
         for y, (_, cells) in enumerate(rows):
             for x, cell in enumerate(cells):
-                _draw(ax, x, y, cell)
-                seen.add(cell.kind)
+                draw_cell(ax, x, y, cell, KINDS, inset=0.0, pad=1.0)
         ax.set_xlim(-0.05, num_columns + 0.05)
         ax.set_ylim(num_rows + 0.05, -0.05)
         ax.set_xticks(
             [x + 0.5 for x in range(num_columns)], columns or [str(x) for x in range(num_columns)]
         )
-        ax.set_yticks([y + 0.5 for y in range(len(rows))], [label for label, _ in rows])
-        ax.tick_params(length=0, labelsize=8)
-        ax.set_xlabel(xlabel, size=9)
+        label_rows(ax, [label for label, _ in rows], xlabel)
         if len(panels) > 1:
             ax.set_title(name, size=10, loc="center", weight="normal")
-        ax.grid(visible=False)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
-    legend = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
-        for kind, (colour, hatch, words) in KINDS.items()
-        if kind in seen
-    ]
-    figure.legend(handles=legend, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    add_legend(figure, KINDS, [row for rows in panels.values() for row in rows], ncols=4)
     figure.suptitle(title, size=11)
     return figure
-
-
-def _draw(ax: Axes, x: int, y: int, cell: Cell) -> None:
-    colour, hatch, _ = KINDS[cell.kind]
-    ax.add_patch(
-        Rectangle((x, y), 1, 1, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.8)
-    )
-    # A hatch would strike the letters out: give them a ground of their own.
-    ground = dict(facecolor=colour, edgecolor="none", pad=1.0) if hatch and cell.text else None
-    ax.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", size=8, bbox=ground)
 
 
 def slots(
@@ -110,7 +78,7 @@ def slots(
 ) -> Figure:
     """Memory as a grid of blocks, with the position of the token that lies in each slot."""
 
-    def rows(mapping: Sequence[int]) -> list[tuple[str, list[Cell]]]:
+    def rows(mapping: Sequence[int]) -> list[Row]:
         held: dict[int, list[int]] = {}
         for position, slot in enumerate(mapping, start):
             held.setdefault(slot, []).append(position)
@@ -174,8 +142,8 @@ def ref_counts(
         num_blocks: how many blocks there are.
     """
 
-    def rows(counts: Sequence[Mapping[int, int | str]]) -> list[tuple[str, list[Cell]]]:
-        found = []
+    def rows(counts: Sequence[Mapping[int, int | str]]) -> list[Row]:
+        found: list[Row] = []
         for step, have, want in zip(steps, counts, expected, strict=False):
             cells = []
             for block in [*range(num_blocks), FREE]:
@@ -194,7 +162,7 @@ def ref_counts(
     return grids(panels, title, "block", columns, width=0.45)
 
 
-def tables(panels: Mapping[str, Sequence[tuple[str, Sequence[Cell]]]], title: str) -> Figure:
+def tables(panels: Mapping[str, Sequence[Row]], title: str) -> Figure:
     """Block tables: a row per request, a cell per logical block."""
     return grids(panels, title, "place in the block table", width=1.0)
 

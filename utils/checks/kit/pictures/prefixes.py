@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-INK = "#1b1b1b"
+from utils.checks.kit.pictures.cells import Cell, Row, add_legend, draw_cell, label_rows
+
 # Face colour, hatch, and words for the legend. A hatch also tells them apart in grey.
 KINDS = {
     "found": ("#9fcf93", "", "found: not computed again"),
@@ -22,18 +21,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One block: what stands in it, which of `KINDS` it is, and how many tokens wide it is."""
-
-    text: str
-    kind: str
-    width: float = 1.0
-
-
-def rows_of_blocks(
-    rows: Sequence[tuple[str, Sequence[Cell]]], title: str, xlabel: str, unit: float = 0.75
-) -> Figure:
+def rows_of_blocks(rows: Sequence[Row], title: str, xlabel: str, unit: float = 0.75) -> Figure:
     """Labelled rows of cells, one above the other.
 
     Args:
@@ -52,47 +40,14 @@ def rows_of_blocks(
     for y, (_, cells) in enumerate(rows):
         x = 0.0
         for cell in cells:
-            colour, hatch, _ = KINDS[cell.kind]
-            ax.add_patch(
-                Rectangle(
-                    (x, y + 0.08),
-                    cell.width,
-                    0.84,
-                    facecolor=colour,
-                    hatch=hatch,
-                    edgecolor=INK,
-                    linewidth=0.8,
-                )
-            )
-            # A hatch would strike the letters out: give them a ground of their own.
-            ground = dict(facecolor=colour, edgecolor="none", pad=2.0) if hatch else None
-            ax.text(
-                x + cell.width / 2,
-                y + 0.5,
-                cell.text,
-                ha="center",
-                va="center",
-                size=8,
-                bbox=ground if cell.text else None,
-            )
+            draw_cell(ax, x, y, cell, KINDS, pad=2.0)
             x += cell.width
     ax.set_xlim(-0.05, longest + 0.05)
     ax.set_ylim(len(rows), 0)
     ax.set_xticks([])
-    ax.grid(False)
-    ax.set_yticks([y + 0.5 for y in range(len(rows))], [label for label, _ in rows])
-    ax.tick_params(length=0, labelsize=9)
-    ax.set_xlabel(xlabel, size=9)
+    label_rows(ax, [label for label, _ in rows], xlabel, size=9)
     ax.set_title(title, size=11)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    seen = {cell.kind for _, cells in rows for cell in cells}
-    legend = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=words)
-        for kind, (colour, hatch, words) in KINDS.items()
-        if kind in seen
-    ]
-    figure.legend(handles=legend, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    add_legend(figure, KINDS, rows, ncols=3)
     return figure
 
 
