@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
@@ -95,31 +94,16 @@ class Progress:
 
 @functools.cache
 def syllabus() -> dict[str, tuple[Exercise, ...]]:
-    """Every lab's exercises, read from files: to import all checks takes long."""
+    """Every lab's exercises, from its words: to import all checks takes long."""
     return {
         file.parent.name.removeprefix("lab_"): tuple(_exercises(file.parent))
-        for file in sorted(CHECKS.glob("lab_*/__init__.py"))
+        for file in sorted(CHECKS.glob(f"lab_*/{WORDS}"))
     }
 
 
 def _exercises(folder: Path) -> Iterator[Exercise]:
-    """From a lab's `words.yaml`; without one, from the decorators in its source."""
-    if (file := folder / WORDS).is_file():
-        for name, words in read_words(file).items():
-            yield Exercise(name, words["title"], float(words["points"]))
-        return
-    for node in ast.parse((folder / "__init__.py").read_text("utf-8")).body:
-        for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
-            match node, mark:
-                case (
-                    ast.FunctionDef(name=name),
-                    ast.Call(
-                        ast.Name("exercise"),
-                        [ast.Constant(str(title))],
-                        [ast.keyword("points", ast.Constant(int() | float() as points))],
-                    ),
-                ):
-                    yield Exercise(name, title, float(points))
+    for name, words in read_words(folder / WORDS).items():
+        yield Exercise(name, words["title"], float(words["points"]))
 
 
 def progress() -> Progress:
