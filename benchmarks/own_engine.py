@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.engine import LLM, SamplingParams  # noqa: E402
-from utils.engine.core.scheduler_output import ModelRunnerOutput  # noqa: E402
+from utils.engine.core.sched.output import ModelRunnerOutput  # noqa: E402
 
 
 def scheduler_cost(

@@ -12,7 +12,7 @@ from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.lab_06 import answers, learners_engine, memory, pictures, steps
 from utils.checks.lab_06.pictures import Mark
 from utils.checks.lab_06.scheduler_story import SchedulerStory
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.sched.scheduler import Scheduler
 
 
 def test_waste_is_what_one_counts_place_by_place():

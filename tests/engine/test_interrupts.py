@@ -70,6 +70,7 @@ def search(llm: LLM) -> Any:
 CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
     "recomputed": ({"num_gpu_blocks_override": 26}, generate),
     "swapped": ({"swap_space": 1e-4}, generate),
+    "async": ({"swap_space": 1e-4, "async_scheduling": True}, generate),
     "tree": (
         {
             "speculative_config": {
@@ -255,7 +256,7 @@ def interrupts() -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGINT, handler)
 
 
-@pytest.mark.parametrize("case", ["swapped", "form", "beams"])
+@pytest.mark.parametrize("case", ["swapped", "form", "beams", "async"])
 def test_interrupted_at_any_time(folder: Path, case: str, interrupts) -> None:
     """By a real signal, which can come between two bytecodes."""
     run = CASES[case][1]
@@ -290,7 +291,7 @@ def half_read(llm: LLM, what: str) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["", "in another thread"])
 @pytest.mark.parametrize("what", ["stream", "beams"])
-@pytest.mark.parametrize("case", ["recomputed", "beams"])
+@pytest.mark.parametrize("case", ["recomputed", "beams", "async"])
 def test_what_is_half_read_may_be_collected_at_any_time(
     folder: Path, case: str, what: str, elsewhere: bool
 ) -> None:

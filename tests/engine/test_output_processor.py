@@ -115,7 +115,7 @@ def test_a_core_elsewhere_makes_no_text(llm: LLM) -> None:
     here, mine = states_of(llm, SamplingParams(temperature=0, max_tokens=5))
     while engine.has_unfinished_requests():
         assert engine.advance() == []
-        for output in pickle.loads(pickle.dumps(passing.outputs)):
+        for output in pickle.loads(pickle.dumps(passing.take())):
             output.request_id = mine.request_id
             here.process_outputs([output])
     assert "detokenizer" not in vars(state) and state.text == ""

@@ -13,7 +13,7 @@ from tools import check
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("utils/engine/core/scheduler.py", ["tests/engine/core/test_scheduler.py"]),
+        ("utils/engine/core/sched/scheduler.py", ["tests/engine/core/test_scheduler.py"]),
         ("utils/engine/sample/sampler.py", ["tests/engine/sample/test_sampler.py"]),
         ("utils/pipeline/task/data.py", ["tests/pipeline/task/test_data.py"]),
         ("utils/pipeline/runner.py", ["tests/pipeline/test_runner.py"]),

@@ -47,11 +47,11 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 # token takes, which is what one reads in an evening. The rest of the engine (checked input,
 # configuration, weights, text, guesses, the rooms that scale it out) is needed by whoever uses it,
 # not to understand it.
-MAX_FILE, MAX_PATH = 250, 1500
+MAX_FILE, MAX_PATH = 250, 1510
 PATH = (
     "llm_engine",
     "request",
-    "core/scheduler",
+    "core/sched/scheduler",
     "core/kv_cache_manager",
     "core/block_pool",
     "core/kv_cache_utils",

@@ -103,9 +103,11 @@ def test_our_engine_visits_its_stations(llm: LLM) -> None:
     names = [name for _, name in visits]
     assert names[:2] == ["LLM.generate", "run_to_end"]
     step = [
-        "LLMEngine.advance",
+        "LLMEngine._start_step",
+        "StepByStep._run",
         "ModelRunner._forward",
         "ModelRunner._sample",
+        "LLMEngine._end_step",
         "LLMEngine._process",
     ]
     assert names[2:] == 2 * step

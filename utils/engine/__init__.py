@@ -25,8 +25,8 @@ from utils.engine.core.kv_cache_utils import (
     get_request_block_hasher,
     hash_block_tokens,
 )
-from utils.engine.core.scheduler import Scheduler
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.core.step_record import ScheduledTokens, StepRecord
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from utils.engine.core.contiguous_manager import ContiguousKVCacheManager
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.output_processor import RequestState
 from utils.engine.outputs import Logprob
 from utils.engine.request import Request
@@ -194,7 +194,7 @@ def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> list[
     now, the most probable ones that may follow."""
     scheduled = {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)}
     output = SchedulerOutput.of(beams, scheduled, engine.kv_cache_manager)
-    result = engine.executor.execute_model(output)
+    result = engine.step_runner.submit(output, None).result().result  # in its turn
     for beam, size in zip(beams, sizes, strict=True):
         beam.num_computed_tokens += size
     return [logprobs[0] for logprobs in result.logprobs.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.parts import EngineParts
-from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput
 from utils.engine.core.step_record import StepRecord, record_step
 from utils.engine.core.whole_steps import WholeSteps
 from utils.engine.distributed.executor import ModelWorkers
@@ -21,8 +22,8 @@ from utils.engine.output_processor import OutputProcessor, RequestState
 from utils.engine.outputs import EngineCoreOutput, RequestOutput
 from utils.engine.request import Request
 from utils.engine.sampling_params import SamplingParams
-from utils.engine.spec_decode.drafter import Drafter
 from utils.engine.worker.executor import Executor
+from utils.engine.worker.step_runner import StepByStep, StepInFlight, StepThread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,18 +59,17 @@ class LLMEngine:
         self.inputs = InputProcessor(model.config, config, tokenizer)
         self.kv_cache_manager: Any  # a `KVCacheManagerInterface`; most have a `block_pool` as well
         self.kv_cache_manager = parts.make_kv_cache_manager(model.config, config)
-        self.scheduler = parts.scheduler_cls(config, self.kv_cache_manager)
+        is_async = parts.is_async(model, config)
+        self.scheduler = parts.make_scheduler(config, self.kv_cache_manager, is_async)
         self.executor: Executor = parts.make_executor(
             model, config, self.kv_cache_manager, self.scheduler
         )
+        self.step_runner = StepThread(self.executor) if is_async else StepByStep(self.executor)
+        self.steps: deque[StepInFlight] = deque()  # scheduled, and not booked yet
         memory = self.executor.kv_cache
         self.kv_cache = memory if isinstance(memory, PagedKVCache) else None  # in this process
-        self.drafter: Drafter | None = None
-        if config.speculative_config is not None:
-            if parts.kv_cache_class is not None:
-                raise ValueError("Speculative decoding needs a paged KV cache.")
-            proposer = parts.proposer(config, model)
-            self.drafter = Drafter(config.speculative_config, proposer)
+        self.drafter = parts.make_drafter(model, config)
+        if self.drafter is not None:
             self.scheduler.num_lookahead_tokens = self.drafter.num_lookahead_tokens
         self.step_trace: list[StepRecord] | None = None  # set it to [] to record each step
         self.output_processor = OutputProcessor()
@@ -114,62 +114,81 @@ class LLMEngine:
     def advance(self) -> list[RequestState]:
         """Run one step, and return the answers that got a new token.
 
+        With async scheduling: start one step, and return what came of the step before it.
+
         Raises:
             RuntimeError: no request can run, because something else holds the blocks.
         """
-        begin = perf_counter()
         with self.whole_steps:  # also when a cell is interrupted
-            output = self.scheduler.schedule()
-            if not output.scheduled_requests:
-                if not self.has_unfinished_requests():
-                    return []
-                if output.deferred_req_ids:
-                    time.sleep(POLL_SECONDS)
-                    return []
+            if self._start_step() and len(self.steps) < self.step_runner.most_in_flight:
+                return []  # while this step runs, the next one is scheduled
+            updated = self._end_step() if self.steps else []
+            while self.steps and not self.has_unfinished_requests():
+                self._end_step()  # of tokens too many
+        return updated
+
+    def _start_step(self) -> bool:
+        """Schedule a step, and have it computed. False: nothing can be scheduled now."""
+        start = perf_counter()
+        output = self.scheduler.schedule()
+        if not output.scheduled_requests:
+            if output.deferred_req_ids:
+                time.sleep(POLL_SECONDS)
+            elif self.has_unfinished_requests() and not self.steps:
                 raise RuntimeError(
                     "No request can run: the blocks of the KV cache are held outside the scheduler."
                 )
-            usage = self.kv_cache_manager.usage
-            scheduled = perf_counter()
-            result = self.executor.execute_model(output)
-            executed = perf_counter()
-            core_outputs = self._process(output, result)
-            updated, to_abort = self.output_processor.process_outputs(core_outputs)
-            self.abort_in_core(to_abort)
-            processed = perf_counter()
-            if self.drafter:
-                names = [name for name in output.num_scheduled_tokens if name in self.requests]
-                going_on = [self.requests[name] for name in names]
-                self.drafter.propose(going_on, output, self.executor.last_hidden)
+            return False
+        members = [member for request in output.scheduled_requests for member in request.members()]
+        requests = {member.request_id: self.requests[member.request_id] for member in members}
+        usage, scheduled = self.kv_cache_manager.usage, perf_counter()
+        before = self.steps[-1].executed if self.steps else None
+        executed = self.step_runner.submit(output, before)
+        self.steps.append(StepInFlight(output, requests, executed, start, scheduled, usage))
+        return True
+
+    def _end_step(self) -> list[RequestState]:
+        """Book the oldest step in flight: the answers that got a new token."""
+        # If it has failed: the error holds this frame, so nothing here may hold the error.
+        result, started, executed = self.steps[0].executed.result()
+        step = self.steps.popleft()
+        core_outputs = self._process(step, result)
+        updated, to_abort = self.output_processor.process_outputs(core_outputs)
+        self.abort_in_core(to_abort)
+        processed = perf_counter()
+        if self.drafter:
+            names = step.output.num_scheduled_tokens
+            going_on = [step.requests[name] for name in names if name in self.requests]
+            self.drafter.propose(going_on, step.output, self.executor.last_hidden)
         if self.step_trace is not None:
-            times = (begin, scheduled, executed, processed, perf_counter())
-            self.step_trace.append(
-                record_step(times, output, updated, len(self.scheduler.waiting), usage)
-            )
+            times = (step.start, step.scheduled, started, executed, processed, perf_counter())
+            num_waiting, usage = len(self.scheduler.waiting), step.kv_cache_usage
+            record = record_step(times, step.output, updated, num_waiting, usage)
+            self.step_trace.append(record)
         return updated
 
-    def _process(
-        self, output: SchedulerOutput, result: ModelRunnerOutput
-    ) -> list[EngineCoreOutput]:
+    def _process(self, step: StepInFlight, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Book a step's new tokens: what it gave each request that got some."""
         for request_id, scores in result.prompt_logprobs.items():
-            if (known := self.requests[request_id].prompt_logprobs) is not None:
+            if (known := step.requests[request_id].prompt_logprobs) is not None:
                 known += scores
         gained: dict[Request, int] = {}
         for request_id, token_ids in result.sampled_token_ids.items():
-            request = self.requests[request_id]
+            request = step.requests[request_id]
+            if request.is_finished:  # aborted, or ended by the step before: a token too many
+                continue
             gained[request] = 0
             for token_id in token_ids:
                 if not request.is_finished:  # else an accepted guess beyond the answer's end
                     request.append_token(token_id)
                     gained[request] += 1
         if self.drafter:
-            self.drafter.observe(self.requests, output, result)
+            self.drafter.observe(self.requests, step.output, result)
         if result.moves:
             self.kv_cache_manager.move_slots(result.moves)
-        self.scheduler.update_from_output(output, list(gained))
+        self.scheduler.update_from_output(step.output, list(gained))
         if result.invalid_block_ids:
-            self.scheduler.handle_invalid_blocks(output, result.invalid_block_ids)
+            self.scheduler.handle_invalid_blocks(step.output, result.invalid_block_ids)
         self.kv_events.step_ended()
         core_outputs = []
         for request, count in gained.items():
@@ -205,6 +224,7 @@ class LLMEngine:
 
     def forget_everything(self) -> None:
         """Drop all requests and all cached contents, whatever state an interrupt left them in."""
+        self.steps.clear()
         self.output_processor.forget_everything()
         self.scheduler.forget_requests(list(self.requests.values()))
         self.requests.clear()

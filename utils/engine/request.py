@@ -60,6 +60,8 @@ class Request:
     # The single notion of progress: how many tokens have their keys and values in the cache.
     # Prefill and decode differ only in how far this is behind `num_tokens`.
     num_computed_tokens: int = 0
+    # Tokens that a running step samples for it: they're counted, and nobody knows them yet.
+    num_output_placeholders: int = 0
     num_cached_tokens: int | None = None  # of its prompt, found computed; None: not looked up yet
     num_preemptions: int = 0
     block_hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks

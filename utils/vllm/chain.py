@@ -86,12 +86,12 @@ STATIONS = (
     Station(
         "EngineCore: decide what runs in this step",
         Place(CORE, "EngineCore.step", "self.scheduler.schedule"),
-        Place("llm_engine.py", "LLMEngine.advance", "self.scheduler.schedule"),
+        Place("llm_engine.py", "LLMEngine._start_step", "self.scheduler.schedule"),
     ),
     Station(
         "EngineCore: have it run",
         Place(CORE, "EngineCore.step", "self.model_executor.execute_model"),
-        Place("llm_engine.py", "LLMEngine.advance", "self.executor.execute_model"),
+        Place("worker/step_runner.py", "StepByStep._run", "self.executor.execute_model"),
     ),
     Station(
         "the executor: the same call for every worker",
@@ -129,7 +129,7 @@ STATIONS = (
     Station(
         "tokens become text again",
         Place(ENGINE, "LLMEngine.step", "self.output_processor.process_outputs"),
-        Place("llm_engine.py", "LLMEngine.advance", "self.output_processor.process_outputs"),
+        Place("llm_engine.py", "LLMEngine._end_step", "self.output_processor.process_outputs"),
     ),
 )
 

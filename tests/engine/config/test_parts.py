@@ -12,7 +12,7 @@ import pytest
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama
 from utils.engine import LLM, Draft, EngineArgs, Request, SamplingParams, SpeculativeConfig
 from utils.engine.config.parts import EngineParts
-from utils.engine.core.request_queue import get_policy
+from utils.engine.core.sched.request_queue import get_policy
 from utils.engine.kv_transfer.base import NoConnector
 from utils.engine.kv_transfer.pool_connector import PoolConnector
 from utils.engine.kv_transfer.store import MemoryStore

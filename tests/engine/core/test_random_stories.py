@@ -29,6 +29,7 @@ class World:
         self.llm = LLM(folder / "target", max_model_len=MAX_LEN, num_gpu_blocks_override=64)
         self.speculative = {
             "none": None,
+            "ahead": None,  # by async scheduling
             "ngram": SpeculativeConfig("ngram", 4, prompt_lookup_min=1),
             "adaptive": SpeculativeConfig("ngram", 5, prompt_lookup_min=1, adaptive=True),
             "draft": SpeculativeConfig("draft_model", 3, model=folder / "draft"),
@@ -63,7 +64,11 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
     rng = random.Random(seed)
     llm, oracle = world.llm, world.oracle
     engine = llm.llm_engine = llm.new_engine(
-        changes={**config, "speculative_config": world.speculative[method]}
+        changes={
+            **config,
+            "speculative_config": world.speculative[method],
+            "async_scheduling": method == "ahead",
+        }
     )
     trace = engine.step_trace = []
     stems = [[rng.randrange(3, 13) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
@@ -90,7 +95,7 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
         steps = len(trace)
         engine.step()
         if len(trace) > steps:
-            check_step(trace[-1], config, before)
+            check_step(trace[-1], config, before, whole=method != "ahead")
     assert nothing_is_held(llm)
     for state in (member for first in alive.values() for member in first.family):
         assert state.is_finished and state.request.is_finished
@@ -108,21 +113,23 @@ def play(world: World, method: str, config: dict, seed: int, num_requests: int =
     return len(trace)
 
 
-def check_step(record, config: dict, running_before: set[str]) -> None:
-    """What must hold in every step."""
+def check_step(record, config: dict, running_before: set[str], whole: bool) -> None:
+    """What must hold in every step. `whole`: it ends before the next one is scheduled."""
     assert sum(t.num_new for t in record.tokens.values()) <= config["max_num_batched_tokens"]
     assert len(record.tokens) <= config["max_num_seqs"]
     assert all(t.num_new >= 1 for t in record.tokens.values())
     # Nobody who runs is left out, unless they lost their blocks.
-    assert running_before <= set(record.tokens) | set(record.preempted_req_ids)
+    if whole:
+        assert running_before <= set(record.tokens) | set(record.preempted_req_ids)
     for tokens in record.tokens.values():
         assert 0 <= tokens.num_draft < tokens.num_new or tokens.num_draft == 0
         assert tokens.num_sampled <= tokens.num_draft + 1
-    assert record.start <= record.scheduled <= record.executed <= record.processed <= record.end
+    assert record.start <= record.scheduled <= record.started <= record.executed
+    assert record.executed <= record.processed <= record.end
     assert 0 < record.kv_cache_usage <= 1
 
 
-METHODS = ["none", "ngram", "adaptive", "draft", "itself", "medusa", "tree"]
+METHODS = ["none", "ahead", "ngram", "adaptive", "draft", "itself", "medusa", "tree"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -65,8 +65,16 @@ def engine_of(llm: LLM) -> Iterator[Callable[..., None]]:
             enable_prefix_caching=False,
             max_num_seqs=9,
         ),
+        dict(
+            async_scheduling=True,
+            max_num_seqs=12,
+            max_num_batched_tokens=50,
+            num_gpu_blocks=20,
+            num_cpu_blocks=20,
+            scheduling_policy="priority",
+        ),
     ],
-    ids=["chunks", "pressure and swap", "all with guesses", "guesses over small blocks"],
+    ids=["chunks", "pressure and swap", "all with guesses", "guesses over small blocks", "async"],
 )
 def test_tokens_are_huggingfaces(
     llm: LLM, hf_model, engine_of, chosen, expected, changes: dict

@@ -13,7 +13,7 @@ from tests.labs.bug_zoo.zoo import Zoo
 from utils.checks.kit.lab.edits import edited
 from utils.checks.lab_06 import answers
 from utils.checks.lab_06.given import scheduler_output
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.request import RequestStatus
 
 zoo = Zoo(answers)

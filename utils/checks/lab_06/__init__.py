@@ -22,7 +22,7 @@ from utils.checks.lab_06 import answers, learners_engine, memory, pictures, poli
 from utils.checks.lab_06.bare import BareRequest, bare_request, name_of, names
 from utils.checks.lab_06.given import LARGE, Costs
 from utils.checks.lab_06.scheduler_story import SchedulerStory
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.sched.scheduler import Scheduler
 
 LAB = Lab(__file__)
 TOLD = 8  # requests in a sentence

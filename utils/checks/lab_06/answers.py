@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from utils.checks.lab_06.given import Costs, scheduler_output
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request, RequestStatus
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from utils.engine.core.scheduler import Scheduler
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import NO_DRAFT
 

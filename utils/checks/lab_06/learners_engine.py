@@ -18,7 +18,7 @@ from utils.checks.lab_06.bare import name_of
 from utils.checks.lab_06.pictures import Mark
 from utils.checks.lab_06.scheduler_story import Arrival, Limits, SchedulerStory
 from utils.engine import StepRecord
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.llm import LLM
 from utils.engine.request import SamplingParams
 from utils.timing import one_thread

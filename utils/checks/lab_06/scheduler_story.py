@@ -23,7 +23,7 @@ from utils.checks.lab_06.memory import blocks_for, status_of
 from utils.checks.lab_06.pictures import Mark
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.kv_cache_manager import KVCacheManager
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request
 
 PARTS_TOLD = 16

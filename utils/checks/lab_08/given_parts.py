@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.checks.kit.runner import Mismatch
-from utils.engine.core.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from utils.engine.input_processor import Prompt
 from utils.engine.llm import LLM
 from utils.engine.llm_engine import LLMEngine

@@ -20,7 +20,7 @@ from utils.checks.lab_08 import picture
 from utils.checks.lab_08.given_parts import EngineBase, Parts
 from utils.checks.lab_08.picture import Cell
 from utils.checks.lab_08.stories import RIGHT, Remembering, tiny_llm
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.llm import LLM
 from utils.engine.outputs import CompletionOutput, RequestOutput
 from utils.engine.sampling_params import SamplingParams

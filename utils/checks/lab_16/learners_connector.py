@@ -10,7 +10,7 @@ from torch import Tensor
 
 from utils.checks.lab_16.learners_parts import Pair, Parts, Scheduled, Transfers
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.kv_transfer.base import KVConnectorBase, KVConnectorMetadata
 from utils.engine.request import Request
 

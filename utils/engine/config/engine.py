@@ -9,7 +9,7 @@ import torch
 from utils.engine.config.model import DTYPES, ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name
-from utils.engine.core.request_queue import SchedulingPolicy, get_policy
+from utils.engine.core.sched.request_queue import SchedulingPolicy, get_policy
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class EngineConfig:
         prefix_caching_hash_algo: "sha256", or "xxhash", which is faster.
         num_cpu_blocks: blocks of swap space in host memory, where preempted requests can wait.
         scheduling_policy: "fcfs", first come, first served; "priority", the lowest number first; or
-            a function of your own (see `core/request_queue.py`).
+            a function of your own (see `core/sched/request_queue.py`).
         speculative_config: how to guess tokens ahead; None: not at all.
+        async_scheduling: schedule the next step while one runs (see `AsyncScheduler`).
     """
 
     max_model_len: int
@@ -44,6 +45,7 @@ class EngineConfig:
     num_cpu_blocks: int = 0
     scheduling_policy: str | SchedulingPolicy = "fcfs"
     speculative_config: SpeculativeConfig | None = None
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

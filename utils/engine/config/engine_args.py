@@ -16,7 +16,7 @@ from utils.engine.config.model import ModelConfig
 from utils.engine.config.parallel import MoEConfig, ParallelConfig
 from utils.engine.config.parts import EngineParts
 from utils.engine.config.speculative import SpeculativeConfig
-from utils.engine.core.request_queue import SchedulingPolicy
+from utils.engine.core.sched.request_queue import SchedulingPolicy
 from utils.engine.models.llama import DEFAULT_OPS, LlamaOps
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class EngineArgs(EngineParts):
         num_gpu_blocks_override: blocks of KV cache, in place of what fits into the memory.
         swap_space: GiB of host memory for blocks that were given up, else they are recomputed.
         scheduling_policy: "fcfs", first come, first served; or "priority", the lowest number first;
-            or a function of your own (see `core/request_queue.py`).
+            or a function of your own (see `core/sched/request_queue.py`).
+        async_scheduling: schedule the next step while one runs (see `AsyncScheduler`).
         speculative_config: guess tokens ahead: a `SpeculativeConfig`, or its arguments as JSON,
             such as {"method": "ngram"}.
         tensor_parallel_size: ranks that share each layer's heads, columns and rows.
@@ -75,8 +76,9 @@ class EngineArgs(EngineParts):
         rank_timeout: seconds after which a rank that does not answer is given up.
 
     Raises:
-        ValueError: `speculative_config` is wrong. The other arguments are checked where they are
-            used: by `create_engine_config` and `create_parallel_config`.
+        ValueError: `speculative_config` is wrong, or engines that share experts are not to wait
+            for each other. The other arguments are checked where they are used: by
+            `create_engine_config` and `create_parallel_config`.
     """
 
     model: str | Path = "bundled"
@@ -95,6 +97,7 @@ class EngineArgs(EngineParts):
     num_gpu_blocks_override: int | None = None
     swap_space: float = 0
     scheduling_policy: str | SchedulingPolicy = EngineConfig.scheduling_policy
+    async_scheduling: bool = EngineConfig.async_scheduling
     speculative_config: SpeculativeConfig | dict[str, Any] | None = None
     tensor_parallel_size: int = ParallelConfig.tensor_parallel_size
     pipeline_parallel_size: int = ParallelConfig.pipeline_parallel_size
@@ -108,6 +111,11 @@ class EngineArgs(EngineParts):
         if isinstance(self.speculative_config, dict):
             spec = SpeculativeConfig(**self.speculative_config)
             object.__setattr__(self, "speculative_config", spec)
+        if self.async_scheduling and self.enable_expert_parallel:
+            raise ValueError(
+                "async_scheduling does not go with enable_expert_parallel: engines that share "
+                "experts take every step together. Leave one of them out."
+            )
 
     def of(self, kind: type) -> dict[str, Any]:
         """Those of these arguments that a dataclass has as well."""

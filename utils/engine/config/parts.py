@@ -20,13 +20,14 @@ from utils.engine.core.interfaces import KVCacheManagerInterface
 from utils.engine.core.kv_cache_manager import KVCacheManager
 from utils.engine.core.kv_cache_utils import get_hash_fn_by_name, get_request_block_hasher
 from utils.engine.core.kv_events import NO_EVENTS, KVEvents
-from utils.engine.core.scheduler import Scheduler
+from utils.engine.core.sched.async_scheduler import AsyncScheduler
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.distributed.executor import ModelWorkers, MultiprocExecutor
 from utils.engine.kv_transfer.base import KVConnectorBase
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
-from utils.engine.spec_decode.drafter import Proposer, make_proposer
+from utils.engine.spec_decode.drafter import Drafter, Proposer, make_proposer
 from utils.engine.worker.executor import Executor
 from utils.engine.worker.kv_transfers import KVTransfers
 from utils.engine.worker.model_runner import ModelRunner
@@ -101,6 +102,73 @@ class EngineParts:
                 )
             pool.events = self.kv_events
         return manager
+
+    def is_async(self, model: LlamaForCausalLM | ModelWorkers, config: EngineConfig) -> bool:
+        """Whether the next step is scheduled while one runs.
+
+        Raises:
+            ValueError: that is asked for, and something else doesn't go together with it.
+        """
+        if not config.async_scheduling:
+            return False
+        refused = [
+            (config.speculative_config, "speculative_config", "guesses need the newest token"),
+            (self.kv_connector, "kv_connector", "whether a load has failed is known too late"),
+            (self.kv_cache_class, "kv_cache_class", "it frees memory that a step still writes to"),
+            (
+                self.kv_cache_manager is not make_kv_cache_manager,
+                "kv_cache_manager",
+                "only the engine's own caches blocks whose tokens come late",
+            ),
+            (
+                isinstance(model, ModelWorkers),
+                "tensor_parallel_size and pipeline_parallel_size",
+                "ranks take one step at a time",
+            ),
+        ]
+        for is_there, name, why in refused:
+            if is_there:
+                raise ValueError(
+                    f"async_scheduling schedules a step while the one before it runs, and does not "
+                    f"go with {name}: {why}. Leave one of them out."
+                )
+        return True
+
+    def make_scheduler(
+        self, config: EngineConfig, kv_cache_manager: KVCacheManagerInterface, is_async: bool
+    ) -> Scheduler:
+        """Who chooses each step's tokens.
+
+        Raises:
+            ValueError: the scheduler is to be an `AsyncScheduler`, and is none.
+        """
+        usual = self.scheduler_cls is Scheduler
+        scheduler_cls = AsyncScheduler if is_async and usual else self.scheduler_cls
+        scheduler = scheduler_cls(config, kv_cache_manager)
+        if is_async != isinstance(scheduler, AsyncScheduler):
+            raise ValueError(
+                f"{type(scheduler).__name__} "
+                + (
+                    "cannot schedule a step while another one runs: derive it from AsyncScheduler."
+                    if is_async
+                    else "is an AsyncScheduler: create the LLM with async_scheduling=True."
+                )
+            )
+        return scheduler
+
+    def make_drafter(
+        self, model: LlamaForCausalLM | ModelWorkers, config: EngineConfig
+    ) -> Drafter | None:
+        """Who guesses tokens ahead. None: nobody.
+
+        Raises:
+            ValueError: guesses need a paged KV cache; or see `make_proposer`.
+        """
+        if config.speculative_config is None:
+            return None
+        if self.kv_cache_class is not None:
+            raise ValueError("Speculative decoding needs a paged KV cache.")
+        return Drafter(config.speculative_config, self.proposer(config, model))
 
     def make_executor(
         self,

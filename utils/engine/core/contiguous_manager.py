@@ -40,6 +40,9 @@ class ContiguousKVCacheManager:
             self.kv_caches[request.request_id] = self.kv_cache_class(request.max_num_tokens)
         return []
 
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """There are no blocks."""
+
     def free(self, request: Request) -> None:
         self.kv_caches.pop(request.request_id, None)
 

@@ -81,7 +81,7 @@ class KVCacheManager:
         """Make room for the next tokens of a request, those after `num_computed_tokens`.
 
         Args:
-            num_new_tokens: tokens that the next forward pass computes.
+            num_new_tokens: that the next forward pass computes.
             new_computed_blocks: from `get_computed_blocks`, for a request that has no blocks yet.
             num_lookahead_tokens: slots beyond, for what a draft model computes ahead.
 
@@ -119,9 +119,20 @@ class KVCacheManager:
             self.block_pool.free_blocks([table[i]])
             table[i] = copy
         table.extend(new_blocks[len(shared) :])
-        if self.enable_caching:
-            self._cache_blocks(request, min(num_tokens, request.num_tokens))
+        self.cache_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks among a request's first `num_tokens` tokens findable."""
+        if not self.enable_caching:
+            return
+        self._update_block_hashes(request)
+        old, full = self.num_cached_block[request.request_id], num_tokens // self.block_size
+        if full > old:
+            table = self.req_to_blocks[request.request_id]
+            self.block_pool.cache_full_blocks(table, request.block_hashes, old, full)
+            self.block_pool.events.blocks_stored(request, old, full, self.block_size)
+            self.num_cached_block[request.request_id] = full
 
     def free(self, request: Request) -> None:
         """Take back all blocks of a request. Does nothing if it has none."""
@@ -199,10 +210,8 @@ class KVCacheManager:
         table = self.block_pool.get_new_blocks(len(host_ids))
         self._pending.swap_in += zip(host_ids, (b.block_id for b in table), strict=True)
         self.swap_space.free(request.request_id)
-        self.req_to_blocks[request.request_id] = table
-        self.num_cached_block[request.request_id] = 0
-        if self.enable_caching:  # now: a fork may share these blocks before the next step
-            self._cache_blocks(request, request.num_computed_tokens)
+        self.req_to_blocks[request.request_id], self.num_cached_block[request.request_id] = table, 0
+        self.cache_blocks(request, request.num_computed_tokens)  # a fork may share them soon
         return True
 
     def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -239,12 +248,3 @@ class KVCacheManager:
     def _update_block_hashes(self, request: Request) -> None:
         assert self.block_hasher is not None
         request.block_hashes += self.block_hasher(request)
-
-    def _cache_blocks(self, request: Request, num_tokens: int) -> None:
-        self._update_block_hashes(request)
-        old, full = self.num_cached_block[request.request_id], num_tokens // self.block_size
-        if full > old:
-            table = self.req_to_blocks[request.request_id]
-            self.block_pool.cache_full_blocks(table, request.block_hashes, old, full)
-            self.block_pool.events.blocks_stored(request, old, full, self.block_size)
-            self.num_cached_block[request.request_id] = full

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.output_processor import RequestState
 
 
@@ -26,6 +26,7 @@ class StepRecord:
     Args:
         start: the step begins.
         scheduled: after `Scheduler.schedule`.
+        started: the forward pass begins. With async scheduling, after that of the step before.
         executed: after forward pass and sampling.
         processed: after the new tokens were booked.
         end: after the next guesses were drafted.
@@ -36,6 +37,7 @@ class StepRecord:
 
     start: float
     scheduled: float
+    started: float
     executed: float
     processed: float
     end: float
@@ -48,7 +50,7 @@ class StepRecord:
 
 
 def record_step(
-    times: tuple[float, float, float, float, float],
+    times: tuple[float, float, float, float, float, float],
     output: SchedulerOutput,
     updated: Sequence[RequestState],
     num_waiting: int,

@@ -31,7 +31,7 @@ class WholeSteps:
     def __init__(self, forget_everything: Callable[[], None]) -> None:
         self._method = weakref.WeakMethod(forget_everything)
         self._later: list[Callable[[], None]] = []
-        self._is_within = False
+        self._lock = threading.Lock()  # held in the midst of a step
         self._num_interrupts = 0  # in this step
         self._usual: Any = None  # who else handles interrupts: Jupyter's kernel, for example
 
@@ -45,36 +45,51 @@ class WholeSteps:
             change: not needed any more when everything was forgotten.
         """
         self._later.append(change)
-        if not self._is_within:
-            with self:
-                pass
+        # Never wait here: in a step's midst somebody may wait for this very thread.
+        if not self._lock.locked() and self._begin(blocking=False):
+            self.__exit__()
 
     def __enter__(self) -> None:
-        usual = signal.getsignal(signal.SIGINT)
-        self._num_interrupts, self._usual = 0, None
-        if callable(usual) and threading.current_thread() is threading.main_thread():
-            self._usual = usual  # interrupts come to the main thread only
-            signal.signal(signal.SIGINT, self._interrupted)
-        self._is_within = True
+        self._begin(blocking=True)
 
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    def _begin(self, blocking: bool) -> bool:
+        """Hold interrupts, then take the lock. False: another thread has it."""
+        usual: Any = None
+        if threading.current_thread() is threading.main_thread():  # interrupts come only to it
+            usual = signal.getsignal(signal.SIGINT)
+        if callable(usual):
+            if usual != self._interrupted:  # else Python collects a stream in these very lines
+                self._num_interrupts = 0
+            signal.signal(signal.SIGINT, self._interrupted)
+        has_lock = self._lock.acquire(blocking)
+        if has_lock:
+            self._usual = usual if callable(usual) else None
+        elif callable(usual):
+            signal.signal(signal.SIGINT, usual)
+            if self._num_interrupts:
+                signal.raise_signal(signal.SIGINT)
+        return has_lock
+
+    def __exit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
         if error_type is not None:
             self._later.clear()
             if (forget_everything := self._method()) is not None:
                 forget_everything()
         while self._later:
             self._later.pop()()
-        self._is_within = False
-        if self._usual is not None:
-            signal.signal(signal.SIGINT, self._usual)
+        usual, self._usual = self._usual, None
+        self._lock.release()
+        if usual is not None:
+            signal.signal(signal.SIGINT, usual)
             if self._num_interrupts and error_type is None:
                 signal.raise_signal(signal.SIGINT)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._num_interrupts += 1
-        begins_or_ends = (WholeSteps.__enter__.__code__, WholeSteps.__exit__.__code__)
+        begins_or_ends = (WholeSteps.__enter__, WholeSteps._begin, WholeSteps.__exit__)
+        codes = {method.__code__ for method in (*begins_or_ends, WholeSteps.soon)}
         while frame is not None:
-            if frame.f_code in begins_or_ends:
+            if frame.f_code in codes:
                 return  # it will not be long
             frame = frame.f_back
         if self._num_interrupts > 1:

@@ -30,12 +30,21 @@ from utils.engine.sampling_params import SamplingParams
 class Passing(OutputProcessor):
     """The output processor of a replica: what users see is made where they are."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[EngineCoreOutput] = []
+
     def add_request(self, state: RequestState) -> None:
         """Nobody here wants to see its answers."""
 
     def process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> OutputProcessorOutput:
-        self.outputs = list(outputs)
+        self.outputs += outputs
         return OutputProcessorOutput([], [])
+
+    def take(self) -> list[EngineCoreOutput]:
+        """What came since this was called last."""
+        taken, self.outputs = self.outputs, []
+        return taken
 
 
 class EngineReplica:
@@ -77,7 +86,7 @@ class EngineReplica:
                 self._run_dummy_batch()
             return []
         self.engine.advance()
-        return self.passing.outputs
+        return self.passing.take()
 
     @torch.inference_mode()
     def _run_dummy_batch(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.parallel import ParallelConfig
-from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.distributed.worker import Worker, call_worker, create_worker
 from utils.engine.models.llama import LlamaOps
 from utils.processes.ranks import RankProcesses

@@ -15,7 +15,7 @@ from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.parallel import ParallelConfig
-from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.distributed.layers import ParallelOps
 from utils.engine.distributed.parallel_llama import StageRun, load_parallel_model
 from utils.engine.distributed.parallel_state import initialize_model_parallel

@@ -3,7 +3,7 @@
 Names as in vLLM's `distributed/kv_transfer/kv_connector/v1/base.py`. There, a connector exists
 twice, once beside the scheduler and once in each worker, and metadata travel between them. Here one
 object has both sides, and the metadata are handed over all the same. Who calls what: the scheduler
-in `core/scheduler.py`, the model runner through `worker/kv_transfers.py`.
+in `core/sched/scheduler.py`, the model runner through `worker/kv_transfers.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request
 
 

@@ -19,7 +19,7 @@ from utils.engine.core.kv_cache_utils import (
     generate_block_hash_extra_keys,
     hash_block_tokens,
 )
-from utils.engine.core.scheduler_output import ScheduledRequest
+from utils.engine.core.sched.output import ScheduledRequest
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request

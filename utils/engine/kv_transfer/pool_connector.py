@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.core.scheduler_output import ScheduledRequest, SchedulerOutput
+from utils.engine.core.sched.output import ScheduledRequest, SchedulerOutput
 from utils.engine.kv_transfer.base import KVConnectorBase, KVConnectorMetadata
 from utils.engine.kv_transfer.courier import Courier
 from utils.engine.kv_transfer.keys import KeyChain

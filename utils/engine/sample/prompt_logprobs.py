@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.outputs import Logprob
 from utils.engine.sample.sampler import top_logprobs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.engine.core.scheduler_output import ScheduledRequest
+from utils.engine.core.sched.output import ScheduledRequest
 from utils.engine.sample.draw import draw
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from utils.engine.attention.batch import Span, paged_batch
 from utils.engine.attention.paged_kv_cache import PagedKVCache
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.request import Request
 from utils.engine.sample.draw import draw, source_of

@@ -12,7 +12,7 @@ from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
 from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
-from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, SchedulerOutput
 from utils.engine.distributed.executor import ModelWorkers
 from utils.engine.kernels.fused_layers import FusedLayers, fused_layers
 from utils.engine.kernels.packed_linear import pack_linears

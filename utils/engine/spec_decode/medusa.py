@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import Draft
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from utils.engine.core.scheduler_output import ScheduledRequest
+from utils.engine.core.sched.output import ScheduledRequest
 from utils.engine.structured_output.grammar import unpack_bitmask
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.paged_kv_cache import PagedKVCache
-from utils.engine.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):

@@ -17,8 +17,8 @@ from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.ops import AttentionOps
 from utils.engine.attention.paged_kv_cache import PagedKVCache
 from utils.engine.config.engine import EngineConfig
-from utils.engine.core.scheduler import Scheduler
-from utils.engine.core.scheduler_output import ScheduledRequest
+from utils.engine.core.sched.output import ScheduledRequest
+from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.kv_transfer.base import NO_CONNECTOR, KVConnectorBase, KVConnectorMetadata
 from utils.engine.kv_transfer.keys import kv_namespace
 from utils.engine.models.llama import LlamaForCausalLM

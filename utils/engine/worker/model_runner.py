@@ -11,7 +11,7 @@ from utils.engine.attention.batch import Batch, ContiguousBatch, Span, int_tenso
 from utils.engine.attention.kv_cache import KVCache
 from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.attention.tree_attention import tree_attention_mask
-from utils.engine.core.scheduler_output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from utils.engine.core.sched.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from utils.engine.kv_transfer.base import NO_CONNECTOR
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.sample.draw import source_of

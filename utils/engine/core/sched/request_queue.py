@@ -39,7 +39,7 @@ def get_policy(policy: str | SchedulingPolicy) -> SchedulingPolicy:
     if policy not in POLICIES:
         raise ValueError(
             f"Unknown scheduling_policy {policy!r}. Expected {' or '.join(POLICIES)}, or a "
-            f"function of a request (see utils/engine/core/request_queue.py)."
+            f"function of a request (see utils/engine/core/sched/request_queue.py)."
         )
     return POLICIES[policy]
 

@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     from utils.engine.core.interfaces import KVCacheManagerInterface
 
 
+# A token that isn't known yet, because the step that samples it still runs. In vLLM: -1, too.
+PLACEHOLDER = -1
+
+
 @dataclass(slots=True)
 class ScheduledRequest:
     """What a step does for one request, and all that has to be known for it.
 
     Args:
         all_token_ids: the prompt's and the answer's so far. In one process this is the request's
-            own list, which grows when the step is booked.
+            own list, which grows when the step is booked. Where the step before this one still
+            runs, the list is a copy, and a `PLACEHOLDER` at its end stands for that step's token.
         num_prompt_tokens: of these, the prompt's.
         num_computed_tokens: how many of them were computed before this step.
         num_scheduled_tokens: how many this step computes; guessed ones among them.
@@ -67,6 +72,9 @@ class ScheduledRequest:
     def of(cls, request: Request, num_new_tokens: int, block_ids: list[int]) -> ScheduledRequest:
         """What the next step is to do for a request."""
         known, grammar, draft = request.prompt_logprobs, request.grammar, request.draft
+        all_token_ids = request.all_token_ids
+        if request.num_output_placeholders:
+            all_token_ids = [*all_token_ids, *[PLACEHOLDER] * request.num_output_placeholders]
         gets_a_token = request.num_computed_tokens + num_new_tokens >= request.num_tokens
         bitmasks: list[Tensor | None] | None = None
         if grammar is not None and gets_a_token:  # in the middle of a prompt nobody asks it
@@ -74,7 +82,7 @@ class ScheduledRequest:
             bitmasks = [grammar.bitmask(request.output_token_ids, path) for path in paths]
         return cls(
             request.request_id,
-            request.all_token_ids,
+            all_token_ids,
             len(request.prompt_token_ids),
             request.num_computed_tokens,
             num_new_tokens,
@@ -159,7 +167,8 @@ class SchedulerOutput:
             ScheduledRequest.of(r, num_scheduled_tokens[r.request_id], get_block_ids(r.request_id))
             for r in requests
         ]
-        return cls(scheduled, kv_cache_manager.take_block_copies(), **events)
+        copies = kv_cache_manager.take_block_copies() if scheduled else BlockCopies()
+        return cls(scheduled, copies, **events)
 
     @property
     def total_num_scheduled_tokens(self) -> int:

@@ -11,8 +11,8 @@ from time import perf_counter
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.interfaces import KVCacheManagerInterface
 from utils.engine.core.kv_cache_utils import KVCacheBlock
-from utils.engine.core.request_queue import RequestQueue, get_policy
-from utils.engine.core.scheduler_output import SchedulerOutput
+from utils.engine.core.sched.output import SchedulerOutput
+from utils.engine.core.sched.request_queue import RequestQueue, get_policy
 from utils.engine.kv_transfer.base import NO_CONNECTOR, KVConnectorBase
 from utils.engine.request import Request, RequestStatus
 from utils.engine.spec_decode.draft import NO_DRAFT
@@ -25,8 +25,8 @@ class Scheduler:
     catch up with its `num_tokens`, as far as the step's token budget goes. Guessed tokens are
     computed on top, where there is room for them.
 
-    The policy says who is more important (see `core/request_queue.py`). When blocks run out, the
-    least important request has to give way.
+    The policy says who is more important (see `core/sched/request_queue.py`). When blocks run out,
+    the least important request has to give way.
 
     Args:
         config: `max_num_seqs` and `max_num_batched_tokens` bound a step.
@@ -60,20 +60,20 @@ class Scheduler:
         preempted: list[Request] = []
         resumed: list[str] = []
         deferred: list[Request] = []  # whose keys and values are on their way to the connector
-        budget = self.config.max_num_batched_tokens
+        index, budget = 0, self.config.max_num_batched_tokens
 
-        index = 0
         while index < len(self.running):
             request = self.running[index]
             # A token is left for each request after it, so that all move in every step.
             share = budget - (len(self.running) - index - 1)
-            num_new_tokens = min(request.num_tokens_with_spec - request.num_computed_tokens, share)
-            num_new_tokens = self._fit_draft(request, num_new_tokens)
-            if not self._make_room(request, num_new_tokens, preempted):
-                break  # it had to give way itself; so have all that are less important
-            requests.append(request)
-            scheduled[request.request_id] = num_new_tokens
-            budget -= num_new_tokens
+            num_new_tokens = min(self._num_uncomputed(request), share)
+            if num_new_tokens:  # else it waits for a step that still runs (`AsyncScheduler`)
+                num_new_tokens = self._fit_draft(request, num_new_tokens)
+                if not self._make_room(request, num_new_tokens, preempted):
+                    break  # it had to give way itself; so have all that are less important
+                requests.append(request)
+                scheduled[request.request_id] = num_new_tokens
+                budget -= num_new_tokens
             index += 1
 
         # Requests that run, and those that will be forked from them.
@@ -100,7 +100,6 @@ class Scheduler:
             budget -= num_admitted
         self.waiting.extendleft(reversed(deferred))
         self.running.sort(key=self.policy)
-
         output = SchedulerOutput.of(
             requests,
             scheduled,
@@ -128,9 +127,8 @@ class Scheduler:
             request.draft = NO_DRAFT
         for request in sampled:
             self.running += self._fork(request)
-        for request in sampled:
-            if request.is_finished:
-                self._free(request)
+        for request in [request for request in sampled if request.is_finished]:
+            self._free(request)
         self.running = [request for request in self.running if not request.is_finished]
         self.running.sort(key=self.policy)
 
@@ -139,19 +137,18 @@ class Scheduler:
         was built on them. In vLLM: `_handle_invalid_blocks`, with the policy "recompute"."""
         promised = {r.request_id: r.num_computed_tokens for r in output.scheduled_requests}
         for request in [request for request in self.running if request.request_id in promised]:
-            name = request.request_id
-            num_valid = self.kv_cache_manager.evict_blocks(name, invalid_block_ids)
+            num_valid = self.kv_cache_manager.evict_blocks(request.request_id, invalid_block_ids)
             if num_valid is not None:
-                self.connector.stats.recomputed_tokens += promised[name] - num_valid
+                lost = promised[request.request_id] - num_valid
+                self.connector.stats.recomputed_tokens += lost
                 request.num_computed_tokens = num_valid
                 request.num_cached_tokens = min(request.num_cached_tokens or 0, num_valid)
 
     def abort_requests(self, requests: Sequence[Request]) -> None:
         """Drop requests, whatever their state. Those that are finished stay as they are."""
-        for request in requests:
-            if not request.is_finished:
-                request.status = RequestStatus.FINISHED_ABORTED
-                self._free(request)
+        for request in [request for request in requests if not request.is_finished]:
+            request.status = RequestStatus.FINISHED_ABORTED
+            self._free(request)
         self.running = [request for request in self.running if not request.is_finished]
         for request in [request for request in self.waiting if request.is_finished]:
             self.waiting.remove(request)
@@ -162,6 +159,10 @@ class Scheduler:
             request.status = RequestStatus.FINISHED_ABORTED
         self.waiting, self.running = RequestQueue(self.policy), []
         self.connector.forget_requests()
+
+    def _num_uncomputed(self, request: Request) -> int:
+        """How many tokens of a running request wait to be computed, its guesses among them."""
+        return request.num_tokens_with_spec - request.num_computed_tokens
 
     def _admit(self, request: Request, budget: int) -> int | None:
         """How many tokens a waiting request may compute, which has its blocks then; 0: there is no
@@ -214,10 +215,9 @@ class Scheduler:
     def _make_room(self, request: Request, num_new_tokens: int, preempted: list[Request]) -> bool:
         """Allocate, and preempt the least important until it works. False: it hit the request."""
         while not self._allocate(request, num_new_tokens):
-            victim = self.running.pop()
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is request:
+            preempted.append(self.running.pop())
+            self._preempt(preempted[-1])
+            if preempted[-1] is request:
                 return False
         return True
 

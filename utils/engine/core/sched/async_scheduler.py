@@ -1,0 +1,75 @@
+"""A scheduler that doesn't wait: it schedules the next step while one still runs.
+
+In vLLM: `v1/core/sched/async_scheduler.py`, on by default there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from utils.engine.config.engine import EngineConfig
+from utils.engine.core.interfaces import KVCacheManagerInterface
+from utils.engine.core.sched.output import SchedulerOutput
+from utils.engine.core.sched.scheduler import Scheduler
+from utils.engine.request import Request, RequestStatus
+
+
+class AsyncScheduler(Scheduler):
+    """Schedules step n + 1 while step n runs, so nobody knows step n's tokens yet.
+
+    How many tokens come is known: one for each request that is up to date. So each of them is
+    counted as a placeholder, and its slot in the KV cache is allocated. Only the model needs the
+    token itself, and by then step n is over.
+
+    Whether a token ends its answer isn't known either. Then step n + 1 computes a token too many
+    for that request, and the engine throws it away. Answers that end because of their length are
+    foreseen.
+
+    A request waits for its tokens, and sits out a step, while what comes next depends on them: with
+    a grammar, with prompt tokens still to be scored, and before its forks are made.
+    """
+
+    def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManagerInterface) -> None:
+        super().__init__(config, kv_cache_manager)
+        # The requests of each step that is scheduled and not booked yet, the oldest step first.
+        self._steps: deque[set[Request]] = deque()
+
+    def schedule(self) -> SchedulerOutput:
+        """See `Scheduler`. Unless the step is empty, it counts as computed from now on."""
+        output = super().schedule()
+        step = {r for r in self.running if r.request_id in output.num_scheduled_tokens}
+        for request in step:
+            request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
+            if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
+                request.num_output_placeholders += 1
+        if step:
+            self._steps.append(step)
+        return output
+
+    def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Request]) -> None:
+        """Book the oldest step. See `Scheduler`."""
+        for request in self._steps.popleft().intersection(sampled):
+            request.num_output_placeholders -= 1
+        for request in [r for r in sampled if r.is_finished and r in self.waiting]:
+            self.waiting.remove(request)  # it lost its blocks while its last token was computed
+        super().update_from_output(SchedulerOutput([]), sampled)  # the rest is booked already
+        for request in [r for r in sampled if r.status == RequestStatus.RUNNING]:
+            # More tokens are known now, and with them perhaps the contents of a block.
+            num_known = min(request.num_computed_tokens, request.num_tokens)
+            self.kv_cache_manager.cache_blocks(request, num_known)
+
+    def forget_requests(self, requests: Sequence[Request]) -> None:
+        """See `Scheduler`."""
+        super().forget_requests(requests)
+        self._steps.clear()
+
+    def _num_uncomputed(self, request: Request) -> int:
+        """See `Scheduler`. None while it waits, or when the tokens on their way are its last."""
+        needs_its_tokens = request.grammar or request.forks or request.skip_reading_prefix_cache
+        if needs_its_tokens and any(request in step for step in self._steps):
+            return 0
+        num_tokens = request.num_tokens + request.num_output_placeholders
+        if num_tokens == request.max_num_tokens:
+            return 0
+        return num_tokens - request.num_computed_tokens
