@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
 
-from utils.checks.kit.contracts import Choices, InLockstep, Raised
-from utils.checks.kit.lab.story import LinedStory
+from utils.checks.kit.contracts import Choices, Raised
+from utils.checks.kit.lab.story import InStep, LinedStory
 from utils.checks.kit.patience import TimeUp
 from utils.checks.kit.tiny_model import TinyModel
 from utils.checks.lab_08 import answers
@@ -90,7 +90,7 @@ class EngineStory(LinedStory):
 
     @classmethod
     def judge(cls, right: Any) -> Remembering:
-        return Remembering(super().judge(right))
+        return Remembering(cls.events, right)
 
     @classmethod
     def draw_setting(cls, c: Choices) -> Setting:
@@ -150,11 +150,12 @@ class EngineStory(LinedStory):
         self.ever: dict[int, tuple[str, Request]] = {}  # all requests that ever came
         self.failed: set[int] = set()  # of these, the ones that a failed step may have ended
 
-    def end(self) -> None:
+    def end(self) -> Iterator[None]:
         for _ in range(MOST_STEPS):
             if not self.engine.has_unfinished_requests():
                 return
             self.do_step()
+            yield
         self.stage.see("ends", self.engine.has_unfinished_requests())
 
     def do_add(self, name: str, prompt: list[int], params: dict[str, Any]) -> None:
@@ -279,13 +280,10 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "nobody"
 
 
-class Remembering(InLockstep):
+class Remembering(InStep):
     """Keeps the last story that went wrong."""
 
     wrong_story: Any = None
-
-    def __init__(self, judge: InLockstep) -> None:
-        super().__init__(judge._play, judge._right)
 
     def fault(self, answer: Any, case: Any, expected: Any) -> Any:
         found = super().fault(answer, case, expected)

@@ -129,9 +129,9 @@ def toy_text(c: Choices, drops: bool) -> Text:
     numbers = itertools.count(c.pick((1, 70_000)))
     tokens: dict[int, bytes] = {}
 
-    def spelled(least: int, most: int, odd: tuple[bytes, ...]) -> list[int]:
+    def spelled(least: int, most: int, odd: tuple[bytes, ...], begin: str = "") -> list[int]:
         ids = []
-        for word in c.some(lambda: c.pick(WORDS).encode(), least, most):
+        for word in [begin.encode(), *c.some(lambda: c.pick(WORDS).encode(), least, most)]:
             cuts = sorted({c.integer(0, len(word)) for _ in range(c.integer(0, 3))})
             if rows:  # around each byte of what is not ASCII
                 cuts = [i for i in range(1, len(word)) if max(word[i - 1 : i + 1]) >= 0x80]
@@ -147,12 +147,14 @@ def toy_text(c: Choices, drops: bool) -> Text:
     prompt = [next(numbers)] * (not c.rarely(10))
     tokens.update(dict.fromkeys(prompt, c.pick((b"The", b"The", "\ufffd!".encode()))))
     prompt += spelled(0, 12, ())
+    emoji = c.pick(("", "🎉", "👩‍👩‍👧")) if rows else ""  # a row from the prompt into the answer
+    prompt += spelled(0, 0, (), emoji * c.integer(0, 12))
     for _ in range(c.integer(0, 4)):  # of a prompt's last six tokens, one at least has text
         prompt.append(next(numbers))
         tokens[prompt[-1]] = b""
     # In a row, what is wrong would spoil what was shown.
     odd = (b"",) if rows else (b"", b"", b"\x9f", b"\xf0\x9f", b" ")
-    answer = spelled(1, 16, odd)
+    answer = spelled(1, 16, odd, emoji)
     if c.rarely(3) and len(answer) > 1:
         again = answer[: c.integer(0, 8)]  # ids that come again
         while rows and again and not tokens[again[-1]].strip(HIGH_BYTES):

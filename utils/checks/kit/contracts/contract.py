@@ -146,7 +146,7 @@ class Contract:
                 with patience_of(HURRIED_TICKS):
                     found = self._smallest(wrong, found, self.seconds)
             known = self.known_mistake(answer, found)
-        with held_output() as held, patience_of(HURRIED_TICKS):
+        with one_thread(), held_output() as held, patience_of(HURRIED_TICKS):
             wrong(found.case)
         mismatch = self._in_words(found, known)
         if held.text.strip():
@@ -262,7 +262,7 @@ class Contract:
                 fault = wrong(case)
             return fault if fault is not None and fault.never_ended == hangs else None
 
-        return shrunk(self.inputs, still, found, seconds)
+        return shrunk(self.inputs, still, found, seconds, getattr(self.judge, "costs_much", False))
 
     def _in_words(self, found: Found[Any], known: Mistake | None) -> Mismatch:
         fault = found.fault

@@ -41,12 +41,16 @@ def wrong_inputs(
 
 
 def shrunk(
-    draw: Callable[[Choices], T], wrong: Callable[[T], Any], found: Found[T], seconds: float
+    draw: Callable[[Choices], T],
+    wrong: Callable[[T], Any],
+    found: Found[T],
+    seconds: float,
+    runs_first: bool = False,
 ) -> Found[T]:
     """Strike out items and lower numbers, as long as the answer stays wrong.
 
     Its seconds are those of the processor; of an answer that sleeps, four times as many on the
-    wall.
+    wall. `runs_first`: begin with runs of whole items; that takes fewer trials, which cost much.
     """
     end, end_on_the_wall = time.process_time() + seconds, time.monotonic() + 4 * seconds
 
@@ -67,6 +71,15 @@ def shrunk(
             found = Found(case, fault, choices)
         return fault is not None
 
+    size = len(_outermost(found.choices.items)) // 2 if runs_first else 0
+    while size:
+        end_of_run = len(_outermost(found.choices.items))
+        while end_of_run > 0:
+            run = _outermost(found.choices.items)[max(0, end_of_run - size) : end_of_run]
+            row = found.choices.row
+            attempt(row[: run[0][0]] + row[run[-1][1] :])
+            end_of_run -= size
+        size //= 2
     better = True
     while better:
         before = found
@@ -79,6 +92,15 @@ def shrunk(
             place += 1
         better = found is not before and not over()
     return found
+
+
+def _outermost(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The items that aren't part of another one."""
+    outer: list[tuple[int, int]] = []
+    for start, stop in sorted(items):
+        if not outer or start >= outer[-1][1]:
+            outer.append((start, stop))
+    return outer
 
 
 def _lower(place: int, row: Callable[[], list[int]], attempt: Callable[[list[int]], bool]) -> None:

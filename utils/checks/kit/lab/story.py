@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from utils.checks.kit.contracts import Choices, InLockstep, Raised, Stage
+from utils.checks.kit.contracts import Choices, Fault, InLockstep, Raised, Stage
+from utils.checks.kit.contracts.plays import Over, Seen
+from utils.checks.kit.patience import TICKS, patience_of
+
+Events = Callable[[Stage, Any, Any], Iterator[None]]  # a play that stops after each event
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,21 @@ class Story:
         """An answer must show in each story what `right` shows."""
 
         def play(stage: Stage, answer: Any, told: Told) -> None:
-            story = cls(stage, told.setting)
-            story.start(answer)
-            for kind, arguments in told.steps:
-                getattr(story, f"do_{kind}")(*arguments)
-            story.end()
+            for _ in cls.events(stage, answer, told):
+                pass
 
         return InLockstep(play, right)
+
+    @classmethod
+    def events(cls, stage: Stage, answer: Any, told: Told) -> Iterator[None]:
+        """The story, with a stop after each event."""
+        story = cls(stage, told.setting)
+        story.start(answer)
+        yield
+        for kind, arguments in told.steps:
+            getattr(story, f"do_{kind}")(*arguments)
+            yield
+        yield from story.end() or ()
 
     @classmethod
     def longest(cls, setting: Any) -> int:
@@ -82,8 +95,9 @@ class Story:
         """Make what the steps are taken on."""
         raise NotImplementedError
 
-    def end(self) -> None:
-        """What is done, and looked at, after the last step."""
+    def end(self) -> Iterator[None] | None:
+        """What is done, and looked at, after the last step. If that is long, stop in between."""
+        return None
 
 
 class LinedStory(Story):
@@ -103,3 +117,57 @@ class LinedStory(Story):
         """The next call, in a line of its own."""
         self.lines.append(line)
         self.stage.now("\n".join(self.lines))
+
+
+class Script(list[Seen]):
+    """What a right class shows in a play. No event is played before it is needed."""
+
+    def __init__(self, events: Callable[[Stage], Iterator[None]]) -> None:
+        super().__init__()
+        stage = Stage()
+        stage.seen = self
+        self._events, self._num_played = events(stage), 0
+
+    def play_to(self, number: int) -> bool:
+        """Play the first `number` events. Returns whether there are as many."""
+        with patience_of(TICKS):  # a right class isn't hurried
+            while self._num_played < number:
+                if next(self._events, Over) is Over:
+                    return False
+                self._num_played += 1
+        return True
+
+
+class InStep(InLockstep):
+    """As `InLockstep`, event by event: the right class goes no further than the answer does.
+
+    For plays that cost much: most wrong answers part from the right class early.
+    """
+
+    costs_much = True
+
+    def __init__(self, events: Events, right: Any) -> None:
+        super().__init__(lambda *_: None, right)
+        self._events = events
+
+    def expect(self, case: Any) -> Script:
+        return Script(lambda stage: self._events(stage, self._right, case))
+
+    def _played(self, answer: Any, case: Any, expected: list[Seen]) -> Fault | None:
+        assert isinstance(expected, Script)
+        stage, number, goes_on = Stage(expected), 0, True
+        events = self._events(stage, answer, case)
+        while goes_on:
+            number, goes_on = number + 1, False
+            expected.play_to(number)
+            with contextlib.suppress(Over, StopIteration):
+                next(events)
+                goes_on = True
+        while stage.fault is None and len(expected) == len(stage.seen):
+            if not expected.play_to(number):
+                break
+            number += 1
+        if stage.fault is None:
+            with contextlib.suppress(Over):
+                stage.end()
+        return stage.fault
