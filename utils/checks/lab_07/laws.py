@@ -166,5 +166,8 @@ def _row(row: Tensor) -> dict[int, float]:
 def in_words(law: Law, digits: int = 1) -> str:
     """Outcomes and their shares; the most frequent ones of many."""
     most = sorted(law.items(), key=lambda pair: -pair[1])[:8]
-    parts = [f"{list(outcome)} in {share:.{digits}%}" for outcome, share in sorted(most)]
+    parts = [
+        f"{list(outcome)} in {share:.{digits if share > 1e-3 else 4}%}"
+        for outcome, share in sorted(most)
+    ]
     return ", ".join(parts) + (" ..." if len(law) > len(most) else "")
