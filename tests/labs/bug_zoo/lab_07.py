@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import torch
@@ -162,7 +163,7 @@ def by_gumbel_max(draft_token_ids, draft_probs, target_probs, generator):
     return sampler(draft_token_ids, draft_probs, target_probs, generator, pick)
 
 
-@wrong("rejection_sample", "can only be")
+@wrong("rejection_sample", "you accept too few guesses")
 def draws_and_compares(d, q, p, g):
     out = []
     for i in range(len(d) + 1):
@@ -188,6 +189,11 @@ def step_by_step(acceptance_rate, num_speculative_tokens):
     return total
 
 
+@right("expected_tokens")
+def in_float32(acceptance_rate, num_speculative_tokens):
+    return float((torch.tensor(acceptance_rate) ** torch.arange(num_speculative_tokens + 1)).sum())
+
+
 # 7 choose_num_speculative_tokens
 
 
@@ -207,6 +213,12 @@ def least_time_per_token(acceptance_rate, max_num_speculative_tokens, draft_toke
         return (1 + k * draft_token_cost) / step_by_step(acceptance_rate, k)
 
     return min(range(max_num_speculative_tokens + 1), key=time)
+
+
+@right("choose_num_speculative_tokens")
+def all_in_float32(acceptance_rate, max_num_speculative_tokens, draft_token_cost):
+    k = torch.arange(max_num_speculative_tokens + 1)
+    return int(((acceptance_rate**k).cumsum(0) / (1 + k * draft_token_cost)).argmax())
 
 
 # 8 tree_attention_mask
@@ -249,7 +261,75 @@ def recursively(draft_token_ids, parents, target_token_ids, node=-1):
     return []
 
 
-# 10 engine
+# 10 guess_better
+
+
+def places(tokens, low, high):
+    """Where the longest suffix stands: what follows begins there."""
+    for n in range(min(high, len(tokens) - 1), low - 1, -1):
+        found = [s + n for s in range(len(tokens) - n) if tokens[s : s + n] == tokens[-n:]]
+        if found:
+            return found
+    return []
+
+
+@right("guess_better")
+def the_last_place(token_ids, num_speculative_tokens):
+    found = places(token_ids, 2, 8)
+    return token_ids[found[-1] :][:num_speculative_tokens] if found else []
+
+
+@right("guess_better")
+def what_follows_most_often(token_ids, num_speculative_tokens):
+    text = list(token_ids)
+    for _ in range(num_speculative_tokens):
+        followers = [text[place] for place in places(text, 2, 4)]
+        text += [max(followers, key=followers.count)] if followers else []
+    return text[len(token_ids) :]
+
+
+@wrong("guess_better", "Exercise 1's give")
+def the_first_place(token_ids, num_speculative_tokens):
+    return answers.propose(token_ids, 2, 4, num_speculative_tokens)
+
+
+@wrong("guess_better", "Exercise 1's give")
+def the_first_of_the_longest(token_ids, num_speculative_tokens):
+    return answers.propose(token_ids, 2, 30, num_speculative_tokens)
+
+
+@wrong("guess_better", "guesses are rejected")
+def a_single_token_is_enough(token_ids, num_speculative_tokens):
+    return answers.propose(token_ids, 1, 4, num_speculative_tokens)
+
+
+@wrong("guess_better", "1.00 tokens per step")
+def no_guesses(token_ids, num_speculative_tokens):
+    return []
+
+
+@wrong("guess_better", "changes the list")
+def extends_the_text(token_ids, num_speculative_tokens):
+    token_ids += the_last_place(token_ids, 1)
+    return []
+
+
+@wrong("guess_better", "more than `num_speculative_tokens`")
+def all_the_rest(token_ids, num_speculative_tokens):
+    return the_last_place(token_ids, 1000)
+
+
+@wrong("guess_better", "two different answers")
+def at_random(token_ids, num_speculative_tokens):
+    return random.choices(token_ids or [0], k=num_speculative_tokens)
+
+
+@wrong("guess_better", "Expected a list of ints")
+def forgets_to_return(token_ids, num_speculative_tokens):
+    return the_last_place(token_ids, num_speculative_tokens) or None
+
+
+# 11 engine
 
 
 class Proposer:

@@ -2,11 +2,12 @@
 
 Within `Dice`, `torch.rand` and `torch.multinomial` with the learner's generator give what a script
 says. So every way through a sampler can be walked, and the probability of each outcome is exact,
-if all thresholds for uniform numbers are multiples of 1 / grid.
+if all thresholds for uniform numbers lie between the parts of [0, 1) that the numbers come from.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Container, Iterator
 from typing import Any
@@ -23,16 +24,23 @@ class Dice(TorchFunctionMode):
 
     Args:
         grid: a uniform number is the middle of one of so many equal parts of [0, 1)
+        rare: of the first part and the last, so much is a part of its own
         together: how many uniform numbers in one tensor may be scripted; others may be compared
             with each other, as in Gumbel-max, and on a grid they are equal more often
     """
 
     def __init__(
-        self, generator: torch.Generator, grid: int, together: Container[int] = (1,)
+        self,
+        generator: torch.Generator,
+        grid: int,
+        together: Container[int] = (1,),
+        rare: float = 0.0,
     ) -> None:
         super().__init__()
         self._together = together
-        self._generator, self._grid = generator, grid
+        self._generator = generator
+        edges = {i / grid for i in range(grid + 1)} | {rare, 1 - rare}
+        self._parts = list(itertools.pairwise(sorted(edges)))
         self._scratch = torch.Generator().manual_seed(0)
         self.unknown = False  # drawn in a way that cannot be scripted
         self.foreign = False  # drawn from another generator
@@ -87,7 +95,7 @@ class Dice(TorchFunctionMode):
     def _uniform(self) -> float:
         if self._always is not None:
             return self._always
-        return (self._pick([1 / self._grid] * self._grid) + 0.5) / self._grid
+        return sum(self._parts[self._pick([end - start for start, end in self._parts])]) / 2
 
     def _draw(self, weights: Tensor) -> int:
         shares = weights.double() / weights.double().sum()

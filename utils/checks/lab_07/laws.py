@@ -15,6 +15,7 @@ Outcome = tuple[int, ...]
 Law = dict[Outcome, float]
 GRIDS = {0: 4, 1: 4, 2: 4, 3: 2}  # by the number of guesses: all ways are walked
 TINY = 2.0**-20
+RARE = 2.0**-12  # of p / q
 
 
 class Step(NamedTuple):
@@ -22,12 +23,14 @@ class Step(NamedTuple):
 
     Args:
         grid: of the random numbers; 0: there is one outcome only, whatever they are
+        rare: 0, or a probability with which guesses are accepted, too
     """
 
     draft_token_ids: list[int]
     draft_probs: Tensor | None
     target_probs: Tensor
     grid: int
+    rare: float = 0.0
 
     def __str__(self) -> str:
         q = "None" if self.draft_probs is None else _rows(self.draft_probs)
@@ -57,8 +60,9 @@ def draw_step(c: Choices) -> Step:
     large = k <= 3 and c.rarely(12)
     grid = 0 if large else GRIDS.get(k, 0)
     certain = c.rarely(3)
+    rare = RARE if grid and c.rarely(5) else 0.0
     size = c.integer(2, 5)
-    places = [_place(c, size, grid, certain) for _ in range(k)]
+    places = [_place(c, size, grid, certain, rare) for _ in range(k)]
     p = [*(p for _, p, _ in places), _shared(c, size, grid)]
     q = [q for _, _, q in places if not certain]
     if c.rarely(4) and not certain:  # p and q of a millionth; the rest is the same in both
@@ -74,7 +78,9 @@ def draw_step(c: Choices) -> Step:
     target, draft = (laid_out(_spread(rows, ids, vocab_size), layout) for rows in (p, q))
     if k == 0 and c.rarely(2):
         certain = True
-    return Step([ids[guess] for guess, _, _ in places], None if certain else draft, target, grid)
+    return Step(
+        [ids[guess] for guess, _, _ in places], None if certain else draft, target, grid, rare
+    )
 
 
 def _spread(rows: Sequence[Sequence[float]], ids: list[int], vocab_size: int) -> Tensor:
@@ -93,10 +99,12 @@ def _shared(c: Choices, size: int, grid: int) -> list[float]:
     return row
 
 
-def _place(c: Choices, size: int, grid: int, certain: bool) -> tuple[int, list[float], list[float]]:
+def _place(
+    c: Choices, size: int, grid: int, certain: bool, rare: float
+) -> tuple[int, list[float], list[float]]:
     """A guess, the target's row and the draft's; `certain` guesses have none."""
     guess = c.integer(0, size - 1)
-    ratio = c.pick((0.0, 1.0, 1.0, *(i / grid for i in range(1, grid))))
+    ratio = c.pick((0.0, 1.0, 1.0, *(i / grid for i in range(1, grid)), *(2 * [rare])))
     if not grid:
         ratio = float(not c.rarely(8))
     recovered = _shared(c, size - 1, grid)
@@ -158,5 +166,8 @@ def _row(row: Tensor) -> dict[int, float]:
 def in_words(law: Law, digits: int = 1) -> str:
     """Outcomes and their shares; the most frequent ones of many."""
     most = sorted(law.items(), key=lambda pair: -pair[1])[:8]
-    parts = [f"{list(outcome)} in {share:.{digits}%}" for outcome, share in sorted(most)]
+    parts = [
+        f"{list(outcome)} in {share:.{digits if share > 1e-3 else 4}%}"
+        for outcome, share in sorted(most)
+    ]
     return ", ".join(parts) + (" ..." if len(law) > len(most) else "")

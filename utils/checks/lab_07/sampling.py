@@ -60,7 +60,8 @@ class _Trial:
         self.generator = torch.Generator().manual_seed(5)
         k, vocab_size = len(step.draft_token_ids), step.target_probs.shape[-1]
         # One number for each guess is compared with a threshold of its own.
-        self.dice = Dice(self.generator, max(1, step.grid), {0, 1, k} - {vocab_size})
+        together = {0, 1, k} - {vocab_size}
+        self.dice = Dice(self.generator, max(1, step.grid), together, step.rare)
 
     def run(self, scripted: bool = True) -> Outcome:
         with self.dice if scripted else contextlib.nullcontext():
@@ -146,9 +147,9 @@ def _difference(step: Step, want: Law, came: Came) -> Fault | None:
     draft = tuple(step.draft_token_ids)
     for outcome in sorted(came.seen - want.keys(), key=lambda o: (len(o), o)):
         form = draft[: len(outcome) - 1] == outcome[:-1] and 1 <= len(outcome) <= len(draft) + 1
-        clause = "impossible" if form else "form of the step"
+        clause, why = _why_not(draft, outcome, want) if form else ("form of the step", "")
         says = f"Your function returned `{list(outcome)}`, which can't be"
-        says += f": {_why_not(draft, outcome, want)}." if form else "."
+        says += f": {why}." if form else "."
         words = in_words(want), f"{list(outcome)}"
         return Fault(clause, "", want, sorted(came.seen), says, words=words)
     if not came.law:
@@ -175,18 +176,20 @@ def _difference(step: Step, want: Law, came: Came) -> Fault | None:
     return None
 
 
-def _why_not(draft: Outcome, outcome: Outcome, want: Law) -> str:
-    """An outcome has the right form, and is impossible."""
+def _why_not(draft: Outcome, outcome: Outcome, want: Law) -> tuple[str, str]:
+    """An outcome has the right form, and is impossible. The clause, and the reason."""
     last = len(outcome) - 1
     here = sorted({o[last] for o in want if len(o) > last and o[:last] == outcome[:last]})
     if not here:
-        return f"guess {last - 1} can only be rejected here"
+        return "accepted", f"guess {last - 1} can only be rejected here"
     if last == len(draft):
-        return f"the bonus token can only be one of {here}"
+        return "impossible", f"the bonus token can only be one of {here}"
     rejected = sorted({o[last] for o in want if len(o) == last + 1 and o[:last] == outcome[:last]})
+    if not rejected and outcome == draft:
+        return "impossible", "after the last accepted guess, the bonus token is missing"
     if not rejected:
-        return f"guess {last} can only be accepted here"
-    return f"the token drawn instead of guess {last} can only be one of {rejected}"
+        return "accepted", f"guess {last} can only be accepted here"
+    return "impossible", f"the token drawn instead of guess {last} can only be one of {rejected}"
 
 
 def _share(law: Law, reached: Outcome, accepted: Outcome) -> float:
