@@ -44,7 +44,7 @@ DONE = "[DONE]"
 
 # Some hold characters at which `str.splitlines` cuts, or that `str.strip` takes away.
 PLAIN = ("a", "", "é", "{}", "🙂", " b ", '"q"', "data: c", ":", "[DONE]?", " [DONE]", "[DONE] ")
-TEXTS = (*PLAIN, "\u2028\x85x", "\ttab", "\x0cy\u3000", "x\r", "y\rz", DONE, "long " * 300)
+TEXTS = (*PLAIN, "\u2028\x85x", "\t\x0cy\u3000", "x\r", "y\rz", DONE, "long " * 300)
 FIELDS = ("event: error", "id: 7", "database: 1", "Data: x", " data: x", "retry: 10", "data")
 NOISE = (": a comment", *FIELDS, ":", "\ufeffdata: x", " ", "\t", "\r")
 ENDS = ("\n", "\n", "\r\n")
