@@ -50,6 +50,9 @@ def draw_values(c: Choices) -> Given:
     most = max(1, searches // (blocksize * len(levels)))
     number = c.size(1, min(9, most)) if most < 300 or not c.rarely(3) else c.integer(129, 300)
     blocks = mixed_groups(c, (number, blocksize))
+    if c.rarely(4) and blocks.any():  # the smallest magnitude that the contract knows
+        largest = blocks.abs().amax(1)
+        blocks = blocks * (2e-15 / largest[largest > 0].min())
     last = c.integer(0, blocksize - 1) if c.rarely(2) else 0
     flat = blocks.flatten()[: blocks.numel() - last]
     if not (levels == 0).any():

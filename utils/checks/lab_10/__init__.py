@@ -180,7 +180,8 @@ def see_form(stage: Stage, got: Any, sizes: Sizes) -> None:
     stage.expect("shapes", [(r, i), (o, r)], shapes)
     for name, value in zip("AB", got, strict=True):
         if not isinstance(value, nn.Parameter) or not value.requires_grad:
-            stage.blame("parameter", "an nn.Parameter that needs a gradient", f"{name} is none")
+            kind = "frozen" if isinstance(value, nn.Parameter) else "no nn.Parameter"
+            stage.blame("parameter", "an nn.Parameter that needs a gradient", f"{name} is {kind}")
         stage.expect("dtype", "torch.float32", str(value.dtype))
         if value.untyped_storage().nbytes() < value.numel() * value.element_size():
             stage.blame("own", "memory for each number", "several numbers in one place")

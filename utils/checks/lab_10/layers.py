@@ -153,15 +153,19 @@ class LayerStory(Story):
 
     def look(self) -> None:
         """After each step: the layer's state and mode, and the base layer with its parameters."""
-        stage, given = self.stage, "the layer that was given"
-        kept = getattr(self.layer, "base_layer", None) is self.base
-        stage.expect("base", given, given if kept else "another layer, or none")
+        stage = self.stage
+        self.see_base()
         stage.see("merged", stage.read(self.layer, "merged"))
         stage.see("mode", self.layer.training, mode_in_words)
         stage.see("same parameter", self.base.weight is self.weight)
         params = dict(self.base.named_parameters())
-        changed = [n for n, p in self.twin.named_parameters() if not same_bits(p, params[n])]
+        twins = self.twin.named_parameters()
+        changed = [n for n, p in twins if n not in params or not same_bits(p, params[n])]
         stage.see("frozen", changed + [n for n, p in params.items() if p.requires_grad])
+
+    def see_base(self) -> None:
+        given, kept = "the layer that was given", getattr(self.layer, "base_layer", None)
+        self.stage.expect("base", given, given if kept is self.base else "another layer, or none")
 
     def do_mode(self, number: int) -> None:
         self.stage.step(f"{mode_in_words(number > 2)}()")
@@ -236,11 +240,11 @@ class LayerStory(Story):
             return
         stage, before = self.stage, self.twin.weight.detach().clone()
         stage.step("merge()")
-        self.take("merge")
-        got, right = self.base.weight.detach(), exact_sum(before, *self.ab(), self.alpha())
+        adapter = self.take("merge")
+        got, right = self.base.weight.detach(), exact_sum(before, *adapter, self.alpha())
         if self.merged and not same_bits(got, before):
             blame_number(stage, "merge again", before, got)
-        if not rounded_once(got, before, *self.ab(), self.alpha()):
+        if not rounded_once(got, before, *adapter, self.alpha()):
             blame_number(stage, "merge", right.to(before.dtype), got)
         stage.see("merge: trained", self.trained())
         self.twin.weight.data, self.merged = got.clone(), True
@@ -250,11 +254,16 @@ class LayerStory(Story):
         """The names of the layer's parameters that need a gradient."""
         return sorted(n for n, p in self.layer.named_parameters() if p.requires_grad)
 
-    def take(self, name: str) -> None:
-        """Call a method that takes nothing; an error ends the play."""
+    def take(self, name: str) -> list[Tensor]:
+        """Call a method that takes nothing; an error ends the play. A and B as they must stay."""
+        adapter = [t.clone() for t in self.ab()]
         got = self.stage.call(self.layer, name)
         if isinstance(got, Raised):
             self.stage.blame(name, "no error", got)
+        for old, new in zip(adapter, self.ab(), strict=True):
+            if not same_bits(old, new):
+                self.stage.blame(f"{name}: kept", old, new)
+        return adapter
 
     def see_dropout(self, p: float) -> None:
         """A copies both inputs twice; B passes the four numbers on, and adds up the first two. So
@@ -270,6 +279,7 @@ class LayerStory(Story):
         dropped = first.abs() < 1e-3
         share, left = float(dropped.double().mean()), first[~dropped]
         spread = 6 * math.sqrt(p * (1 - p) / first.numel())
+        times, up = float(left.mean()), 1 / (1 - p)
         behind = max((one[:, 0] + one[:, 1] - one[:, 4]).abs().max(), (first - second).abs().max())
         for clause, wrong, expected, got in (
             (
@@ -285,7 +295,7 @@ class LayerStory(Story):
             ("same", (first == first[0]).all(), "other inputs in each row", "the same inputs"),
             ("same", (first[:, 0] == first[:, 1]).all(), "each input by itself", "whole rows"),
             ("share", abs(share - p) > spread, f"{p:g}", f"{share:.2f}"),
-            ("scale", (left - 1 / (1 - p)).abs().max() > 1e-2, f"{1 / (1 - p):.3g}", "another"),
+            ("scale", (left - up).abs().max() > 1e-2, f"{up:.3g}", f"{times:.3g}"),
         ):
             if wrong:
                 self.stage.blame(f"dropped: {clause}", expected, got)
@@ -320,7 +330,8 @@ class SwitchStory(LayerStory):
     def draw_setting(cls, c: Choices) -> Setting:
         dtype = c.pick((torch.bfloat16, torch.float32, torch.float16))
         sizes = c.size(16, 60), c.size(16, 60)
-        return Setting("nn.Linear", *sizes, dtype, c.size(1, 5), c.pick((8.0, 1.0, 3.0)))
+        r, alpha, training = c.size(1, 5), c.pick((8.0, 1.0, 3.0)), c.rarely(2)
+        return Setting("nn.Linear", *sizes, dtype, r, alpha, training=training)
 
     draw_unmerge = draw_other = LayerStory.draw_number
     parts = 10**9  # bytes that a layer holds anyway; not known yet
@@ -352,6 +363,7 @@ class SwitchStory(LayerStory):
         self.look()
 
     def look(self) -> None:
+        self.see_base()
         self.stage.see("merged", self.stage.read(self.layer, "merged"))
         got, right = self.base.weight.detach(), self.twin.weight.detach()
         if not same_bits(got, right):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.kit.contracts import Choices, Raised, Stage
-from utils.checks.kit.contracts.differences import shown
 from utils.checks.lab_10.layers import mode_in_words
 from utils.checks.lab_10.near import beside
 
@@ -143,8 +141,11 @@ def adapt(stage: Stage, add_lora: Any, case: Case, model: nn.Module) -> None:
     trained = {name: id(p) for name, p in model.named_parameters() if p.requires_grad}
     stage.see("not frozen", sorted(n for n in trained if trained[n] not in ours), joined)
     stage.see("trained", len(trained) == len(ours))
-    if not isinstance(got, list | tuple) or not all(isinstance(p, Tensor) for p in got):
-        stage.blame("form", "a list of parameters", f"a {type(got).__name__}")
+    is_list = isinstance(got, list | tuple)
+    if not is_list or not all(isinstance(p, Tensor) for p in got):
+        odd = [type(p).__name__ for p in got if not isinstance(p, Tensor)] if is_list else []
+        kind = f"a {type(got).__name__}" + (f" that holds a {odd[0]}" if odd else "")
+        stage.blame("form", "a list of parameters", kind)
     ids = [id(p) for p in got]
     stage.see("returned", f"{len(ids)} parameters, of which {len(set(ids) & ours)} are an A or a B")
     for name, layer in found.items():
@@ -250,11 +251,8 @@ def play_run(stage: Stage, step: Any, run: Run) -> None:
         stage.see("optimizer", [group["lr"] for group in optimizer.param_groups])
         stage.see("trained", [p.requires_grad for p in model.parameters()])
         for name, p in model.named_parameters():
-            stage.see("weights", p.detach(), functools.partial(of_parameter, name))
-
-
-def of_parameter(name: str, value: Tensor) -> str:
-    return f"`{name}`: {shown(value)}"
+            stage.now(f"`{name}` after step {number}")
+            stage.see("weights", p.detach())
 
 
 class Loss(float):

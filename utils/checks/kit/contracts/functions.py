@@ -78,7 +78,7 @@ class Returns:
             return fault
         for (name, old), new in zip(self._named(given), theirs.values(), strict=True):
             if not same(old, new):
-                return Fault("changes", f"argument `{name}`", old, new)
+                return Fault("changes", f"argument `{name}`", old, new, words=_of_flag(old, new))
             if self._own and share_memory(got, new):
                 return Fault("shares", "", "memory of its own", f"that of `{name}`")
         _, got, fault = self._called(answer, given, expected)
@@ -132,3 +132,10 @@ class Returns:
 
     def _named(self, given: Given) -> list[tuple[str, Any]]:
         return [*zip(self._names, given.args, strict=False), *given.named.items()]
+
+
+def _of_flag(old: Any, new: Any) -> tuple[str, str] | None:
+    """Words for a tensor whose numbers are as before, but not whether it needs a gradient."""
+    if not isinstance(old, Tensor) or old.requires_grad == new.requires_grad:
+        return None
+    return f"`requires_grad` is {old.requires_grad}", f"`requires_grad` is {new.requires_grad}"

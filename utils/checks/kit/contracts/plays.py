@@ -134,6 +134,8 @@ class Stage:
         """End the play with a fault."""
         raised = isinstance(got, Raised)
         wanted, came = _words(show, expected), _words(show, got)
+        if wanted == came:  # of two large tensors, the first number that differs
+            wanted, came = shown(expected, got), shown(got, expected)
         says = f"Expected a {wanted}." if isinstance(expected, Raised) else ""
         self.fault = Fault(
             clause,
