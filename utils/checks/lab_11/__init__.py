@@ -267,8 +267,8 @@ what_arrived = LAB.check(
 # Exercise 5
 
 RIGHT = "right (no word)"
-VERDICTS = (RIGHT, "missing", "extra", "shape", "not merged", "merged twice", "scale forgotten")
-VERDICTS += ("other", "changed")
+OF_ALL = (RIGHT, "missing", "extra", "shape", "changed")
+VERDICTS = (*OF_ALL, "not merged", "merged twice", "scale forgotten", "other")
 
 
 def wrong_verdict(expected: dict[str, str], got: Any, given: Given) -> Fault | None:
