@@ -249,8 +249,11 @@ def number_by_number(before: Tensor, after: Tensor, delta: Tensor) -> tuple[floa
 
 def wrong_numbers(expected: tuple[float, ...], got: Any, given: Given) -> Fault | None:
     says = difference(expected, got, rtol=1e-6, atol=1e-9)
-    if not says and not all(isinstance(number, float) for number in got):
-        says = f"These are of types {', '.join(type(number).__name__ for number in got)}."
+    if isinstance(got, list | tuple) and len(got) == len(NAMES):
+        if not all(isinstance(number, (float, int) if says else float) for number in got):
+            says = f"These are of types {', '.join(type(number).__name__ for number in got)}."
+        elif says and not difference(sorted(expected), sorted(got), rtol=1e-6, atol=1e-9):
+            says = "These are the right numbers in another order."
     for number, name in enumerate(NAMES):
         if says.startswith(item := f"Item {number}: "):
             return Fault(name, "", expected, got, says.removeprefix(item))
@@ -264,6 +267,8 @@ what_arrived = LAB.check(
 # Exercise 5
 
 RIGHT = "right (no word)"
+OF_ALL = (RIGHT, "missing", "extra", "shape", "changed")
+VERDICTS = (*OF_ALL, "not merged", "merged twice", "scale forgotten", "other")
 
 
 def wrong_verdict(expected: dict[str, str], got: Any, given: Given) -> Fault | None:
@@ -281,6 +286,8 @@ def wrong_verdict(expected: dict[str, str], got: Any, given: Given) -> Fault | N
 def clause_of(name: str, want: str, have: Any, given: Given) -> str:
     """What of the contract is broken; of a right weight, what its smallest input has left."""
     config, tensors, _, merged = given.args
+    if have not in VERDICTS:
+        return "word"
     if want in ("missing", "extra", "shape") or have in ("missing", "extra", "shape"):
         return "names"
     if want != RIGHT and not merged[name].isfinite().all():
@@ -304,12 +311,15 @@ def in_words(name: str, want: str, have: Any, given: Given) -> str:
     exact = explanations(name, config, pairs, base)[""]
     off, step = (merged[name].double() - exact).abs(), steps(exact, merged[name].dtype)
     room = torch.maximum(step, SIZES * sizes_of(name, config, pairs, base))
+    room = step if want == RIGHT else room  # a right number is refused for its steps
     worst = int((off / room).nan_to_num(nan=torch.inf).argmax())
     place = [int(i) for i in torch.unravel_index(torch.tensor(worst), off.shape)]
     number, right, far = (float(t.flatten()[worst]) for t in (merged[name], exact, off / step))
+    dtype, least = dtype_of(merged[name]), torch.finfo(merged[name].dtype).smallest_normal
+    near = f" So near zero, all steps of {dtype} are equally long." if abs(right) < least else ""
     return (
         f"{says} Its worst number, at {place}, is {number:.9g}. Exactly it would be {right:.9g}: "
-        f"{far:.3g} steps of {dtype_of(merged[name])} apart."
+        f"{far:.3g} steps of {dtype} apart.{near}"
     )
 
 

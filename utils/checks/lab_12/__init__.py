@@ -178,6 +178,8 @@ def wrong_weight(expected: Tensor, got: Any, given: Given) -> Fault | None:
     wrong = ~torch.isclose(got, expected, rtol=1e-6, atol=0.0)
     if not wrong.any():
         return None
+    if torch.equal(got.T, expected):
+        return Fault("kind", "", expected, got, "Your weight is [in, out]; expected [out, in].")
     tensors, bits, form = given.args
     o, i = wrong.nonzero()[0].tolist()
     group = int(tensors["g_idx"][i])
@@ -188,7 +190,9 @@ def wrong_weight(expected: Tensor, got: Any, given: Given) -> Fault | None:
         f"is ({code} - {zero}) * {float(tensors['scales'][group, o]):.6g}: input {i} is in group "
         f"{group}."
     )
-    return Fault("returns", "", expected, got, says)
+    steps = tensors["scales"].float()[tensors["g_idx"].long()].T.abs()  # of weights one code apart
+    rounded = bool(((got - expected).abs() < steps / 4).all())
+    return Fault("rounded" if rounded else "returns", "", expected, got, says)
 
 
 def tell_layer(given: Given) -> str:
@@ -279,7 +283,7 @@ write_layer = LAB.check(
 def draw_awq(c: Choices) -> Given:
     """Zeros of 0 now and then, which "gptq" cannot hold; sizes that GPTQ's layout cannot."""
     groups, out = c.size(1, 5), 8 * c.size(1, 5)
-    width = groups * (8 * c.size(1, 5) if not c.rarely(6) else c.size(1, 12))
+    width = groups * (8 * c.size(1, 5) if not c.rarely(6) else c.pick((c.size(1, 12), 136)))
     if c.rarely(4):  # often no multiple of the groups, or fewer inputs than groups
         groups, width = c.integer(1, 18), 8 * c.integer(1, 3) - c.pick((0, 0, 3))
     zeros = torch.randint(1, 16, (groups, out), generator=seeded(c))
@@ -367,8 +371,10 @@ def tell_damaged(given: Given) -> str:
     for layer, (out, width) in [*shapes.items()][:TOLD]:
         parts = {n.rpartition(".")[2]: t for n, t in tensors.items() if n.startswith(layer + ".")}
         kinds = ", ".join(f"{p} {str(t.dtype)[6:]} {list(t.shape)}" for p, t in parts.items())
-        g_idx = parts.get("g_idx", torch.empty(0))
-        numbers = f" {g_idx.tolist()}" if g_idx.numel() <= FEW else ""
+        g_idx, scales = (parts.get(part, torch.empty(0)) for part in ("g_idx", "scales"))
+        numbers = f", g_idx = {g_idx.tolist()}" if 0 < g_idx.numel() <= FEW else ""
+        odd = scales[~((scales > 0) & scales.isfinite())].tolist()
+        numbers += f", scales with {odd[0]}" if odd else ""
         words.append(f"{layer} (out {out}, in {width}): {kinds or 'no tensors'}{numbers}")
     return "; ".join(words + ["and so on"] * (len(shapes) > TOLD))
 

@@ -114,7 +114,7 @@ def draw_damaged(c: Choices) -> Given:
     entry = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": desc_act}
     some = [layer for layer in layers if desc_act and c.integer(0, 1)]
     tensors = sound(shapes, bits, size, some, c.integer(0, 9999), c.pick((0.01, 6e-8, 65504.0)))
-    damages = [*c.some(lambda: c.integer(0, 13), 0, 3), *crowd * (12, 12)]
+    damages = [*c.some(lambda: c.integer(0, 14), 0, 3), *crowd * (12, 12)]
     for damage in (*c.pick(((), (), (1,), (0, 1, 2))), *damages):
         if damage < 6:
             wrong_key(c, entry, (sizes[-1], sizes[0], -1, max(widths)), KEYS[damage % 3])
@@ -127,8 +127,10 @@ def draw_damaged(c: Choices) -> Given:
             layer, part = c.pick(layers), c.pick(PARTS)
             if f"{layer}.{part}" in tensors:
                 hurt(c, tensors, f"{layer}.{part}", part)
-        else:
+        elif damage < 14:
             in_every_layer(c, tensors)
+        elif (g_idx := tensors.get(name := f"{layers[0]}.g_idx")) is not None and g_idx.dim() == 1:
+            tensors[name] = with_one(g_idx, 0, int(g_idx[-1]))  # each group, not equally large
     if c.rarely(3):
         others = ("model.norm.weight", "lm_head.bias", f"{layers[-1]}.weight", "lm.0.qweight")
         tensors |= {name: torch.ones(16) for name in others}
@@ -187,7 +189,7 @@ def hurt(c: Choices, tensors: Tensors, name: str, part: str) -> None:
         lambda: old.float() if c.rarely(2) else old.bfloat16(),
     ]
     if part == "scales" and old.numel():
-        damages = [*damages[:4], *8 * [lambda: with_one(old, row, c.pick(BAD_SCALES))]]
+        damages = [*damages[:4], damages[6], *8 * [lambda: with_one(old, row, c.pick(BAD_SCALES))]]
     if part == "g_idx" and old.dim() == 1 and old.numel():
         some = c.integer(0, max(0, len(old) - 1))
         damages = [

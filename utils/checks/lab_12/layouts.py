@@ -99,7 +99,7 @@ def unfit(
     ]
     reasons += [f"a scale of {x:g}" for x in scales.flatten().tolist() if not abs(x) < HALF_END]
     reasons += [
-        f"the group {g} of a layer with {len(groups)}" for g in g_idx.tolist() if g not in groups
+        f"the group {g}, where the last is {groups[-1]}," for g in g_idx.tolist() if g not in groups
     ]
     return next(iter(reasons), "")
 
@@ -164,7 +164,7 @@ def tensors_differ(expected: Tensors, got: Any, names: Sequence[str]) -> tuple[s
                 f"{show(right[tuple(place)].item())}."
             )
         if not mine.is_contiguous():
-            return name, f"`{name}` is not contiguous, and safetensors does not store it."
+            return name, f"`{name}` isn't contiguous, and safetensors doesn't store it."
     return "", ""
 
 

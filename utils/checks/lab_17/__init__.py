@@ -133,7 +133,8 @@ def wrong_owner(expected: int, got: Any, given: Given) -> Fault | None:
     if got == expected:
         return None
     if not is_alive(got, loads):
-        return Fault("nobody", "", expected, got, words=(f"replica `{expected}`", f"`{got!r}`"))
+        words = (f"replica `{expected}`", f"`{got!r}`")
+        return Fault("none" if got is None else "nobody", "", expected, got, words=words)
     bound = rest[0] if rest else None
     clause = "returns"
     if bound is not None:

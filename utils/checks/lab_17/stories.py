@@ -143,7 +143,8 @@ class HistoryStory(BookStory):
         self.say(f"history {which + 1}: sent({replica}, {listed(names)})")
         self.stage.see("sent", self.stage.call(self.books[which], "sent", replica, given))
         self.last = given if isinstance(given, list) else []
-        self.because[which][replica] = "matches"
+        lost = self.because[which][replica] in ("lost: matches", "lost before")
+        self.because[which][replica] = "lost before" if lost else "matches"
 
     def do_lost(self, which: int, replica: int) -> None:
         self.say(f"history {which + 1}: lost({replica})")
