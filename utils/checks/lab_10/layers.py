@@ -240,11 +240,11 @@ class LayerStory(Story):
             return
         stage, before = self.stage, self.twin.weight.detach().clone()
         stage.step("merge()")
-        adapter = self.take("merge")
-        got, right = self.base.weight.detach(), exact_sum(before, *adapter, self.alpha())
+        a, b = self.take("merge")
+        got, right = self.base.weight.detach(), exact_sum(before, a, b, self.alpha())
         if self.merged and not same_bits(got, before):
             blame_number(stage, "merge again", before, got)
-        if not rounded_once(got, before, *adapter, self.alpha()):
+        if not rounded_once(got, before, a, b, self.alpha()):
             blame_number(stage, "merge", right.to(before.dtype), got)
         stage.see("merge: trained", self.trained())
         self.twin.weight.data, self.merged = got.clone(), True
