@@ -27,7 +27,10 @@ from utils.checks.kit.record import note
 STDERR = 2  # its file descriptor
 SHOWN = 200  # characters of a value
 NO_END = "Your code does not come to an end."
-NO_END_LOOK = "Is there a loop whose condition never changes?"
+NO_END_LOOK = (
+    "Is there a loop whose condition never changes? Or does the work grow much faster than the "
+    "input, as in a loop over everything inside a loop over everything?"
+)
 
 # Frames in these folders are not the learner's code.
 _FOLDERS = [
@@ -182,7 +185,7 @@ def describe(value: Any, mask: Tensor | None = None) -> str:
         if len(text) < SHOWN:
             return f"`{text}`"
         many = isinstance(value, Collection) and not isinstance(value, str | bytes)
-        return f"`{text[:SHOWN]} ...` (a {kind} of {len(value)})" if many else kind
+        return f"`{text[:SHOWN]} ...` (a {kind}" + (f" of {len(value)})" if many else ")")
     kind = f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if value.numel() <= 16:
         numbers = str(torch.round(value.detach().double(), decimals=4).tolist())

@@ -113,6 +113,8 @@ def _of_numbers(expected: Any, got: Any, rtol: float, atol: float | None) -> str
         if times != "1":
             return f"The number is {times} times what it should be."
         return f"The number is off by {float(got - expected):.2g}."
+    if isinstance(expected, Real) and isinstance(got, Real):
+        return f"The number is {float(got):.6g}; expected {float(expected):.6g}."
     return "The number is wrong."
 
 
