@@ -108,6 +108,7 @@ PLANS: dict[str, Plan] = {
     "06_continuous_batching": Grid({"step": Evenly(12)}),
     "07_speculative_decoding": Guesses(),
     "08_the_engine": Grid({"step": Evenly(30)}),
+    "08b_async_scheduling": Grid(),
     "09_quantization": Grid(
         {"bits": [2, 4, 8], "group_size": [16, 64, 576], "outlier": [0, 20, 60]}
     ),
