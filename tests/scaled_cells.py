@@ -125,6 +125,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "both = measure_step_parts(engines, num_steps=3)",
         ),
     ),
+    "notebooks/08b_async_scheduling.ipynb": (
+        ("for _ in range(5):", "for _ in range(1):"),
+        ("decode_steps(real, batch=16)", "decode_steps(real, batch=2)"),
+    ),
     # GPTQ and AWQ of 2 of the 30 layers.
     "notebooks/09b_gptq_and_awq.ipynb": (
         ("max_tokens=1024", "max_tokens=256"),
