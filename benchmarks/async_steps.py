@@ -33,7 +33,7 @@ from benchmarks.common import write_report  # noqa: E402
 from utils.engine import LLM, SamplingParams  # noqa: E402
 from utils.engine.core.step_record import StepRecord  # noqa: E402
 from utils.profiles import fast_dtype  # noqa: E402
-from utils.sim.pretend_device import engine_on_device  # noqa: E402
+from utils.sim.batching import engine_on_device  # noqa: E402
 
 STEPS, WARM_UP = 40, 4
 BATCHES = (1, 16, 64)

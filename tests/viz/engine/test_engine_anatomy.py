@@ -166,6 +166,7 @@ def test_a_slow_part_is_found(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     clock = Clock()
     monkeypatch.setattr(step_time, "_now", clock)
     monkeypatch.setattr("utils.engine.llm_engine.perf_counter", clock)
+    monkeypatch.setattr("utils.engine.worker.step_runner.perf_counter", clock)
     usual = measure_step_parts({"usual": busy(tiny)}, num_steps=3)["usual"]
     assert list(usual) == list(PARTS) and min(usual.values()) > 0
 

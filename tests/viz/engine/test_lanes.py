@@ -74,7 +74,7 @@ def test_a_simulated_step_takes_the_sum_or_the_larger_part(
             assert piece.begin >= by_step[number, "model"].end
         if kind == "model":
             assert piece.begin >= by_step[number, "schedule"].end
-    if ahead and model > schedule:
+    if ahead and model > python:
         assert by_step[2, "schedule"].begin < by_step[1, "model"].end
 
 

@@ -69,21 +69,18 @@ def simulate(
         ahead: whether a step is scheduled while the one before it runs.
     """
     pieces: list[Piece] = []
-    python = device = 0.0  # when each of them is free
+    python, ends = 0.0, [0.0]  # when Python is free; when each step of the model ends
     for i in range(count):
         pieces.append(Piece(i, "schedule", python, python + schedule))
+        begin = max(python + schedule, ends[-1])
+        pieces.append(Piece(i, "model", begin, begin + model))
         python += schedule
-        begin = max(python, device)
-        device = begin + model
-        pieces.append(Piece(i, "model", begin, device))
-        if not ahead:
-            python = device + book
-            pieces.append(Piece(i, "book", device, python))
-        elif i > 0:  # the step before this one
-            done = pieces[-4 if i == 1 else -5].end
-            begin = max(python, done)
+        ends.append(begin + model)
+        booked = i - 1 if ahead else i
+        if booked >= 0:
+            begin = max(python, ends[booked + 1])
             python = begin + book
-            pieces.append(Piece(i - 1, "book", begin, python))
+            pieces.append(Piece(booked, "book", begin, python))
     return pieces
 
 
