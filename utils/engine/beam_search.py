@@ -194,7 +194,8 @@ def _compute(engine: LLMEngine, beams: list[Request], sizes: list[int]) -> list[
     now, the most probable ones that may follow."""
     scheduled = {beam.request_id: size for beam, size in zip(beams, sizes, strict=True)}
     output = SchedulerOutput.of(beams, scheduled, engine.kv_cache_manager)
-    result = engine.step_runner.submit(output, None).result().result  # in its turn
+    before = engine.steps[-1].executed if engine.steps else None  # others': it may fail
+    result = engine.step_runner.submit(output, before).result().result
     for beam, size in zip(beams, sizes, strict=True):
         beam.num_computed_tokens += size
     return [logprobs[0] for logprobs in result.logprobs.values()]

@@ -120,12 +120,21 @@ class LLMEngine:
             RuntimeError: no request can run, because something else holds the blocks.
         """
         with self.whole_steps:  # also when a cell is interrupted
+            self._settle()
             if self._start_step() and len(self.steps) < self.step_runner.most_in_flight:
                 return []  # while this step runs, the next one is scheduled
             updated = self._end_step() if self.steps else []
-            while self.steps and not self.has_unfinished_requests():
-                self._end_step()  # of tokens too many
+            self._settle()
         return updated
+
+    def _settle(self) -> None:
+        """Book the steps whose requests are all gone, before others build on them."""
+        while self.steps and all(r.is_finished for r in self.steps[0].requests.values()):
+            if self.steps[0].executed.exception() is None:
+                self._end_step()
+            else:  # what it was to compute must not be found
+                self.scheduler.update_from_output(self.steps.popleft().output, [])
+                self.kv_cache_manager.block_pool.forget_contents()
 
     def _start_step(self) -> bool:
         """Schedule a step, and have it computed. False: nothing can be scheduled now."""
@@ -151,7 +160,7 @@ class LLMEngine:
         """Book the oldest step in flight: the answers that got a new token."""
         # If it has failed: the error holds this frame, so nothing here may hold the error.
         result, started, executed = self.steps[0].executed.result()
-        step = self.steps.popleft()
+        step, collected = self.steps.popleft(), perf_counter()
         core_outputs = self._process(step, result)
         updated, to_abort = self.output_processor.process_outputs(core_outputs)
         self.abort_in_core(to_abort)
@@ -161,7 +170,8 @@ class LLMEngine:
             going_on = [step.requests[name] for name in names if name in self.requests]
             self.drafter.propose(going_on, step.output, self.executor.last_hidden)
         if self.step_trace is not None:
-            times = (step.start, step.scheduled, started, executed, processed, perf_counter())
+            begins = (step.start, step.scheduled, started, executed, collected)
+            times = (*begins, processed, perf_counter())
             num_waiting, usage = len(self.scheduler.waiting), step.kv_cache_usage
             record = record_step(times, step.output, updated, num_waiting, usage)
             self.step_trace.append(record)

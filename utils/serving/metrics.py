@@ -164,11 +164,9 @@ class ServerMetrics:
         num_tokens = sum(tokens.num_new for tokens in step.tokens.values())
         self.observe("vllm:iteration_tokens_total", num_tokens)
         self.count("vllm:num_preemptions", len(step.preempted_req_ids))
-        times = (step.start, step.scheduled, step.executed, step.end)
-        for part, begin, end in zip(
-            ("schedule", "execute", "process"), times, times[1:], strict=False
-        ):
-            self.count("course:engine_seconds", end - begin, part=part)
+        self.count("course:engine_seconds", step.scheduled - step.start, part="schedule")
+        self.count("course:engine_seconds", step.executed - step.started, part="execute")
+        self.count("course:engine_seconds", step.end - step.collected, part="process")
 
     def observe_tokens(self, request: RequestState, num_seen: int) -> None:
         """The tokens that one answer got in a step.

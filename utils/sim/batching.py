@@ -127,7 +127,7 @@ def replay(
         tokens = {request.request_id: _compute(request, n) for request, n in batch}
         scheduler.update_from_output()
         finished = [request.request_id for request, _ in batch if request.is_finished]
-        times = (start, start, start, clock, clock, clock)
+        times = (start, start, start, clock, clock, clock, clock)
         steps.append(StepRecord(*times, tokens, [], [], finished, len(scheduler.waiting), 0.0))
     return steps
 

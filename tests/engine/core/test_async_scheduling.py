@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.tiny_engines import nothing_is_held, tiny_llama, tiny_speaker
 from utils.engine import (
@@ -242,19 +243,82 @@ def test_a_step_that_fails_is_told_and_forgotten(
 ) -> None:
     core = engine(tiny)
     expected = [o.outputs[0].token_ids for o in tiny.generate(PROMPTS, GREEDY, use_tqdm=False)]
-    execute, calls = core.executor.execute_model, iter(range(100))
-
-    def failing(output: SchedulerOutput) -> Any:
-        if next(calls) == 3:
-            raise MemoryError("no room")
-        return execute(output)
-
-    monkeypatch.setattr(core.executor, "execute_model", failing)
+    failing_once(core, 3, monkeypatch)
     with pytest.raises(MemoryError, match="no room"):
         tiny.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert nothing_is_held(tiny) and not core.steps
     answers = [o.outputs[0].token_ids for o in tiny.generate(PROMPTS, GREEDY, use_tqdm=False)]
     assert answers == expected
+
+
+def test_several_answers_when_blocks_run_out(tiny: LLM) -> None:
+    """A prompt may lose its blocks while the step runs that its forks get their tokens from."""
+    params = SamplingParams(temperature=1, seed=3, max_tokens=24, n=2, ignore_eos=True)
+    seen = 0
+    for num_cpu_blocks in (0, 8):
+        for length in range(1, 9):
+            prompts = [[3 + (i + length) % 9] * (length + 3 * i) for i in range(4)]
+            changes = {"num_gpu_blocks": 16, "num_cpu_blocks": num_cpu_blocks, "max_num_seqs": 6}
+            one_at_a_time, ahead = both(tiny, prompts, params, **changes)
+            assert ahead == one_at_a_time
+            seen += sum(len(r.preempted_req_ids) for r in tiny.llm_engine.step_trace)
+    assert seen > 10
+
+
+def failing_once(core: Any, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the step fail that is the `at`-th from now on."""
+    execute, calls = core.executor.execute_model, iter(range(10**6))
+
+    def failing(output: SchedulerOutput) -> Any:
+        if next(calls) == at:
+            raise MemoryError("no room")
+        return execute(output)
+
+    monkeypatch.setattr(core.executor, "execute_model", failing)
+
+
+def test_what_nobody_waits_for_may_fail(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of an aborted request: others don't hear of it, nor find what it hasn't computed."""
+    core = engine(tiny, is_async=False)
+    longer = [*PROMPTS[0], 5, 5]
+    [expected] = tiny.generate([longer], GREEDY, use_tqdm=False)
+    core = engine(tiny)
+    failing_once(core, 0, monkeypatch)
+    stream = tiny.stream(PROMPTS[0], GREEDY)
+    core.add(core.inputs.from_prompts([PROMPTS[0]], GREEDY)[0])
+    core.advance()
+    core.abort_requests(list(core.output_processor.parent_requests))
+    del stream
+    [answer] = tiny.generate([longer], GREEDY, use_tqdm=False)
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_beams_find_nothing_that_a_failed_step_has_promised(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = engine(tiny, num_gpu_blocks=60)
+    failing_once(core, 0, monkeypatch)
+    core.add_request("a", PROMPTS[0], GREEDY)
+    core.step()
+    with pytest.raises(RuntimeError, match="The step before this one has failed"):
+        tiny.beam_search([[*PROMPTS[0], 5]], BeamSearchParams(3, 7))
+    assert nothing_is_held(tiny)
+
+
+def test_the_thread_takes_as_many_threads_as_its_caller(tiny: LLM) -> None:
+    core, before, seen = engine(tiny), torch.get_num_threads(), []
+    execute = core.executor.execute_model
+    try:
+        core.executor.execute_model = lambda output: (
+            seen.append(torch.get_num_threads()) or execute(output)
+        )
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            tiny.generate([[7, 8]], replace(GREEDY, max_tokens=1), use_tqdm=False)
+    finally:
+        core.executor.execute_model = execute
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 def test_a_learners_scheduler_must_be_made_for_it(tiny: LLM) -> None:

@@ -35,7 +35,7 @@ def step(start: float, end: float, tokens: dict[str, tuple[int, int, int]], **li
     """`tokens`: by request id, (computed before, computed now, sampled)."""
     records = {name: ScheduledTokens(a, n, 0, s) for name, (a, n, s) in tokens.items()}
     names = [lists.get(key, []) for key in ("preempted", "resumed", "finished")]
-    return StepRecord(start, start, start, end, end, end, records, *names, 0, 0.5)
+    return StepRecord(start, start, start, end, end, end, end, records, *names, 0, 0.5)
 
 
 # A computes a prompt of 5 in two chunks; B joins; A leaves; C takes its place after a pause.

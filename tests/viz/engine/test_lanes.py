@@ -34,12 +34,12 @@ def _close_figures() -> Iterator[None]:
     plt.close("all")
 
 
-def record(start: float, scheduled: float, started: float, executed: float, end: float):
-    return StepRecord(start, scheduled, started, executed, end, end, {}, [], [], [], 0, 0.5)
+def record(*times: float) -> StepRecord:
+    return StepRecord(*times, times[-1], {}, [], [], [], 0, 0.5)
 
 
-WAITING = [record(0, 1, 1, 5, 7), record(8, 9, 9, 13, 15)]
-AHEAD = [record(0, 1, 1, 5, 8), record(2, 6, 6, 10, 12)]  # the second one is scheduled until 6
+WAITING = [record(0, 1, 1, 5, 5, 7), record(8, 9, 9, 13, 13, 15)]
+AHEAD = [record(0, 1, 1, 5, 6, 8), record(2, 6, 6, 10, 10, 12)]  # the second: scheduled until 6
 
 
 def test_pieces_of_steps_one_at_a_time() -> None:

@@ -28,6 +28,7 @@ class StepRecord:
         scheduled: after `Scheduler.schedule`.
         started: the forward pass begins. With async scheduling, after that of the step before.
         executed: after forward pass and sampling.
+        collected: Python has the new tokens, and begins to book them.
         processed: after the new tokens were booked.
         end: after the next guesses were drafted.
         tokens: by request id, in the order of the flat batch.
@@ -39,6 +40,7 @@ class StepRecord:
     scheduled: float
     started: float
     executed: float
+    collected: float
     processed: float
     end: float
     tokens: dict[str, ScheduledTokens]
@@ -50,7 +52,7 @@ class StepRecord:
 
 
 def record_step(
-    times: tuple[float, float, float, float, float, float],
+    times: tuple[float, float, float, float, float, float, float],
     output: SchedulerOutput,
     updated: Sequence[RequestState],
     num_waiting: int,

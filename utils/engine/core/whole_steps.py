@@ -32,6 +32,7 @@ class WholeSteps:
         self._method = weakref.WeakMethod(forget_everything)
         self._later: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # held in the midst of a step
+        self._owner: int | None = None  # the thread that has it
         self._num_interrupts = 0  # in this step
         self._usual: Any = None  # who else handles interrupts: Jupyter's kernel, for example
 
@@ -45,11 +46,17 @@ class WholeSteps:
             change: not needed any more when everything was forgotten.
         """
         self._later.append(change)
-        # Never wait here: in a step's midst somebody may wait for this very thread.
-        if not self._lock.locked() and self._begin(blocking=False):
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        # Never wait here: in a step's midst somebody may wait for this very thread. Whoever has the
+        # lock comes here when they have given it back.
+        if self._later and not self._lock.locked() and self._begin(blocking=False):
             self.__exit__()
 
     def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise RuntimeError("In the midst of a step the engine takes no other one. Use `soon`.")
         self._begin(blocking=True)
 
     def _begin(self, blocking: bool) -> bool:
@@ -63,6 +70,7 @@ class WholeSteps:
             signal.signal(signal.SIGINT, self._interrupted)
         has_lock = self._lock.acquire(blocking)
         if has_lock:
+            self._owner = threading.get_ident()
             self._usual = usual if callable(usual) else None
         elif callable(usual):
             signal.signal(signal.SIGINT, usual)
@@ -77,8 +85,9 @@ class WholeSteps:
                 forget_everything()
         while self._later:
             self._later.pop()()
-        usual, self._usual = self._usual, None
+        usual, self._usual, self._owner = self._usual, None, None
         self._lock.release()
+        self._catch_up()
         if usual is not None:
             signal.signal(signal.SIGINT, usual)
             if self._num_interrupts and error_type is None:
@@ -87,7 +96,7 @@ class WholeSteps:
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._num_interrupts += 1
         begins_or_ends = (WholeSteps.__enter__, WholeSteps._begin, WholeSteps.__exit__)
-        codes = {method.__code__ for method in (*begins_or_ends, WholeSteps.soon)}
+        codes = {m.__code__ for m in (*begins_or_ends, WholeSteps.soon, WholeSteps._catch_up)}
         while frame is not None:
             if frame.f_code in codes:
                 return  # it will not be long

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+
 from utils.engine.core.sched.output import PLACEHOLDER, ModelRunnerOutput, SchedulerOutput
 from utils.engine.request import Request
 from utils.engine.worker.executor import Executor
@@ -77,6 +79,8 @@ class StepThread(StepByStep):
 
     So a step may be submitted while another one runs: whatever it overwrites, such as the blocks of
     a request that has just ended, the step before it has read.
+
+    A step cannot be cut through here: a part that never returns keeps the process from ending.
     """
 
     most_in_flight = 2
@@ -84,10 +88,19 @@ class StepThread(StepByStep):
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._num_threads = 0  # of PyTorch's; not set yet
 
     def submit(self, output: SchedulerOutput, before: Future[Executed] | None) -> Future[Executed]:
         """See `StepByStep`."""
-        return self._thread.submit(self._run, output, before)
+        return self._thread.submit(self._run_with, torch.get_num_threads(), output, before)
+
+    def _run_with(
+        self, num_threads: int, output: SchedulerOutput, before: Future[Executed] | None
+    ) -> Executed:
+        if num_threads != self._num_threads:  # each thread of Python has its own
+            torch.set_num_threads(num_threads)
+            self._num_threads = num_threads
+        return self._run(output, before)
 
 
 def _fill_in(output: SchedulerOutput, sampled_token_ids: Mapping[str, list[int]]) -> None:

@@ -39,17 +39,13 @@ class Piece(NamedTuple):
 
 
 def pieces_of(steps: Sequence[StepRecord]) -> list[Piece]:
-    """The pieces of consecutive steps. Python books a step's tokens when both are done: the step,
-    and, with async scheduling, the scheduling of the next one."""
+    """The pieces of consecutive steps."""
     pieces = []
     for i, step in enumerate(steps):
-        free = step.executed
-        if i + 1 < len(steps) and steps[i + 1].start < step.executed:
-            free = max(free, steps[i + 1].scheduled)
         pieces += [
             Piece(i, "schedule", step.start, step.scheduled),
             Piece(i, "model", step.started, step.executed),
-            Piece(i, "book", free, step.end),
+            Piece(i, "book", step.collected, step.end),
         ]
     return pieces
 

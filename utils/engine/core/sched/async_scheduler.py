@@ -51,13 +51,27 @@ class AsyncScheduler(Scheduler):
         """Book the oldest step. See `Scheduler`."""
         for request in self._steps.popleft().intersection(sampled):
             request.num_output_placeholders -= 1
-        for request in [r for r in sampled if r.is_finished and r in self.waiting]:
-            self.waiting.remove(request)  # it lost its blocks while its last token was computed
+        for request in sampled:  # that lost its blocks while this step computed its token
+            if not self.kv_cache_manager.get_blocks(request.request_id):
+                self._let_forks_wait(request)
+                if request.is_finished and request in self.waiting:
+                    self.waiting.remove(request)
         super().update_from_output(SchedulerOutput([]), sampled)  # the rest is booked already
         for request in [r for r in sampled if r.status == RequestStatus.RUNNING]:
             # More tokens are known now, and with them perhaps the contents of a block.
             num_known = min(request.num_computed_tokens, request.num_tokens)
             self.kv_cache_manager.cache_blocks(request, num_known)
+
+    def _let_forks_wait(self, request: Request) -> None:
+        """Forks of a request without blocks compute its prompt themselves, when there is room."""
+        for fork in [fork for fork in request.forks if not fork.is_finished]:
+            fork.status = RequestStatus.PREEMPTED
+            fork.num_preemptions = request.num_preemptions
+            fork.num_cached_tokens = request.num_cached_tokens
+            fork.arrival_index = request.arrival_index
+            fork.scheduled_ts = request.scheduled_ts
+            self.waiting.add_request(fork)
+        request.forks = []
 
     def forget_requests(self, requests: Sequence[Request]) -> None:
         """See `Scheduler`."""
