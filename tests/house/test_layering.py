@@ -47,7 +47,7 @@ NOT_IN_ENGINE = {"matplotlib", "ipywidgets", "IPython", "nbformat", "vllm", "pef
 # token takes, which is what one reads in an evening. The rest of the engine (checked input,
 # configuration, weights, text, guesses, the rooms that scale it out) is needed by whoever uses it,
 # not to understand it.
-MAX_FILE, MAX_PATH = 250, 1510
+MAX_FILE, MAX_PATH = 250, 1520
 PATH = (
     "llm_engine",
     "request",
