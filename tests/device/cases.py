@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
+from tests.engine.tiny_engines import tiny_eagle, tiny_llama, tiny_medusa, tiny_speaker
 from utils.engine import (
     LLM,
     BeamSearchParams,
@@ -70,12 +70,14 @@ class Case:
 
 def engine_cases(folder: Path, kernels: str = "torch") -> dict[str, Case]:
     """Every feature of the engine, on a tiny model; on a card with these `kernels`."""
-    tiny_llama(folder / "target", 1, vocab_size=40)
+    tiny_eagle(folder / "eagle", tiny_llama(folder / "target", 1, vocab_size=40))
     tiny_llama(folder / "draft", 2, vocab_size=40, layers=1)
     heads = tiny_medusa(folder / "heads", 3)
     draft = {"method": "draft_model", "model": folder / "draft", "num_speculative_tokens": 3}
     medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
-    tree = medusa | {"num_speculative_tokens": 14, "tree_widths": (2, 2, 2)}
+    eagle = {"method": "eagle", "model": folder / "eagle", "num_speculative_tokens": 3}
+    widths = {"num_speculative_tokens": 14, "tree_widths": (2, 2, 2)}
+    tree = medusa | widths
 
     def llm(device: str, **options: Any) -> LLM:
         usual = {"max_model_len": 128, "num_gpu_blocks_override": 64}
@@ -155,6 +157,8 @@ def engine_cases(folder: Path, kernels: str = "torch") -> dict[str, Case]:
         "Medusa": answers(speculative_config=medusa),
         "Medusa's tree": answers(speculative_config=tree),
         "Medusa's tree, sampled": answers(RANDOM, same=False, speculative_config=tree),
+        "EAGLE": answers(speculative_config=eagle),
+        "EAGLE's tree": answers(speculative_config=eagle | widths),
         "a cache for each request": answers(kv_cache_class=ContiguousKVCache),
         "another attention": answers(ops=LlamaOps(attention=attention_reference)),
         "graphs": graphs(),

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny_engines import tiny_llama, tiny_medusa, tiny_speaker
+from tests.engine.tiny_engines import tiny_eagle, tiny_llama, tiny_medusa, tiny_speaker
 from tests.scale import sized
 from utils.engine import (
     LLM,
@@ -85,6 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
         {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
         generate,
     ),
+    "eagle": ({"speculative_config": {"method": "eagle", "num_speculative_tokens": 3}}, generate),
     "connector": ({}, generate),
     "form": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, fill_in),
     "beams": ({"num_gpu_blocks_override": 60}, search),
@@ -94,7 +95,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[LLM], Any]]] = {
 @pytest.fixture(scope="module")
 def folder(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("tiny")
-    tiny_llama(path, seed=3)
+    tiny_eagle(path / "eagle", tiny_llama(path, seed=3))
     tiny_llama(path / "draft", seed=4, layers=1)
     tiny_medusa(path / "heads", 2)
     tiny_speaker(path / "speaker", model_path)
@@ -104,8 +105,9 @@ def folder(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(folder: Path, case: str) -> LLM:
     options = SMALL | CASES[case][0]
     if speculative := options.pop("speculative_config", None):
-        models = {"draft_model": folder / "draft", "medusa": folder / "heads", "ngram": None}
-        options["speculative_config"] = speculative | {"model": models[speculative["method"]]}
+        models = {"draft_model": "draft", "medusa": "heads", "eagle": "eagle"}
+        name = models.get(speculative["method"])
+        options["speculative_config"] = speculative | {"model": name and folder / name}
     if case == "connector":
         options["kv_connector"] = PoolConnector(MemoryStore())
     return LLM(folder / "speaker" if case == "form" else folder, **options)

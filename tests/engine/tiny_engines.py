@@ -63,6 +63,52 @@ def tiny_medusa(folder: Path, num_heads: int, hidden_size: int = 32) -> Path:
     return folder
 
 
+def tiny_eagle(folder: Path, target: LlamaForCausalLM) -> EagleOracle:
+    """An EAGLE layer with random weights for a tiny target, and an oracle that guesses with it."""
+    torch.manual_seed(10)
+    config = LlamaConfig(**(target.config.to_dict() | {"num_hidden_layers": 1}))
+    config.architectures = ["LlamaForCausalLM"]
+    layer = LlamaForCausalLM(config).model.layers[0].eval()
+    layer.input_layernorm = torch.nn.Identity()
+    width = config.hidden_size
+    fc = torch.nn.Linear(2 * width, width, bias=False).requires_grad_(False)
+    config.save_pretrained(folder)
+    weights = {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}
+    save_file(weights | {"fc.weight": fc.weight.data}, folder / "model.safetensors")
+    return EagleOracle(target, fc, layer)
+
+
+class EagleOracle:
+    """Guesses of an EAGLE layer, by Hugging Face's classes, without any cache."""
+
+    def __init__(
+        self, target: LlamaForCausalLM, fc: torch.nn.Module, layer: torch.nn.Module
+    ) -> None:
+        self.target, self.fc, self.layer = target, fc, layer
+        self.states = lru_cache(maxsize=None)(self._states)
+
+    @torch.inference_mode()
+    def _states(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        return self.target.model(torch.tensor([tokens])).last_hidden_state[0]
+
+    @torch.inference_mode()
+    def scores(self, tokens: Sequence[int], guesses: Sequence[int]) -> torch.Tensor:
+        """[vocab_size], of what follows the guesses that follow the target's tokens."""
+        before = [torch.zeros(self.target.config.hidden_size), *self.states(tuple(tokens))[:-1]]
+        ids, hidden = list(tokens), torch.empty(0)
+        for guess in [None, *guesses]:
+            if guess is not None:
+                ids.append(guess)
+                before.append(hidden[-1])
+            x = torch.cat(
+                [self.target.model.embed_tokens(torch.tensor(ids)), torch.stack(before)], 1
+            )
+            places = torch.arange(len(ids))[None]
+            turned = self.target.model.rotary_emb(x[None], places)
+            hidden = self.layer(self.fc(x)[None], position_embeddings=turned)[0]
+        return self.target.lm_head(hidden[-1])
+
+
 class Oracle:
     """Answers of a Hugging Face model, one token after the other, without any cache.
 

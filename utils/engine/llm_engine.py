@@ -166,9 +166,8 @@ class LLMEngine:
         self.abort_in_core(to_abort)
         processed = perf_counter()
         if self.drafter:
-            names = step.output.num_scheduled_tokens
-            going_on = [step.requests[name] for name in names if name in self.requests]
-            self.drafter.propose(going_on, step.output, self.executor.last_hidden)
+            requests = [step.requests[name] for name in step.output.num_scheduled_tokens]
+            self.drafter.propose(requests, step.output, self.executor.hidden_states)
         if self.step_trace is not None:
             begins = (step.start, step.scheduled, started, executed, collected)
             times = (*begins, processed, perf_counter())

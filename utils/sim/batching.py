@@ -227,7 +227,7 @@ class PretendDevice:
 
     def __init__(self, seconds: float, token_id: int) -> None:
         self.seconds, self.token_id = seconds, token_id
-        self.last_hidden: dict[str, Tensor] = {}
+        self.hidden_states: dict[str, Tensor] = {}
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """See `Executor`."""

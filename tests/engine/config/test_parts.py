@@ -55,7 +55,7 @@ class Prophet:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self.answers = answers
 
-    def draft(self, wanted, output, last_hidden) -> list[Draft]:
+    def draft(self, wanted, output, hidden_states) -> list[Draft]:
         return [
             Draft(self.answers[tuple(r.prompt_token_ids)][len(r.output_token_ids) :][:n])
             for r, n in wanted

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny_engines import nothing_is_held, tiny_llama, tiny_medusa, tiny_speaker
+from tests.engine.tiny_engines import (
+    nothing_is_held,
+    tiny_eagle,
+    tiny_llama,
+    tiny_medusa,
+    tiny_speaker,
+)
 from utils.engine import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
 
 PROMPTS = [[3 + (i * 7 + j * j) % 10 for j in range(5 + 4 * i)] for i in range(6)]
@@ -25,7 +31,7 @@ KINDS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Path:
     path: Path = tmp_path_factory.mktemp("plain")
-    tiny_llama(path, seed=3)
+    tiny_eagle(path / "eagle", tiny_llama(path, seed=3))
     tiny_llama(path / "draft", seed=4, layers=1)
     tiny_medusa(path / "heads", 2)
     tiny_speaker(path / "speaker", model_path)
@@ -43,13 +49,14 @@ def by_post(llm: LLM) -> None:
     runner.execute_model = execute_there
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft", "tree"])
+@pytest.mark.parametrize("method", ["none", "ngram", "draft", "tree", "eagle"])
 def test_a_step_can_be_sent(folder: Path, method: str) -> None:
     spec = {
         "none": None,
         "ngram": SpeculativeConfig("ngram", 3, prompt_lookup_min=1),
         "draft": SpeculativeConfig("draft_model", 3, model=folder / "draft"),
         "tree": SpeculativeConfig("medusa", model=folder / "heads", tree_widths=(2, 2)),
+        "eagle": SpeculativeConfig("eagle", 3, model=folder / "eagle"),
     }[method]
     llm = LLM(
         folder,

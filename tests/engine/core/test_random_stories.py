@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
+from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_eagle, tiny_llama, tiny_medusa
 from tests.scale import sized
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
 from utils.engine.output_processor import RequestState
@@ -26,6 +26,7 @@ class World:
         self.oracle = Oracle(tiny_llama(folder / "target", seed=0))
         tiny_llama(folder / "draft", seed=1, layers=1)
         tiny_medusa(folder / "medusa", num_heads=3)
+        tiny_eagle(folder / "eagle", self.oracle.model)
         self.llm = LLM(folder / "target", max_model_len=MAX_LEN, num_gpu_blocks_override=64)
         self.speculative = {
             "none": None,
@@ -36,6 +37,8 @@ class World:
             "itself": SpeculativeConfig("draft_model", 4, model=folder / "target"),
             "medusa": SpeculativeConfig("medusa", 3, model=folder / "medusa"),
             "tree": SpeculativeConfig("medusa", model=folder / "medusa", tree_widths=(3, 2, 2)),
+            "eagle": SpeculativeConfig("eagle", 3, model=folder / "eagle", adaptive=True),
+            "eagle tree": SpeculativeConfig("eagle", model=folder / "eagle", tree_widths=(3, 2)),
         }
 
 
@@ -130,6 +133,7 @@ def check_step(record, config: dict, running_before: set[str], whole: bool) -> N
 
 
 METHODS = ["none", "ahead", "ngram", "adaptive", "draft", "itself", "medusa", "tree"]
+METHODS += ["eagle", "eagle tree"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -122,7 +122,7 @@ class Bush:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self.answers = answers
 
-    def draft(self, wanted, output, last_hidden) -> list[Draft]:
+    def draft(self, wanted, output, hidden_states) -> list[Draft]:
         drafts = []
         for request, n in wanted:
             given = self.answers[tuple(request.prompt_token_ids)][len(request.output_token_ids) :]

@@ -47,7 +47,7 @@ CALM = settings(
 )
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "itself", "medusa"])
+@pytest.mark.parametrize("method", ["none", "ngram", "itself", "medusa", "eagle"])
 @CALM
 @given(config=stories(), seed=st.integers(0, 10**6), layers=st.sampled_from([None, 1]))
 def test_a_store_that_works(world, method: str, config: dict, seed: int, layers) -> None:
@@ -58,7 +58,7 @@ def test_a_store_that_works(world, method: str, config: dict, seed: int, layers)
         assert stats.loaded_blocks * config["block_size"] >= stats.hits
 
 
-@pytest.mark.parametrize("method", ["ngram", "tree"])
+@pytest.mark.parametrize("method", ["ngram", "tree", "eagle tree"])
 @CALM
 @given(
     config=stories(),

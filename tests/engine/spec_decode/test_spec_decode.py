@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama, tiny_medusa
+from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_eagle, tiny_llama, tiny_medusa
 from tests.near_ties import assert_same_but_for_ties
 from tests.scale import sized
 from utils.checks.kit.near_ties import NEAR_TIE
@@ -145,6 +145,7 @@ def test_greedy_verification(target: list[int], expected: list[int]) -> None:
 
 # The whole engine
 
+METHODS = ["ngram", "draft", "few words", "medusa", "tree", "eagle", "eagle tree"]
 FEW_WORDS = torch.tensor([2, 3, 5, 6, 8, 11])
 
 
@@ -157,6 +158,7 @@ class World:
         write_draft_vocabulary(folder / "draft of few words", FEW_WORDS)
         tiny_llama(folder / "other vocabulary", seed=1, vocab_size=14)
         tiny_medusa(folder / "medusa", num_heads=3)
+        tiny_eagle(folder / "eagle", self.oracle.model)
         tiny_medusa(folder / "wide medusa", num_heads=3, hidden_size=48)
         self.llm = LLM(folder / "target", max_model_len=64, max_num_seqs=250)
         self.configs = {
@@ -165,6 +167,8 @@ class World:
             "few words": SpeculativeConfig("draft_model", 2, model=folder / "draft of few words"),
             "medusa": SpeculativeConfig("medusa", 2, model=folder / "medusa"),
             "tree": SpeculativeConfig("medusa", model=folder / "medusa", tree_widths=(3, 2)),
+            "eagle": SpeculativeConfig("eagle", 2, model=folder / "eagle"),
+            "eagle tree": SpeculativeConfig("eagle", model=folder / "eagle", tree_widths=(3, 2)),
         }
 
     def engine(self, spec: SpeculativeConfig | None, **changes):
@@ -208,7 +212,7 @@ def joint(world: World) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft", "few words", "medusa", "tree"])
+@pytest.mark.parametrize("method", METHODS)
 def test_answers_are_distributed_as_without_guesses(
     world: World, joint: torch.Tensor, method: str
 ) -> None:
@@ -228,7 +232,7 @@ def seeded_answers(world: World, num_samples: int) -> list[tuple[int, ...]]:
     return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft", "few words", "medusa", "tree"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_seed_says_the_answer_whoever_guesses(
     world: World, joint: torch.Tensor, method: str
 ) -> None:
@@ -331,7 +335,7 @@ def test_all_heads_guess_in_one_product(world: World, method: str) -> None:
     hook = lm_head.register_forward_hook(lambda module, inputs, _: products.append(len(inputs[0])))
     most = world.configs[method].num_speculative_tokens
     wanted = [(SimpleNamespace(request_id=name), most) for name in "abc"]
-    drafts = proposer.draft(wanted, None, dict(zip("abc", hidden, strict=True)))
+    drafts = proposer.draft(wanted, None, dict(zip("abc", hidden.split(1), strict=True)))
     hook.remove()
     assert products == [3 * len(widths)]
     for row, draft in enumerate(drafts):
@@ -550,6 +554,10 @@ def test_bad_options(options: dict, message: str) -> None:
         ({"method": "medusa", "model": "wide medusa"}, "hidden_size=48, the model has 32"),
         ({"method": "medusa", "model": "draft"}, "holds no Medusa heads"),
         ({"method": "medusa", "model": "medusa", "num_speculative_tokens": 4}, "holds 3"),
+        ({"method": "eagle", "model": "other vocabulary"}, "vocab_size=14, and this one has 13"),
+        ({"method": "eagle", "model": "target"}, "holds 2 layers. Expected one"),
+        ({"method": "eagle", "model": "draft"}, "Unexpected weight 'lm_head.weight'"),
+        ({"method": "eagle", "model": "nothing"}, "does not exist"),
     ],
 )
 def test_drafts_that_do_not_fit(world: World, options: dict, message: str) -> None:

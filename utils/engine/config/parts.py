@@ -27,7 +27,8 @@ from utils.engine.kv_transfer.base import KVConnectorBase
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.sample.sampler import Sampler
-from utils.engine.spec_decode.drafter import Drafter, Proposer, make_proposer
+from utils.engine.spec_decode.drafter import Drafter, Proposer
+from utils.engine.spec_decode.make_proposer import make_proposer
 from utils.engine.worker.executor import Executor
 from utils.engine.worker.kv_transfers import KVTransfers
 from utils.engine.worker.model_runner import ModelRunner

@@ -7,7 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Protocol
 
-METHODS = ("ngram", "draft_model", "medusa", "custom_class")
+METHODS = ("ngram", "draft_model", "medusa", "eagle", "custom_class")
+WITH_TREES = ("medusa", "eagle")
 
 
 class TokenProposer(Protocol):
@@ -23,13 +24,15 @@ class SpeculativeConfig:
 
     Args:
         method: "ngram", copy what followed the last tokens earlier in the text; "draft_model", ask
-            a smaller model; "medusa", ask heads on the model's own hidden state; "custom_class".
+            a smaller model; "medusa", ask heads on the model's own hidden state; "eagle", a layer
+            that goes on from it; "custom_class".
         num_speculative_tokens: guesses per request and step, at most.
-        model: folder of the draft model or of the Medusa heads.
+        model: folder of the draft model, the Medusa heads, or the EAGLE layer.
         prompt_lookup_min: shortest n-gram to look up.
         prompt_lookup_max: longest n-gram to look up.
-        tree_widths: Medusa only. Guess a tree: its root has the first head's best `tree_widths[0]`
-            tokens as children, each of them the second head's best `tree_widths[1]`, and so on.
+        tree_widths: Medusa and EAGLE only. Guess a tree: its root has the best `tree_widths[0]`
+            tokens as children, each of them the best `tree_widths[1]` after it, and so on. (A
+            Medusa head guesses the same tokens after each of them.)
         adaptive: choose each request's number of guesses from how many of its last were accepted.
         draft_token_cost: adaptive only. What a guess costs, drafting and verifying, relative to a
             step without any. Measure it (notebook 07), for it depends on machine and batch.
@@ -69,7 +72,7 @@ class SpeculativeConfig:
             self.draft_token_cost > 0,
             f"draft_token_cost must be above 0, got {self.draft_token_cost!r}.",
         )
-        needs_model = method in ("draft_model", "medusa")
+        needs_model = method in ("draft_model", *WITH_TREES)
         require(
             (self.model is not None) == needs_model,
             f"method {method!r} {'needs' if needs_model else 'takes no'} model.",
@@ -79,7 +82,7 @@ class SpeculativeConfig:
             "a proposer belongs to method 'custom_class', and to no other.",
         )
         if (widths := self.tree_widths) is not None:
-            require(method == "medusa", "tree_widths belongs to method 'medusa'.")
+            require(method in WITH_TREES, "tree_widths belongs to method 'medusa' or 'eagle'.")
             require(
                 all(isinstance(w, int) and w >= 1 for w in widths) and len(widths) > 0,
                 f"tree_widths must be positive integers, got {widths!r}.",

@@ -85,8 +85,7 @@ class KVCacheManager:
             new_computed_blocks: from `get_computed_blocks`, for a request that has no blocks yet.
             num_lookahead_tokens: slots beyond, for what a draft model computes ahead.
 
-        Returns:
-            The newly allocated blocks, or None if too few are free. Then nothing has changed.
+        Returns: the newly allocated blocks, or None if too few are free. Then nothing has changed.
 
         Raises:
             ValueError: `num_new_tokens` is below 1.
@@ -119,6 +118,8 @@ class KVCacheManager:
             self.block_pool.free_blocks([table[i]])
             table[i] = copy
         table.extend(new_blocks[len(shared) :])
+        while len(table) > num_blocks and table[-1].ref_cnt > 1:
+            self.block_pool.free_blocks([table.pop()])  # a fork's lookahead is not its parent's
         self.cache_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
 
@@ -240,9 +241,7 @@ class KVCacheManager:
 
     def _table(self, request_id: str) -> list[KVCacheBlock]:
         if request_id not in self.req_to_blocks:
-            raise ValueError(
-                f"Request {request_id} has no blocks: it is finished, swapped out or not started."
-            )
+            raise ValueError(f"Request {request_id} has no blocks: finished, swapped out, or new.")
         return self.req_to_blocks[request_id]
 
     def _update_block_hashes(self, request: Request) -> None:

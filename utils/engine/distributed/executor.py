@@ -126,7 +126,7 @@ class MultiprocExecutor:
         self, workers: ModelWorkers, engine: EngineConfig, sampler: Any, rejection_sampler: Any
     ) -> None:
         self.workers, self.number = workers, next(self._numbers)
-        self.last_hidden: dict[str, Tensor] = {}  # they stay on the ranks
+        self.hidden_states: dict[str, Tensor] = {}  # they stay on the ranks
         settings = replace(engine, speculative_config=None)  # guesses are made in this process
         workers.ranks.call(
             call_worker, None, "new_runner", self.number, settings, sampler, rejection_sampler

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.engine.config.model import ModelConfig
 from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM, LlamaOps
@@ -35,9 +35,23 @@ def load_model(
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight  # to_empty() untied them
 
-    targets = checkpoint_views(model)
     ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    for name, tensor in read_safetensors(Path(path)):
+    fill_from_safetensors(model, Path(path), ignored)
+    return model
+
+
+def fill_from_safetensors(model: nn.Module, path: Path, ignored: Collection[str] = ()) -> None:
+    """Fill a model from the safetensors files in a folder.
+
+    Args:
+        model: with a `config`.
+        ignored: names of weights that the folder may hold and the model doesn't.
+
+    Raises:
+        ValueError: see `load_model`.
+    """
+    targets = checkpoint_views(model)
+    for name, tensor in read_safetensors(path):
         if name in ignored or name.endswith("rotary_emb.inv_freq"):
             continue
         if (target := targets.pop(name, None)) is None:
@@ -57,12 +71,12 @@ def load_model(
         target.copy_(tensor)
     if targets:
         raise ValueError(f"{len(targets)} weights are missing in {path}: {sorted(targets)[:3]} ...")
-    return model
 
 
-def checkpoint_views(model: LlamaForCausalLM) -> dict[str, Tensor]:
+def checkpoint_views(model: nn.Module) -> dict[str, Tensor]:
     """Map each weight's name in a Hugging Face checkpoint to its place in our fused weights."""
     config = model.config
+    assert isinstance(config, ModelConfig)
     kv_size = config.num_key_value_heads * config.head_dim
     q_size = config.num_attention_heads * config.head_dim
     views: dict[str, Tensor] = {}

@@ -8,23 +8,11 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from utils.engine.attention.paged_kv_cache import PagedKVCache
-from utils.engine.config.engine import EngineConfig
-from utils.engine.config.model import ModelConfig
 from utils.engine.config.speculative import SpeculativeConfig, TokenProposer
 from utils.engine.core.sched.output import ModelRunnerOutput, SchedulerOutput
-from utils.engine.distributed.executor import ModelWorkers
-from utils.engine.kernels.fused_layers import FusedLayers, fused_layers
-from utils.engine.kernels.packed_linear import pack_linears
 from utils.engine.metrics import SpecDecodingStats
-from utils.engine.models.llama import DEFAULT_OPS, LlamaForCausalLM
-from utils.engine.models.weights import load_model
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import NO_DRAFT, Draft
-from utils.engine.spec_decode.draft_model import DraftModelProposer
-from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary
-from utils.engine.spec_decode.medusa import MedusaHeads, MedusaProposer
-from utils.engine.spec_decode.ngram_proposer import NgramProposer
 
 TRUST = (2.0, 1.4)  # tested and accepted guesses of a request that has not guessed yet
 MEMORY = 0.9  # what older guesses count for, after each verification
@@ -44,14 +32,16 @@ class Proposer(Protocol):
         self,
         wanted: Sequence[tuple[Request, int]],
         output: SchedulerOutput,
-        last_hidden: dict[str, Tensor],
+        hidden_states: dict[str, Tensor],
     ) -> list[Draft]:
         """Guess what comes next.
 
         Args:
             wanted: the requests of the step, and how many tokens to guess for each, at most.
             output: what was scheduled in the step, and is computed now.
-            last_hidden: [hidden], by request id, what each one's last token was sampled from.
+            hidden_states: [n, hidden], by request id: of each one's tokens that were computed in
+                the step and stay; the newest token was sampled from the last row. Empty where the
+                model is in other processes.
 
         Returns:
             A draft for each request.
@@ -70,7 +60,7 @@ class TextProposer:
         self,
         wanted: Sequence[tuple[Request, int]],
         output: SchedulerOutput,
-        last_hidden: dict[str, Tensor],
+        hidden_states: dict[str, Tensor],
     ) -> list[Draft]:
         """See `Proposer`."""
         return [
@@ -135,16 +125,16 @@ class Drafter:
                 )
 
     def propose(
-        self, requests: Sequence[Request], output: SchedulerOutput, last_hidden: dict[str, Tensor]
+        self, requests: Sequence[Request], output: SchedulerOutput, hidden_states: dict[str, Tensor]
     ) -> None:
         """Give the requests their guesses for the next step.
 
         Args:
-            requests: that were scheduled in this step, and go on.
-            output, last_hidden: see `Proposer`.
+            requests: that were scheduled in this step. Those that are finished get none.
+            output, hidden_states: see `Proposer`.
         """
         wanted = [(request, self._num_tokens(request)) for request in requests]
-        drafts = self.proposer.draft(wanted, output, last_hidden)
+        drafts = self.proposer.draft(wanted, output, hidden_states)
         for (request, _), draft in zip(wanted, drafts, strict=True):
             request.draft = draft
 
@@ -152,6 +142,8 @@ class Drafter:
         """How many tokens to guess for a request."""
         if request.num_computed_tokens < request.num_tokens - 1 or request.forks:
             return 0  # its prompt is not computed yet
+        if request.is_finished:
+            return 0
         # Verification gives one token more than was guessed, and that one may be the last.
         room = request.max_num_tokens - request.num_tokens - 1
         most = self.config.num_speculative_tokens
@@ -163,51 +155,3 @@ class Drafter:
             if most == 0 and len(request.output_token_ids) % PROBE_EVERY == 0:
                 most = 1
         return max(0, min(most, room))
-
-
-def make_proposer(config: EngineConfig, target: LlamaForCausalLM | ModelWorkers) -> Proposer:
-    """The proposer that `config.speculative_config` describes.
-
-    Raises:
-        ValueError: draft model or heads cannot be read, or do not go with the target.
-    """
-    here = target if isinstance(target, LlamaForCausalLM) else None  # not in other processes
-    spec = config.speculative_config
-    assert spec is not None
-    if spec.method == "draft_model":
-        assert spec.model is not None
-        shape = ModelConfig.from_pretrained(spec.model)
-        if shape.vocab_size != target.config.vocab_size:
-            raise ValueError(
-                f"The draft model {spec.model} has a vocabulary of {shape.vocab_size} tokens, the "
-                f"target one of {target.config.vocab_size}. They must share their tokenizer."
-            )
-        # Where the target takes the fast path, so does the draft model.
-        packed = here is not None and bool(here.model.packed_weights)
-        ops = here.ops if here is not None and packed else DEFAULT_OPS
-        model = load_model(spec.model, shape, config.dtype, config.device, ops)
-        token_ids = read_draft_vocabulary(spec.model, shape.vocab_size)
-        if packed:
-            pack_linears(model)
-        if here is not None and isinstance(here.all_layers, FusedLayers):
-            model.all_layers = fused_layers(model)
-        memory = PagedKVCache.for_engine(model.config, config)
-        return DraftModelProposer(model, memory, token_ids, config.seed)
-    if spec.method == "medusa":
-        assert spec.model is not None
-        if here is None:
-            raise ValueError(
-                "Medusa heads use the model's hidden states and its output embedding, and these "
-                "are on other ranks: leave out tensor_parallel_size and pipeline_parallel_size, or "
-                "guess by another method."
-            )
-        heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)
-        in_a_row = len(spec.tree_widths or ()) or spec.num_speculative_tokens
-        if in_a_row > len(heads.blocks):
-            raise ValueError(
-                f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
-                f"{len(heads.blocks)}. Ask for fewer."
-            )
-        return MedusaProposer(heads, here.lm_head, spec.tree_widths)
-    ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
-    return TextProposer(spec.proposer or ngram)

@@ -80,14 +80,14 @@ class MedusaProposer:
         self,
         wanted: Sequence[tuple[Request, int]],
         output: SchedulerOutput,
-        last_hidden: dict[str, Tensor],
+        hidden_states: dict[str, Tensor],
     ) -> list[Draft]:
         """See `Proposer`."""
         drafts = [Draft() for _ in wanted]
-        rows = [i for i, (r, n) in enumerate(wanted) if n and r.request_id in last_hidden]
+        rows = [i for i, (r, n) in enumerate(wanted) if n and r.request_id in hidden_states]
         if not rows:
             return drafts
-        hidden = torch.stack([last_hidden[wanted[i][0].request_id] for i in rows])
+        hidden = torch.stack([hidden_states[wanted[i][0].request_id][-1] for i in rows])
         most = max(wanted[i][1] for i in rows)
         widths = self.tree_widths or (1,) * min(most, len(self.heads.blocks))
         # All heads' rows in one product: it reads the large `lm_head` once, not once a head.

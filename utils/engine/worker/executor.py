@@ -20,12 +20,12 @@ class Executor(Protocol):
     """Computes what was scheduled.
 
     Attributes:
-        last_hidden: see `ModelRunner`. Empty where the model is in other processes.
+        hidden_states: see `ModelRunner`. Empty where the model is in other processes.
         kv_cache: see `ModelRunner`. None where it is in other processes.
     """
 
     @property
-    def last_hidden(self) -> dict[str, Tensor]: ...
+    def hidden_states(self) -> dict[str, Tensor]: ...
 
     @property
     def kv_cache(self) -> PagedKVCache | Mapping[str, KVCache] | None: ...

@@ -52,9 +52,9 @@ class ModelRunner:
         self.transfers = transfers or KVTransfers(NO_CONNECTOR, {})
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        # Of each request that got tokens in the last step: the hidden state [hidden] that its last
-        # token was sampled from. Medusa heads guess from it.
-        self.last_hidden: dict[str, Tensor] = {}
+        # [n, hidden], of each request of the last step: of its tokens that were computed and stay.
+        # The last row is what its newest token was sampled from. Medusa and EAGLE guess from them.
+        self.hidden_states: dict[str, Tensor] = {}
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -66,7 +66,6 @@ class ModelRunner:
         """
         result = ModelRunnerOutput()
         requests, hidden = self._forward(output, result)
-        self.last_hidden = {}
         members: list[ScheduledRequest] = []
         first_rows: list[int] = []
         row = 0
@@ -119,6 +118,8 @@ class ModelRunner:
             hidden = forward_pass(self.model, ids, places, batch)  # [T, hidden]
         if hidden is None:  # an earlier stage of a pipeline: the last one goes on
             return [], ids
+        counts = output.num_scheduled_tokens
+        self.hidden_states = dict(zip(counts, hidden.split([*counts.values()]), strict=True))
         result.prompt_logprobs = score_prompts(output, hidden, self.model.compute_logits)
         result.invalid_block_ids = self.transfers.invalid_block_ids
         return self.transfers.valid_rows(complete, hidden[wanted])
@@ -178,7 +179,10 @@ class ModelRunner:
             )
             if request.draft.parents is not None:
                 result.moves += self._straighten(request, kept)
-            self.last_hidden[name] = hidden[first_row + kept[-1]]
+            states = self.hidden_states.setdefault(name, hidden[first_row : first_row + 1])  # forks
+            if size > 1:  # without what was rejected
+                last = len(states) - size
+                self.hidden_states[name] = states[[*range(last), *(last + row for row in kept)]]
             result.sampled_token_ids[name] = accepted
             if (count := request.sampling_params.logprobs) is not None:
                 result.logprobs[name] = [

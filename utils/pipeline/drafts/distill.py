@@ -2,9 +2,11 @@
 
     base --> distill_data --+--> draft_model
                             +--> medusa
+                            +--> eagle
 
-`ensure_draft_model()` and `ensure_medusa()` return their folders, and make what is missing. On two
-CPU cores that takes a few minutes once; what is complete and unchanged is used again.
+`ensure_draft_model()`, `ensure_medusa()` and `ensure_eagle()` return their folders, and make what
+is missing. On two CPU cores that takes a few minutes once; what is complete and unchanged is used
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from utils.hub import resolve_model
 from utils.pipeline.runner import Runner, Stage
 from utils.profiles import Profile, fast_dtype, get_profile
 
-BASE, DATA, DRAFT, MEDUSA = "base", "distill_data", "draft_model", "medusa"
+BASE, DATA, DRAFT, MEDUSA, EAGLE = "base", "distill_data", "draft_model", "medusa", "eagle"
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -42,6 +44,14 @@ def ensure_medusa(profile: Profile | None = None, out: Path | None = None) -> Pa
     return _ensure(MEDUSA, profile, out)
 
 
+def ensure_eagle(profile: Profile | None = None, out: Path | None = None) -> Path:
+    """Return the folder of an EAGLE layer for the profile's model; train it if need be.
+
+    See `ensure_draft_model` for the arguments.
+    """
+    return _ensure(EAGLE, profile, out)
+
+
 def _ensure(name: str, profile: Profile | None, out: Path | None) -> Path:
     from utils.pipeline.__main__ import default_out
 
@@ -55,7 +65,7 @@ def _ensure(name: str, profile: Profile | None, out: Path | None) -> Path:
 
 
 def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
-    """The three stages for a profile."""
+    """The stages for a profile."""
     packages = ("torch", "transformers")
     return [
         Stage(
@@ -105,6 +115,21 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             bytes_needed=50_000_000,
             title="Medusa heads (about 1 minute)",
         ),
+        Stage(
+            name=EAGLE,
+            function=run_eagle,
+            needs=(BASE, DATA),
+            settings={
+                "intermediate_size": 1408,
+                "steps": profile.draft_steps,
+                "batch_size": 4,
+                "learning_rate": 1e-3,
+                "seed": seed,
+            },
+            packages=packages,
+            bytes_needed=50_000_000,
+            title="an EAGLE layer (about 4 minutes)",
+        ),
     ]
 
 
@@ -117,7 +142,13 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
     from utils.pipeline.drafts.target_answers import conversations, save_answers, write_answers
 
     kernels = "torch" if torch.cuda.is_available() else "cpp"
-    llm = LLM(inputs[BASE], dtype=fast_dtype(), max_num_seqs=128, kernels=kernels)
+    llm = LLM(
+        inputs[BASE],
+        dtype=fast_dtype(),
+        max_num_seqs=128,
+        kernels=kernels,
+        enable_prefix_caching=False,  # the hidden states of all tokens are to be computed
+    )
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
     )
@@ -159,6 +190,15 @@ def run_medusa(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> 
 
     lm_head = _target(inputs[BASE]).lm_head.weight
     return train_medusa(lm_head, load_answers(inputs[DATA]), out, MedusaSettings(**settings))
+
+
+def run_eagle(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> dict[str, Any]:
+    """Train the EAGLE layer on the hidden states of the base's answers and their prompts."""
+    from utils.pipeline.drafts.eagle_layer import EagleSettings, train_eagle
+    from utils.pipeline.drafts.target_answers import load_answers
+
+    answers, base = load_answers(inputs[DATA]), inputs[BASE]
+    return train_eagle(_target(base), base, answers, out, EagleSettings(**settings))
 
 
 def _target(folder: Path) -> Any:

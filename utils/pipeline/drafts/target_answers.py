@@ -1,4 +1,4 @@
-"""What a draft model and Medusa heads learn from: answers that the target itself has written.
+"""What a draft model, Medusa heads and an EAGLE layer learn from: the target's own answers.
 
 Speculation pays when the guess is what the target will say. So nothing teaches better than the
 target's own answers, and the probabilities that it gave to every token of them.
@@ -30,11 +30,13 @@ class Answer:
 
     `hidden` [len(answer), hidden_size] are the target's last hidden states, after its final norm.
     Row `j` is the one that `answer[j]` was sampled from: it belongs to the token before.
+    `prompt_hidden` [len(prompt) - 1, hidden_size] are those of the prompt, without its last token.
     """
 
     prompt: list[int]
     answer: list[int]
     hidden: Tensor
+    prompt_hidden: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,12 @@ def write_answers(
     seed: int,
     use_tqdm: bool = True,
 ) -> list[Answer]:
-    """Let `llm` answer each conversation, and keep the hidden states of its answers.
+    """Let `llm` answer each conversation, and keep the hidden states of all its tokens.
 
-    The engine leaves each request's newest hidden state with its model runner, so they cost
-    nothing to collect.
+    The engine leaves them with its model runner, so they cost nothing to collect.
+
+    Raises:
+        ValueError: some were never computed, or twice: prefix hits or preemptions.
     """
     params = [
         SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + i)
@@ -84,19 +88,21 @@ def write_answers(
     with tqdm(total=len(requests), desc="answers", unit="answer", disable=not use_tqdm) as progress:
         while engine.has_unfinished_requests():
             gained = engine.advance()
-            for request in gained:
-                hidden[request.request_id].append(
-                    engine.executor.last_hidden[request.request_id].cpu()
-                )
+            for name, rows in engine.executor.hidden_states.items():
+                hidden[name].append(rows.cpu())
             progress.update(sum(request.is_finished for request in gained))
-    return [
-        Answer(
-            list(request.prompt_token_ids),
-            list(request.output_token_ids),
-            torch.stack(hidden[request.request_id]),
-        )
-        for request in requests
-    ]
+    answers = []
+    for request in requests:
+        prompt, answer = list(request.prompt_token_ids), list(request.output_token_ids)
+        rows = torch.cat(hidden[request.request_id])
+        if len(rows) != len(prompt) + len(answer) - 1:
+            raise ValueError(
+                "The hidden state of each token is needed once. Create the LLM with "
+                "enable_prefix_caching=False, and with blocks for all the answers."
+            )
+        before = len(prompt) - 1
+        answers.append(Answer(prompt, answer, rows[before:].clone(), rows[:before].clone()))
+    return answers
 
 
 @torch.inference_mode()
@@ -124,6 +130,7 @@ def save_answers(folder: Path, answers: list[Answer]) -> None:
         "prompt_lengths": torch.tensor([len(a.prompt) for a in answers]),
         "answer_lengths": torch.tensor([len(a.answer) for a in answers]),
         "hidden": torch.cat([a.hidden for a in answers]),
+        "prompt_hidden": torch.cat([a.prompt_hidden for a in answers]),
     }
     save_file(tensors, folder / FILE)
 
@@ -142,7 +149,8 @@ def load_answers(folder: Path) -> list[Answer]:
     lengths = [p + a for p, a in zip(prompt_lengths, answer_lengths, strict=True)]
     texts = tensors["token_ids"].split(lengths)
     hidden = tensors["hidden"].split(answer_lengths)
+    before = tensors["prompt_hidden"].split([length - 1 for length in prompt_lengths])
     return [
-        Answer(ids[:p].tolist(), ids[p:].tolist(), h)
-        for ids, p, h in zip(texts, prompt_lengths, hidden, strict=True)
+        Answer(ids[:p].tolist(), ids[p:].tolist(), h, b)
+        for ids, p, h, b in zip(texts, prompt_lengths, hidden, before, strict=True)
     ]
