@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.engine.tiny_engines import Oracle, nothing_is_held, tiny_llama
-from utils.engine import LLM, Draft, EngineArgs, Request, SamplingParams, SpeculativeConfig
+from utils.engine import (
+    LLM,
+    Draft,
+    EngineArgs,
+    RejectionSampler,
+    Request,
+    SamplingParams,
+    SpeculativeConfig,
+)
 from utils.engine.config.parts import EngineParts
 from utils.engine.core.sched.request_queue import get_policy
 from utils.engine.kv_transfer.base import NoConnector
@@ -74,6 +82,14 @@ def test_a_proposer_of_ones_own(tiny: LLM, oracle: tuple[Oracle, Path]) -> None:
     assert engine.spec_decoding_stats.acceptance_rate == 1
     longest = max(map(len, answers.values()))
     assert len(engine.step_trace) <= 2 + longest // 5  # five tokens a step, but for the first
+
+
+def test_a_sampler_of_ones_own_is_not_replaced(tiny: LLM) -> None:
+    class Mine(RejectionSampler): ...
+
+    spec = SpeculativeConfig("ngram", 2, rejection_sample_method="block")
+    with pytest.raises(ValueError, match=r"was given a Mine\. Leave one of the two out"):
+        tiny.new_engine({"speculative_config": spec}, rejection_sampler=Mine())
 
 
 def test_a_scheduler_that_asks_no_connector_is_refused(tiny: LLM) -> None:

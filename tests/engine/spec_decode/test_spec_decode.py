@@ -33,6 +33,7 @@ from utils.engine import (
 from utils.engine.attention.tree_attention import tree_attention
 from utils.engine.kernels.packed_linear import PackedLinear
 from utils.engine.sample.draw import draw
+from utils.engine.sample.rejection_sampler import BlockRejectionSampler
 from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, rows_of
 from utils.engine.spec_decode.medusa import tree_of
@@ -105,8 +106,28 @@ JOINT = torch.einsum("a,b,c->abc", *P)
 
 
 @pytest.mark.parametrize("certain", [False, True])
-def test_sampled_tokens_are_the_targets(certain: bool) -> None:
-    assert p_value(output_counts(RejectionSampler(), certain), JOINT) > SURE
+@pytest.mark.parametrize("sampler", [RejectionSampler, BlockRejectionSampler])
+def test_sampled_tokens_are_the_targets(sampler: type[RejectionSampler], certain: bool) -> None:
+    assert p_value(output_counts(sampler(), certain), JOINT) > SURE
+
+
+def test_a_block_is_accepted_as_often_as_its_paper_says() -> None:
+    """A guess that the model doubts is kept for the sake of the one after it, which it likes."""
+    generator = torch.Generator().manual_seed(3)
+    p = torch.tensor([[0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
+    q = torch.tensor([[0.0, 1.0], [0.9, 0.1]])
+    mean = {}
+    for sampler in (RejectionSampler(), BlockRejectionSampler()):
+        accepted = 0
+        for _ in range(NUM_SAMPLES):
+            guesses = draw(q, [generator] * 2).tolist()
+            accepted += len(sampler.sample(guesses, q, p, generator)) - 1
+        mean[type(sampler)] = accepted / NUM_SAMPLES
+    # One by one: token 1 stands with 0.1 / 1; one draft in ten is followed by another 1, which the
+    # model is sure of.
+    assert mean[RejectionSampler] == pytest.approx(0.1 + 0.1 * 0.1, abs=0.04)
+    # As a block, 1 and 1 stand with min(1, 0.1 / 1 * 1 / 0.1), so both do.
+    assert mean[BlockRejectionSampler] == pytest.approx(0.1 * 2, abs=0.04)
 
 
 class FromTarget(RejectionSampler):
@@ -145,7 +166,7 @@ def test_greedy_verification(target: list[int], expected: list[int]) -> None:
 
 # The whole engine
 
-METHODS = ["ngram", "draft", "few words", "medusa", "tree", "eagle", "eagle tree"]
+METHODS = ["ngram", "draft", "block", "few words", "medusa", "tree", "eagle", "eagle tree"]
 FEW_WORDS = torch.tensor([2, 3, 5, 6, 8, 11])
 
 
@@ -167,12 +188,15 @@ class World:
             "few words": SpeculativeConfig("draft_model", 2, model=folder / "draft of few words"),
             "medusa": SpeculativeConfig("medusa", 2, model=folder / "medusa"),
             "tree": SpeculativeConfig("medusa", model=folder / "medusa", tree_widths=(3, 2)),
+            "block": SpeculativeConfig(
+                "draft_model", 2, model=folder / "draft", rejection_sample_method="block"
+            ),
             "eagle": SpeculativeConfig("eagle", 2, model=folder / "eagle"),
             "eagle tree": SpeculativeConfig("eagle", model=folder / "eagle", tree_widths=(3, 2)),
         }
 
     def engine(self, spec: SpeculativeConfig | None, **changes):
-        parts = {"rejection_sampler": changes.pop("rejection_sampler", None)}
+        parts = {name: changes.pop(name) for name in ("rejection_sampler",) if name in changes}
         self.llm.llm_engine = self.llm.new_engine(
             changes={"speculative_config": spec, **changes}, **parts
         )
@@ -535,6 +559,10 @@ def test_the_tree_of_the_heads_best_tokens() -> None:
         ({"method": "ngram", "model": "x"}, "method 'ngram' takes no model"),
         ({"method": "draft_model"}, "method 'draft_model' needs model"),
         ({"method": "custom_class"}, "proposer belongs to method 'custom_class'"),
+        (
+            {"method": "ngram", "rejection_sample_method": "synthetic"},
+            "unknown rejection_sample_method 'synthetic'. Expected standard or block.",
+        ),
         ({"method": "ngram", "tree_widths": (2,)}, "belongs to method 'medusa'"),
         ({"method": "medusa", "model": "x", "tree_widths": ()}, "positive integers"),
         ({"method": "medusa", "model": "x", "tree_widths": (2,), "adaptive": True}, "adaptive"),

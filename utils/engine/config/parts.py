@@ -25,7 +25,7 @@ from utils.engine.core.sched.scheduler import Scheduler
 from utils.engine.distributed.executor import ModelWorkers, MultiprocExecutor
 from utils.engine.kv_transfer.base import KVConnectorBase
 from utils.engine.models.llama import LlamaForCausalLM
-from utils.engine.sample.rejection_sampler import RejectionSampler
+from utils.engine.sample.rejection_sampler import BlockRejectionSampler, RejectionSampler
 from utils.engine.sample.sampler import Sampler
 from utils.engine.spec_decode.drafter import Drafter, Proposer
 from utils.engine.spec_decode.make_proposer import make_proposer
@@ -171,6 +171,23 @@ class EngineParts:
             raise ValueError("Speculative decoding needs a paged KV cache.")
         return Drafter(config.speculative_config, self.proposer(config, model))
 
+    def make_rejection_sampler(self, config: EngineConfig) -> RejectionSampler:
+        """Who verifies chains of guesses.
+
+        Raises:
+            ValueError: a method is asked for, and the sampler is somebody's own.
+        """
+        spec = config.speculative_config
+        if spec is None or spec.rejection_sample_method == "standard":
+            return self.rejection_sampler
+        if type(self.rejection_sampler) is not RejectionSampler:
+            raise ValueError(
+                f"rejection_sample_method={spec.rejection_sample_method!r} asks for one of the "
+                f"engine's own samplers, and it was given a {type(self.rejection_sampler).__name__}"
+                f". Leave one of the two out."
+            )
+        return BlockRejectionSampler()
+
     def make_executor(
         self,
         model: LlamaForCausalLM | ModelWorkers,
@@ -183,19 +200,18 @@ class EngineParts:
         Raises:
             ValueError: parts need the model in this process (see also `KVTransfers.between`).
         """
+        rejection_sampler = self.make_rejection_sampler(config)
         if isinstance(model, ModelWorkers):
             if self.kv_connector is not None or self.kv_cache_class is not None:
                 raise ValueError(
                     "kv_connector and kv_cache_class need the model in the engine's own process: "
                     "leave out tensor_parallel_size and pipeline_parallel_size."
                 )
-            return MultiprocExecutor(model, config, self.sampler, self.rejection_sampler)
+            return MultiprocExecutor(model, config, self.sampler, rejection_sampler)
         memory: PagedKVCache | Mapping[str, KVCache]
         if isinstance(kv_cache_manager, ContiguousKVCacheManager):
             memory = kv_cache_manager.kv_caches
         else:
             memory = PagedKVCache.for_engine(model.config, config)
         transfers = KVTransfers.between(self.kv_connector, scheduler, model, config, memory)
-        return ModelRunner(
-            model, self.sampler, memory, self.rejection_sampler, transfers, config.seed
-        )
+        return ModelRunner(model, self.sampler, memory, rejection_sampler, transfers, config.seed)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 METHODS = ("ngram", "draft_model", "medusa", "eagle", "custom_class")
 WITH_TREES = ("medusa", "eagle")
+REJECTION_SAMPLE_METHODS = ("standard", "block")
 
 
 class TokenProposer(Protocol):
@@ -36,6 +37,8 @@ class SpeculativeConfig:
         adaptive: choose each request's number of guesses from how many of its last were accepted.
         draft_token_cost: adaptive only. What a guess costs, drafting and verifying, relative to a
             step without any. Measure it (notebook 07), for it depends on machine and batch.
+        rejection_sample_method: how a chain of guesses is verified where answers are random and
+            have no seed: "standard", one guess after the other; "block", all of them together.
         proposer: for "custom_class", an object with `propose(token_ids, num_speculative_tokens)`.
 
     Raises:
@@ -50,6 +53,7 @@ class SpeculativeConfig:
     tree_widths: tuple[int, ...] | None = None
     adaptive: bool = False
     draft_token_cost: float = 0.1
+    rejection_sample_method: str = "standard"
     proposer: TokenProposer | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +75,11 @@ class SpeculativeConfig:
         require(
             self.draft_token_cost > 0,
             f"draft_token_cost must be above 0, got {self.draft_token_cost!r}.",
+        )
+        require(
+            self.rejection_sample_method in REJECTION_SAMPLE_METHODS,
+            f"unknown rejection_sample_method {self.rejection_sample_method!r}. Expected "
+            f"{' or '.join(REJECTION_SAMPLE_METHODS)}.",
         )
         needs_model = method in ("draft_model", *WITH_TREES)
         require(
