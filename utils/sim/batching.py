@@ -236,14 +236,14 @@ class PretendDevice:
         return ModelRunnerOutput(tokens)
 
 
-def engine_on_device(llm: LLM, seconds: float, **changes: Any) -> LLMEngine:
+def engine_on_device(llm: LLM, seconds: float, parts: Any = None, **changes: Any) -> LLMEngine:
     """An engine whose steps take so many seconds on a pretend device. It records its steps.
 
     Args:
         llm: brings tokenizer and settings. Its model is not run.
-        changes: fields of `EngineConfig` that are to differ from the LLM's.
+        parts, changes: see `LLM.new_engine`.
     """
-    engine = llm.new_engine({"enable_prefix_caching": False, **changes})
+    engine = llm.new_engine({"enable_prefix_caching": False, **changes}, **(parts or {}))
     (word,) = llm.get_tokenizer().encode(" the", add_special_tokens=False)
     engine.executor = engine.step_runner.executor = PretendDevice(seconds, word)
     engine.step_trace = []

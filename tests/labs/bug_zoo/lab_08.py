@@ -284,3 +284,44 @@ for number, part in {
     make_engine = engine_of(Loop, PARTS._replace(**part))
     make_engine.__name__ = f"wrong_part_{number}"
     wrong("engine", f"Exercise {number} is not right yet. ")(make_engine)
+
+
+@right("async_scheduler")
+class ByDifference:
+    """Counts in its own numbers, and writes them down."""
+
+    def num_uncomputed(self, request):
+        coming = request.num_output_placeholders
+        left = request.num_tokens - request.num_computed_tokens + coming
+        return left if request.num_tokens + coming < request.max_num_tokens else 0
+
+    def update_after_schedule(self, request, num_scheduled_tokens):
+        left = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        request.num_computed_tokens = request.num_computed_tokens + num_scheduled_tokens
+        request.num_output_placeholders += int(num_scheduled_tokens >= left)
+
+    def update_with_output(self, request):
+        request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
+
+
+@right("async_scheduler")
+class WithItsOwnBooks:
+    """Remembers for each request what is on its way, and needs no placeholders to know it."""
+
+    def __init__(self):
+        self.coming = {}
+
+    def num_uncomputed(self, request):
+        total = request.num_tokens + self.coming.get(request.request_id, 0)
+        return np.int64(total - request.num_computed_tokens) * (total != request.max_num_tokens)
+
+    def update_after_schedule(self, request, num_scheduled_tokens):
+        coming = self.coming.setdefault(request.request_id, 0)
+        request.num_computed_tokens += num_scheduled_tokens
+        if request.num_computed_tokens >= request.num_tokens + coming:
+            self.coming[request.request_id] += 1
+        request.num_output_placeholders = self.coming[request.request_id]
+
+    def update_with_output(self, request):
+        self.coming[request.request_id] -= 1
+        request.num_output_placeholders = self.coming[request.request_id]

@@ -24,7 +24,15 @@ from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.inputs import LAYOUTS, laid_out
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Passed
-from utils.checks.lab_08 import answers, growing_text, learners_engine, picture, stories
+from utils.checks.lab_08 import (
+    ahead,
+    answers,
+    growing_text,
+    learners_engine,
+    learners_scheduler,
+    picture,
+    stories,
+)
 from utils.checks.lab_08.given_parts import Difference, Latencies
 from utils.checks.lab_08.steps import Batch, Books, Part, draw_batch, play_batch, row_by_row
 
@@ -567,3 +575,20 @@ PARTS = (check_sampling_params, prepare_inputs, update_request, detokenizer, tex
 def engine(make_engine: Callable[..., Any]) -> Passed:
     """Check `make_engine(llm, **changes)`: its parts, its loop in small stories, the real model."""
     return learners_engine.judge(make_engine, LOOP, PARTS)
+
+
+# Exercise 10: the books of a scheduler that doesn't wait
+
+AHEAD = LAB.check(
+    answers.MyAsyncScheduler,
+    ahead.AheadStory.draw,
+    ahead.AheadStory.judge(answers.MyAsyncScheduler),
+    examples=250,
+).contract
+
+
+@LAB.exercise
+def async_scheduler(books_class: Callable[..., Any]) -> str:
+    """Check the three methods in small stories, and then in the engine on the real model."""
+    AHEAD.check(books_class)
+    return learners_scheduler.on_the_real_model(books_class)

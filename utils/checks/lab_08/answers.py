@@ -171,3 +171,19 @@ class MyLLMEngine(EngineBase):
                 request.status = RequestStatus.FINISHED_ABORTED
                 self.free(request)
                 del self.requests[request_id]
+
+
+class MyAsyncScheduler:
+    def num_uncomputed(self, request: Request) -> int:
+        num_tokens = request.num_tokens + request.num_output_placeholders
+        if num_tokens == request.max_num_tokens:
+            return 0
+        return num_tokens - request.num_computed_tokens
+
+    def update_after_schedule(self, request: Request, num_scheduled_tokens: int) -> None:
+        request.num_computed_tokens += num_scheduled_tokens
+        if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
+            request.num_output_placeholders += 1
+
+    def update_with_output(self, request: Request) -> None:
+        request.num_output_placeholders -= 1

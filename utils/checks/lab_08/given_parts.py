@@ -67,6 +67,7 @@ class _Runner(ModelRunner):
     def _forward(
         self, output: SchedulerOutput, result: ModelRunnerOutput
     ) -> tuple[list[ScheduledRequest], Tensor]:
+        self.hidden_states = {}
         requests, scheduled = output.scheduled_requests, output.num_scheduled_tokens
         lists = self.prepare_inputs(requests, scheduled)
         input_ids, positions, logits_indices = ([int(n) for n in numbers] for numbers in lists)

@@ -40,17 +40,26 @@ class AsyncScheduler(Scheduler):
         output = super().schedule()
         step = {r for r in self.running if r.request_id in output.num_scheduled_tokens}
         for request in step:
-            request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
-            if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
-                request.num_output_placeholders += 1
+            scheduled = output.num_scheduled_tokens[request.request_id]
+            self._update_after_schedule(request, scheduled)
         if step:
             self._steps.append(step)
         return output
 
+    def _update_after_schedule(self, request: Request, num_scheduled_tokens: int) -> None:
+        """Count as computed what a step will compute, and the token that comes of it."""
+        request.num_computed_tokens += num_scheduled_tokens
+        if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
+            request.num_output_placeholders += 1
+
+    def _update_request_with_output(self, request: Request) -> None:
+        """Its token has come, and is among its tokens."""
+        request.num_output_placeholders -= 1
+
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Request]) -> None:
         """Book the oldest step. See `Scheduler`."""
         for request in self._steps.popleft().intersection(sampled):
-            request.num_output_placeholders -= 1
+            self._update_request_with_output(request)
         for request in sampled:  # that lost its blocks while this step computed its token
             if not self.kv_cache_manager.get_blocks(request.request_id):
                 self._let_forks_wait(request)
@@ -79,10 +88,14 @@ class AsyncScheduler(Scheduler):
         self._steps.clear()
 
     def _num_uncomputed(self, request: Request) -> int:
-        """See `Scheduler`. None while it waits, or when the tokens on their way are its last."""
+        """See `Scheduler`. None while it waits for its token."""
         needs_its_tokens = request.grammar or request.forks or request.skip_reading_prefix_cache
         if needs_its_tokens and any(request in step for step in self._steps):
             return 0
+        return self._num_uncomputed_ahead(request)
+
+    def _num_uncomputed_ahead(self, request: Request) -> int:
+        """Tokens left to compute, placeholders too. None if those on their way are its last."""
         num_tokens = request.num_tokens + request.num_output_placeholders
         if num_tokens == request.max_num_tokens:
             return 0
