@@ -16,12 +16,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from utils.engine import LLM, ModelConfig, SamplingParams, SpeculativeConfig
 from utils.engine.models.weights import load_model
 from utils.engine.spec_decode.medusa import MedusaHeads
-from utils.pipeline.drafts import distill, draft_model, initial_draft, medusa_heads, target_answers
+from utils.pipeline.drafts import (
+    distill,
+    draft_model,
+    eagle_layer,
+    initial_draft,
+    medusa_heads,
+    target_answers,
+)
 from utils.pipeline.drafts.chat_questions import chat_questions
 from utils.pipeline.drafts.initial_draft import DraftSettings
 from utils.pipeline.drafts.medusa_heads import MedusaSettings
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import minimize
+from utils.pipeline.drafts.unrolled_attention import UnrolledBatch
 from utils.pipeline.runner import Runner, Stage
 from utils.pipeline.stage_process import StageFunction
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
@@ -34,7 +42,7 @@ MEDUSA = MedusaSettings(num_heads=3, steps=4, batch_size=8, learning_rate=1e-3)
 
 @pytest.fixture(scope="module")
 def llm(small_model_dir: Path) -> LLM:
-    return LLM(small_model_dir, max_model_len=512)
+    return LLM(small_model_dir, max_model_len=512, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +82,26 @@ def test_questions_refuse_what_they_cannot_give() -> None:
 def test_hidden_states_are_those_that_the_answer_was_sampled_from(
     kernels: str, small_model_dir: Path
 ) -> None:
-    llm = LLM(small_model_dir, max_model_len=512, device="cpu", kernels=kernels)
+    options = {"enable_prefix_caching": False, "device": "cpu", "kernels": kernels}
+    llm = LLM(small_model_dir, max_model_len=512, max_num_batched_tokens=64, **options)
     messages = target_answers.conversations("train", 3, 1, seed=0)
     answers = target_answers.write_answers(llm, messages, 10, 0.7, seed=0, use_tqdm=False)
     hf = AutoModelForCausalLM.from_pretrained(small_model_dir, dtype=torch.float32)
     for answer in answers:
         ids = torch.tensor([answer.prompt + answer.answer[:-1]])
         with torch.inference_mode():
-            states = hf.model(ids).last_hidden_state[0, len(answer.prompt) - 1 :]
-        torch.testing.assert_close(answer.hidden, states, rtol=1e-3, atol=1e-3)
+            states = hf.model(ids).last_hidden_state[0]
+        ours = torch.cat([answer.prompt_hidden, answer.hidden])
+        assert len(answer.prompt_hidden) == len(answer.prompt) - 1
+        torch.testing.assert_close(ours, states, rtol=1e-3, atol=1e-3)
+
+
+def test_hidden_states_that_were_never_computed_are_missed(small_model_dir: Path) -> None:
+    llm = LLM(small_model_dir, max_model_len=512)
+    messages = target_answers.conversations("train", 1, 0, seed=0) * 2
+    llm.chat(messages[:1], SamplingParams(max_tokens=1), use_tqdm=False)  # now they are cached
+    with pytest.raises(ValueError, match="enable_prefix_caching=False"):
+        target_answers.write_answers(llm, messages, 4, 0.7, seed=0, use_tqdm=False)
 
 
 def test_answers_survive_the_file(answers: list[Answer], tmp_path: Path) -> None:
@@ -91,6 +110,7 @@ def test_answers_survive_the_file(answers: list[Answer], tmp_path: Path) -> None
     for before, after in zip(answers, loaded, strict=True):
         assert (before.prompt, before.answer) == (after.prompt, after.answer)
         assert torch.equal(before.hidden, after.hidden)
+        assert torch.equal(before.prompt_hidden, after.prompt_hidden)
     with pytest.raises(ValueError, match="distill_data"):
         target_answers.load_answers(tmp_path / "nothing")
 
@@ -277,7 +297,7 @@ def test_a_draft_needs_enough_answers_and_a_fitting_width(
 
 
 def test_heads_are_shown_the_future_and_no_other_answer() -> None:
-    answers = [Answer([1], list(range(n)), torch.zeros(n, 4)) for n in (5, 2, 4)]
+    answers = [Answer([1], list(range(n)), torch.zeros(n, 4), torch.zeros(0, 4)) for n in (5, 2, 4)]
     # With 3 heads the last goal is 3 rows further; rows 0..4, 5..6 and 7..10 are three answers.
     assert medusa_heads.states_with_future(answers, 3).tolist() == [0, 1, 7]
     with pytest.raises(ValueError, match="too short"):
@@ -290,7 +310,7 @@ def test_heads_learn_what_the_target_says_later(tmp_path: Path) -> None:
     lm_head = 6 * torch.eye(size)
     tokens = [i % size for i in range(200)]
     # The state that token t was sampled from points to t.
-    answer = Answer([39], tokens, torch.eye(size)[tokens])
+    answer = Answer([39], tokens, torch.eye(size)[tokens], torch.zeros(0, size))
     settings = MedusaSettings(num_heads=3, steps=300, batch_size=32, learning_rate=3e-2)
     medusa_heads.train_medusa(lm_head, [answer], tmp_path, settings)
     heads = MedusaHeads.from_pretrained(tmp_path, size)
@@ -310,6 +330,72 @@ def test_untrained_heads_say_what_the_target_says(
     config = json.loads((tmp_path / "config.json").read_text())
     vocab_size = llm.model_config.vocab_size
     assert config == {"num_heads": 2, "hidden_size": 576, "base_vocab_size": vocab_size}
+
+
+# --- EAGLE --------------------------------------------------------------------------------------
+
+
+def test_a_text_has_a_target_for_each_token_of_its_answer(answers: list[Answer]) -> None:
+    for most in (512, 20):
+        texts = eagle_layer.texts_of(answers, max_tokens=most)
+        row = 0
+        for answer, text in zip(answers, texts, strict=True):
+            tokens = [*answer.prompt, *answer.answer[:-1]][-most:]
+            assert text.token_ids.tolist() == tokens
+            assert torch.equal(text.hidden[text.first :], answer.hidden.float())
+            assert torch.equal(text.before[1:], text.hidden[:-1])
+            assert text.first_row == row
+            row += len(answer.answer)
+        assert (texts[0].before[0] == 0).all() == (most == 512)  # nothing lies before a text
+
+
+def test_an_eagle_layer_learns_and_guesses(
+    llm: LLM,
+    small_model_dir: Path,
+    answers: list[Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the very answers that it was trained on, for there are few. They are sampled: so seeds.
+
+    It begins with nothing here: a few texts leave nothing to learn beyond the best linear guess.
+    """
+    zeros = torch.zeros(2 * 576, 576)
+    monkeypatch.setattr(eagle_layer, "best_linear_guess", lambda *_: zeros)
+    accepted, losses = [], []
+    for steps, folder in ((1, tmp_path / "new"), (60, tmp_path / "trained")):
+        folder.mkdir()
+        settings = eagle_layer.EagleSettings(64, steps, 2, learning_rate=1e-3, num_rows=16)
+        measured = eagle_layer.train_eagle(llm.model, small_model_dir, answers, folder, settings)
+        losses.append(measured["last_loss"])
+        spec = SpeculativeConfig("eagle", 3, model=folder)
+        engine = LLM(small_model_dir, max_model_len=512, speculative_config=spec)
+        params = [
+            SamplingParams(temperature=0.7, max_tokens=10, seed=i) for i in range(len(answers))
+        ]
+        prompts = [answer.prompt for answer in answers]
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in outputs] == [answer.answer for answer in answers]
+        accepted.append(engine.llm_engine.spec_decoding_stats.acceptance_rate)
+    assert losses[1] < losses[0] / 2
+    assert accepted[1] > accepted[0]
+    with pytest.raises(ValueError, match="one batch needs"):
+        eagle_layer.train_eagle(llm.model, small_model_dir, answers[:1], tmp_path, settings)
+
+
+def test_a_new_layer_is_the_best_linear_guess(llm: LLM, answers: list[Answer]) -> None:
+    """As numpy's least squares, on texts of which linear algebra knows all."""
+    texts = eagle_layer.texts_of(answers, max_tokens=512)
+    embedding = llm.model.model.embed_tokens.weight
+    layer = eagle_layer.new_eagle(llm.model, texts, embedding, 64)
+    known = torch.cat([torch.cat([embedding[t.token_ids], t.before], dim=1) for t in texts])
+    wanted = torch.cat([text.hidden for text in texts])
+    batch = UnrolledBatch(1, torch.tensor([True]))
+    first, second = known.chunk(2, dim=1)
+    guessed = layer(first, second, torch.arange(len(known)), batch)  # attention adds nothing yet
+    best = known @ torch.linalg.lstsq(known.double(), wanted.double()).solution.float()
+    spread = (wanted - wanted.mean(0)).square().mean()
+    assert (guessed - wanted).square().mean() < (best - wanted).square().mean() + 0.1 * spread
 
 
 # --- stages -------------------------------------------------------------------------------------
@@ -346,6 +432,7 @@ def test_stages_make_everything_once(
             "num_hard": 2,
         },
         distill.MEDUSA: {"steps": 2, "batch_size": 4},
+        distill.EAGLE: {"intermediate_size": 64, "steps": 2, "batch_size": 2},
     }
     stages = small_stages(small)
     runner = Runner(tmp_path, stages, {distill.BASE: small_model_dir})
@@ -356,7 +443,7 @@ def test_stages_make_everything_once(
     before = (tmp_path / distill.DRAFT / "model.safetensors").stat().st_mtime_ns
     capsys.readouterr()
     runner.run()
-    assert capsys.readouterr().out.count("unchanged, skipped") == 3
+    assert capsys.readouterr().out.count("unchanged, skipped") == 4
     assert (tmp_path / distill.DRAFT / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -380,7 +467,8 @@ def test_ensure_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("COURSE_PROFILE", "cpu")
     assert distill.ensure_draft_model(out=tmp_path) == tmp_path / "draft_model"
     assert distill.ensure_medusa(out=tmp_path) == tmp_path / "medusa"
-    assert ran == [["distill_data", "draft_model"], ["distill_data", "medusa"]]
+    assert distill.ensure_eagle(out=tmp_path) == tmp_path / "eagle"
+    assert ran == [["distill_data", name] for name in ("draft_model", "medusa", "eagle")]
     current = True
     distill.ensure_medusa(out=tmp_path)
-    assert len(ran) == 2
+    assert len(ran) == 3

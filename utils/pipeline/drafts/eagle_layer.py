@@ -35,6 +35,7 @@ from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 from utils.profiles import fast_dtype
 
 LATER_COUNTS = 0.8  # a guess further ahead counts this much of the one before it
+RIDGE = 1e-3  # of the mean square of the numbers that are guessed from
 LENGTHS = 64  # texts are filled up to a multiple of it, so that there are few different products
 
 
@@ -106,8 +107,9 @@ def train_eagle(
     targets, rows = within(targets, vocabulary), lm_head[vocabulary]
     embedding = target.model.embed_tokens.weight.detach().cpu()
     torch.manual_seed(settings.seed)
-    model = new_eagle(target, settings.intermediate_size)
-    batches = _batches(texts_of(answers, settings.max_tokens), settings)
+    texts = texts_of(answers, settings.max_tokens)
+    model = new_eagle(target, texts, embedding, settings.intermediate_size)
+    batches = _batches(texts, settings)
 
     def next_loss(step: int) -> Tensor:
         return unrolled_loss(model, next(batches), embedding, rows, targets, settings)
@@ -120,11 +122,16 @@ def train_eagle(
     return measures(losses) | {"parameters": sum(p.numel() for p in model.parameters())}
 
 
-def new_eagle(target: LlamaForCausalLM, intermediate_size: int) -> EagleLlamaModel:
-    """A layer that hands the hidden state on, and learns the rest."""
+def new_eagle(
+    target: LlamaForCausalLM, texts: list[Text], embedding: Tensor, intermediate_size: int
+) -> EagleLlamaModel:
+    """A layer that begins as the best linear guess, and learns what to add to it.
+
+    Its first product `fc` is solved for: no other matrix guesses a hidden state better from the one
+    before it and the token's embedding. Attention and gate begin at 0.
+    """
     config = replace(target.config, num_hidden_layers=1, intermediate_size=intermediate_size)
     model = EagleLlamaModel(config)
-    size = config.hidden_size
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -133,8 +140,21 @@ def new_eagle(target: LlamaForCausalLM, intermediate_size: int) -> EagleLlamaMod
                 torch.nn.init.zeros_(parameter)  # what the layer adds
             else:
                 torch.nn.init.normal_(parameter, std=0.02)
-        model.fc.weight[:, size:] += torch.eye(size)
+        model.fc.weight.copy_(best_linear_guess(texts, embedding).T)
     return model.requires_grad_(True)
+
+
+def best_linear_guess(texts: list[Text], embedding: Tensor) -> Tensor:
+    """[2 * hidden, hidden], by least squares with a small ridge."""
+    width = embedding.shape[1]
+    gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64)
+    product = torch.zeros(2 * width, width, dtype=torch.float64)
+    for text in texts:
+        known = torch.cat([embedding[text.token_ids].float(), text.before], dim=1)
+        gram += (known.T @ known).double()
+        product += (known.T @ text.hidden).double()
+    ridge = RIDGE * gram.diagonal().mean()
+    return torch.linalg.solve(gram + ridge * torch.eye(2 * width, dtype=torch.float64), product)
 
 
 def texts_of(answers: list[Answer], max_tokens: int) -> list[Text]:
