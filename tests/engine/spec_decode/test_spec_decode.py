@@ -36,7 +36,7 @@ from utils.engine.sample.draw import draw
 from utils.engine.sample.rejection_sampler import BlockRejectionSampler
 from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.draft_vocabulary import read_draft_vocabulary, rows_of
-from utils.engine.spec_decode.medusa import tree_of
+from utils.engine.spec_decode.medusa import MedusaHeads, tree_of
 from utils.pipeline.drafts.draft_model import write_draft_vocabulary
 
 NUM_SAMPLES = sized(3_000, 8_000)
@@ -342,6 +342,18 @@ def test_a_damaged_vocabulary_is_named(tmp_path: Path) -> None:
     (tmp_path / "draft_vocabulary.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"draft_vocabulary\.safetensors holds no token ids"):
         read_draft_vocabulary(tmp_path, 13)
+
+
+def test_a_head_of_two_blocks_is_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    deep, hidden = MedusaHeads(3, 8, num_layers=2), torch.randn(4, 8)
+    assert deep.num_heads == 3 and len(deep.blocks) == 6
+    for head in range(3):
+        expected = hidden
+        for block in deep.blocks[2 * head : 2 * head + 2]:
+            ahead = expected @ block.weight.T + block.bias
+            expected = expected + ahead * torch.sigmoid(ahead)
+        torch.testing.assert_close(deep(hidden, head), expected)
 
 
 @pytest.mark.parametrize("method", ["medusa", "tree"])

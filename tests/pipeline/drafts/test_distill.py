@@ -329,7 +329,8 @@ def test_untrained_heads_say_what_the_target_says(
     torch.testing.assert_close(heads(hidden, 1), hidden)
     config = json.loads((tmp_path / "config.json").read_text())
     vocab_size = llm.model_config.vocab_size
-    assert config == {"num_heads": 2, "hidden_size": 576, "base_vocab_size": vocab_size}
+    sizes = {"num_heads": 2, "num_layers": 1, "hidden_size": 576}
+    assert config == sizes | {"base_vocab_size": vocab_size}
 
 
 # --- EAGLE --------------------------------------------------------------------------------------

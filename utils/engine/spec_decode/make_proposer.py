@@ -74,10 +74,10 @@ def _medusa(
     assert spec.model is not None
     heads = MedusaHeads.from_pretrained(spec.model, target.config.hidden_size)
     in_a_row = len(spec.tree_widths or ()) or spec.num_speculative_tokens
-    if in_a_row > len(heads.blocks):
+    if in_a_row > heads.num_heads:
         raise ValueError(
             f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
-            f"{len(heads.blocks)}. Ask for fewer."
+            f"{heads.num_heads}. Ask for fewer."
         )
     return MedusaProposer(heads, target.lm_head, spec.tree_widths)
 

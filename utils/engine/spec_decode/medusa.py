@@ -21,19 +21,24 @@ from utils.engine.spec_decode.draft import Draft
 
 
 class MedusaHeads(nn.Module):
-    """One residual block for each head; the model's own `lm_head` turns their output into logits.
+    """Residual blocks for each head; the model's own `lm_head` turns their output into logits.
 
     Head `i` looks `i + 2` tokens ahead of the last token read, since the model itself looks one
-    ahead. Section 2.1.1.
+    ahead. Section 2.1.1. One block a head is usual.
     """
 
-    def __init__(self, num_heads: int, hidden_size: int) -> None:
+    def __init__(self, num_heads: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(num_heads))
+        self.num_heads, self.num_layers = num_heads, num_layers
+        count = num_heads * num_layers  # those of head 0 come first
+        self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(count))
 
     def forward(self, hidden: Tensor, head: int) -> Tensor:
         """What head `head` hands to `lm_head`: [B, hidden] -> [B, hidden]."""
-        return hidden + F.silu(self.blocks[head](hidden))
+        first = head * self.num_layers
+        for number in range(first, first + self.num_layers):
+            hidden = hidden + F.silu(self.blocks[number](hidden))
+        return hidden
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, hidden_size: int) -> MedusaHeads:
@@ -46,7 +51,8 @@ class MedusaHeads(nn.Module):
         try:
             config = json.loads((folder / "config.json").read_text())
             weights = load_file(folder / "model.safetensors")
-            heads = cls(config["num_heads"], config["hidden_size"])
+            num_layers = config.get("num_layers", 1)
+            heads = cls(config["num_heads"], config["hidden_size"], num_layers)
             heads.load_state_dict(weights)
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise ValueError(f"{folder} holds no Medusa heads: {error}") from error
@@ -89,7 +95,7 @@ class MedusaProposer:
             return drafts
         hidden = torch.stack([hidden_states[wanted[i][0].request_id][-1] for i in rows])
         most = max(wanted[i][1] for i in rows)
-        widths = self.tree_widths or (1,) * min(most, len(self.heads.blocks))
+        widths = self.tree_widths or (1,) * min(most, self.heads.num_heads)
         # All heads' rows in one product: it reads the large `lm_head` once, not once a head.
         ahead = torch.cat([self.heads(hidden, head) for head in range(len(widths))])
         logits = self.lm_head(ahead).chunk(len(widths))  # [rows, vocab_size] for each head

@@ -31,6 +31,7 @@ class MedusaSettings:
     steps: int
     batch_size: int
     learning_rate: float
+    num_layers: int = 1  # of each head
     seed: int = 0
 
 
@@ -56,7 +57,7 @@ def train_medusa(
     targets, rows = within(targets, vocabulary), lm_head[vocabulary]
     starts = states_with_future(answers, settings.num_heads)
     torch.manual_seed(settings.seed)
-    heads = MedusaHeads(settings.num_heads, lm_head.shape[1])
+    heads = MedusaHeads(settings.num_heads, lm_head.shape[1], settings.num_layers)
     for parameter in heads.parameters():
         torch.nn.init.zeros_(parameter)  # so each head begins as the target's own guess
 
@@ -72,7 +73,7 @@ def train_medusa(
         next_loss, list(heads.parameters()), settings.steps, settings.learning_rate, "Medusa heads"
     )
     write_medusa(heads, len(lm_head), out_dir)
-    return measures(losses)
+    return measures(losses) | {"parameters": sum(p.numel() for p in heads.parameters())}
 
 
 def states_with_future(answers: list[Answer], num_heads: int) -> Tensor:
@@ -114,7 +115,8 @@ def write_medusa(heads: MedusaHeads, vocab_size: int, out_dir: Path) -> None:
     weights = {name: tensor.bfloat16() for name, tensor in heads.state_dict().items()}
     save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "num_heads": len(heads.blocks),
+        "num_heads": heads.num_heads,
+        "num_layers": heads.num_layers,
         "hidden_size": weights["blocks.0.weight"].shape[1],
         "base_vocab_size": vocab_size,
     }
