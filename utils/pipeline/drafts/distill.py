@@ -2,11 +2,11 @@
 
     base --> distill_data --+--> draft_model
                             +--> medusa
+                            +--> deep_medusa
                             +--> eagle
 
-`ensure_draft_model()`, `ensure_medusa()` and `ensure_eagle()` return their folders, and make what
-is missing. On two CPU cores that takes a few minutes once; what is complete and unchanged is used
-again.
+`ensure_draft_model()`, `ensure_medusa()` and so on return their folders, and make what is missing.
+On two CPU cores that takes a few minutes once; what is complete and unchanged is used again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from utils.pipeline.runner import Runner, Stage
 from utils.profiles import Profile, fast_dtype, get_profile
 
 BASE, DATA, DRAFT, MEDUSA, EAGLE = "base", "distill_data", "draft_model", "medusa", "eagle"
+DEEP_MEDUSA = "deep_medusa"
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -42,6 +43,14 @@ def ensure_medusa(profile: Profile | None = None, out: Path | None = None) -> Pa
     See `ensure_draft_model` for the arguments.
     """
     return _ensure(MEDUSA, profile, out)
+
+
+def ensure_deep_medusa(profile: Profile | None = None, out: Path | None = None) -> Path:
+    """Return the folder of Medusa heads with as many parameters as the EAGLE layer.
+
+    See `ensure_draft_model` for the arguments.
+    """
+    return _ensure(DEEP_MEDUSA, profile, out)
 
 
 def ensure_eagle(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -81,6 +90,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             },
             packages=packages,
             bytes_needed=200_000_000,
+            version=2,  # with the hidden states of the prompts
             title="answers of the model, to learn from (about 1 minute)",
         ),
         Stage(
@@ -100,21 +110,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             bytes_needed=300_000_000,
             title="a draft model (about 2 minutes)",
         ),
-        Stage(
-            name=MEDUSA,
-            function=run_medusa,
-            needs=(BASE, DATA),
-            settings={
-                "num_heads": 4,
-                "steps": profile.draft_steps // 2,
-                "batch_size": 192,
-                "learning_rate": 2e-3,
-                "seed": seed,
-            },
-            packages=packages,
-            bytes_needed=50_000_000,
-            title="Medusa heads (about 1 minute)",
-        ),
+        *(_medusa_stage(profile, packages, seed, deep) for deep in (False, True)),
         Stage(
             name=EAGLE,
             function=run_eagle,
@@ -131,6 +127,25 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             title="an EAGLE layer (about 4 minutes)",
         ),
     ]
+
+
+def _medusa_stage(profile: Profile, packages: tuple[str, ...], seed: int, deep: bool) -> Stage:
+    return Stage(
+        name=DEEP_MEDUSA if deep else MEDUSA,
+        function=run_medusa,
+        needs=(BASE, DATA),
+        settings={
+            "num_heads": 4,
+            "num_layers": 3 if deep else 1,
+            "steps": profile.draft_steps // 2,
+            "batch_size": 192,
+            "learning_rate": 2e-3,
+            "seed": seed,
+        },
+        packages=packages,
+        bytes_needed=50_000_000,
+        title=f"Medusa heads{' of three layers' if deep else ''} (about 1 minute)",
+    )
 
 
 # --- the functions ------------------------------------------------------------------------------

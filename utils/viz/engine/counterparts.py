@@ -30,10 +30,11 @@ COUNTERPARTS = {
     "sample/draw.py": "v1/worker/gpu/sample/gumbel.py",
     "sample/rejection_sampler.py": "v1/sample/rejection_sampler.py",
     "spec_decode/ngram_proposer.py": "v1/spec_decode/ngram_proposer.py",
-    "spec_decode/draft_model.py": (
-        "v1/spec_decode/draft_model.py v1/spec_decode/llm_base_proposer.py"
-    ),
+    "spec_decode/llm_base_proposer.py": "v1/spec_decode/llm_base_proposer.py",
+    "spec_decode/draft_model.py": "v1/spec_decode/draft_model.py",
     "spec_decode/medusa.py": "v1/spec_decode/medusa.py model_executor/models/medusa.py",
+    "spec_decode/eagle.py": "v1/spec_decode/eagle.py",
+    "models/llama_eagle.py": "model_executor/models/llama_eagle.py",
     "metrics.py": "v1/metrics/stats.py",
 }
 
