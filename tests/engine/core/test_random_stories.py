@@ -17,6 +17,16 @@ from utils.engine import LLM, SamplingParams, SpeculativeConfig
 from utils.engine.output_processor import RequestState
 
 MAX_LEN = 48
+# So little room that all happens: preemption, swapping, chunks, hits.
+HARD = {
+    "block_size": 3,
+    "num_gpu_blocks": 17,
+    "num_cpu_blocks": 6,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 10,
+    "scheduling_policy": "priority",
+    "enable_prefix_caching": True,
+}
 
 
 class World:
@@ -151,16 +161,7 @@ def test_everyone_gets_the_tokens_they_would_get_alone(
 
 def test_a_story_is_hard_enough(world: World) -> None:
     """One with all that can happen: preemption, swapping, chunks, hits, rejections, acceptance."""
-    config = {
-        "block_size": 3,
-        "num_gpu_blocks": 17,
-        "num_cpu_blocks": 6,
-        "max_num_seqs": 6,
-        "max_num_batched_tokens": 10,
-        "scheduling_policy": "priority",
-        "enable_prefix_caching": True,
-    }
-    assert play(world, "draft", config, seed=1, num_requests=40) > 60
+    assert play(world, "draft", HARD, seed=1, num_requests=40) > 60
     engine = world.llm.llm_engine
     trace = engine.step_trace
     stats = engine.spec_decoding_stats

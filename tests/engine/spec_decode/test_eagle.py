@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.core.test_random_stories import MAX_LEN, stories
+from tests.engine.core.test_random_stories import HARD, MAX_LEN, stories
 from tests.engine.tiny_engines import EagleOracle, nothing_is_held, tiny_eagle, tiny_llama
 from tests.scale import sized
 from utils.engine import LLM, SamplingParams, SpeculativeConfig
@@ -102,16 +102,7 @@ def test_guesses_are_the_layers_whatever_happened(
 
 @pytest.mark.parametrize("widths", [None, TREE], ids=["chain", "tree"])
 def test_a_story_is_hard_enough(world: World, widths: tuple[int, ...] | None) -> None:
-    config = {
-        "block_size": 3,
-        "num_gpu_blocks": 17,
-        "num_cpu_blocks": 6,
-        "max_num_seqs": 6,
-        "max_num_batched_tokens": 10,
-        "scheduling_policy": "priority",
-        "enable_prefix_caching": True,
-    }
-    happened = play(world, widths, config, seed=0)
+    happened = play(world, widths, HARD, seed=0)
     assert min(happened.values()) > 0, happened
 
 

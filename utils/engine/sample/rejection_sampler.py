@@ -92,9 +92,9 @@ class RejectionSampler:
 class BlockRejectionSampler(RejectionSampler):
     """Judges a chain as a whole, and keeps at least as many guesses on average.
 
-    A guess that the model likes better than the draft did (p / q above 1) earns credit, and one
-    after it that it likes less may spend that credit. So a guess is kept for the sake of those that
-    follow: all are tried, and the last that stands decides.
+    A guess that the model likes less than the draft did (p / q below 1) isn't rejected at once: one
+    after it that the model likes more (p / q above 1) may make up for it. So all guesses are tried,
+    and the last that stands decides.
 
     Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
     https://arxiv.org/abs/2403.10444, algorithm 2. In vLLM: `rejection_sample_method="block"`.

@@ -151,6 +151,23 @@ def within(targets: SoftTargets, vocabulary: Tensor) -> SoftTargets:
     return SoftTargets(positions, probs / probs.sum(dim=-1, keepdim=True))
 
 
+def part_of_head(answers: list[Answer], lm_head: Tensor) -> tuple[SoftTargets, Tensor, Tensor]:
+    """What is learned of the target's distributions: over a part of its vocabulary.
+
+    Args:
+        lm_head: [vocab_size, hidden], the target's.
+
+    Returns:
+        The targets of all answers' hidden states; the head's rows [n, hidden] of the tokens that
+        they are about; and these tokens' ids [n].
+    """
+    hidden = torch.cat([answer.hidden for answer in answers])
+    lm_head = lm_head.detach().cpu().to(hidden.dtype)
+    targets = soft_targets(hidden, lm_head)
+    vocabulary = used_tokens(answers, [], targets, len(lm_head))
+    return within(targets, vocabulary), lm_head[vocabulary], vocabulary
+
+
 def _split(targets: SoftTargets, answers: list[Answer]) -> list[SoftTargets]:
     lengths = [len(answer.answer) for answer in answers]
     parts = zip(targets.token_ids.split(lengths), targets.probs.split(lengths), strict=True)

@@ -22,13 +22,8 @@ from torch import Tensor
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.models.llama_eagle import EagleLlamaModel
 from utils.engine.models.weights import checkpoint_views
-from utils.pipeline.drafts.draft_model import (
-    used_tokens,
-    whole_strips,
-    within,
-    write_draft_vocabulary,
-)
-from utils.pipeline.drafts.target_answers import Answer, SoftTargets, soft_targets
+from utils.pipeline.drafts.draft_model import part_of_head, whole_strips, write_draft_vocabulary
+from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.drafts.unrolled_attention import UnrolledBatch
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
@@ -100,11 +95,8 @@ def train_eagle(
     """
     if len(answers) < settings.batch_size:
         raise ValueError(f"{len(answers)} answers, but one batch needs {settings.batch_size}.")
-    hidden = torch.cat([answer.hidden for answer in answers])
-    lm_head = target.lm_head.weight.detach().cpu().to(hidden.dtype)
-    targets = soft_targets(hidden, lm_head)
-    vocabulary = used_tokens(answers, [], targets, len(lm_head))
-    targets, rows = within(targets, vocabulary), lm_head[vocabulary]
+    lm_head = target.lm_head.weight
+    targets, rows, vocabulary = part_of_head(answers, lm_head)
     embedding = target.model.embed_tokens.weight.detach().cpu()
     torch.manual_seed(settings.seed)
     texts = texts_of(answers, settings.max_tokens)
@@ -199,11 +191,15 @@ def unrolled_loss(
         targets: the target's own distributions.
     """
     length = -(-max(len(text.token_ids) for text in texts) // LENGTHS) * LENGTHS
-    ids = torch.cat([F.pad(text.token_ids, (0, length - len(text.token_ids))) for text in texts])
-    before = torch.cat(
-        [F.pad(text.before, (0, 0, 0, length - len(text.before))) for text in texts]
-    )  # [B * length, hidden]
-    wanted = torch.cat([F.pad(text.hidden, (0, 0, 0, length - len(text.hidden))) for text in texts])
+
+    def padded(parts: list[Tensor]) -> Tensor:
+        """All texts' rows one after the other, each text filled up to `length`."""
+        others = (0, 0) * (parts[0].ndim - 1)
+        return torch.cat([F.pad(part, (*others, 0, length - len(part))) for part in parts])
+
+    ids = padded([text.token_ids for text in texts])
+    before = padded([text.before for text in texts])  # [B * length, hidden]
+    wanted = padded([text.hidden for text in texts])
     positions = torch.arange(length).repeat(len(texts))
     # The rows that belong to answers, and those of the targets.
     rows, of_targets = [], []

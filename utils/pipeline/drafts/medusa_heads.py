@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from utils.engine.spec_decode.medusa import MedusaHeads
-from utils.pipeline.drafts.draft_model import used_tokens, within
-from utils.pipeline.drafts.target_answers import Answer, SoftTargets, soft_targets
+from utils.pipeline.drafts.draft_model import part_of_head
+from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
 
@@ -51,10 +51,7 @@ def train_medusa(
         RuntimeError: the loss became NaN or infinite.
     """
     hidden = torch.cat([answer.hidden for answer in answers])
-    lm_head = lm_head.detach().cpu().to(hidden.dtype)
-    targets = soft_targets(hidden, lm_head)
-    vocabulary = used_tokens(answers, [], targets, len(lm_head))
-    targets, rows = within(targets, vocabulary), lm_head[vocabulary]
+    targets, rows, _ = part_of_head(answers, lm_head)
     starts = states_with_future(answers, settings.num_heads)
     torch.manual_seed(settings.seed)
     heads = MedusaHeads(settings.num_heads, lm_head.shape[1], settings.num_layers)
