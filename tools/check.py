@@ -42,7 +42,7 @@ def changed_files() -> list[str]:
 def lab_of(file: str) -> str | None:
     """The lab whose answers judge a file, such as "lab_05": its checks, or its zoo."""
     found = re.match(
-        r"(?:utils/checks/|tests/labs/bug_zoo/|tests/checks/(?:test_)?)(lab_\d\d)", file
+        r"(?:utils/checks/|tests/labs/bug_zoo/|tests/checks/(?:test_)?)(lab_\d\d[a-z]?)", file
     )
     return found[1] if found else None
 

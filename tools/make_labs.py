@@ -23,6 +23,11 @@ def lab_names() -> list[str]:
     return sorted(path.parent.name for path in (ROOT / "solutions").glob("*/*.ipynb"))
 
 
+def number_of(lab: str) -> str:
+    """`07b` of `07b_trees_and_eagle`."""
+    return lab.partition("_")[0]
+
+
 def generate(names: list[str], target: Path) -> None:
     """Write the learners' version of each named lab to `target`/NN_name/.
 

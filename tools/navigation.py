@@ -2,8 +2,8 @@
 
     python tools/navigation.py        write them into all lessons and solutions; then `make labs`
 
-The order is the course's: lesson, its lab, next lesson. A lab stands behind the last lesson of its
-number. JupyterLab and the site follow relative links; Colab needs addresses.
+The order is the course's: lesson, its lab, next lesson. A lab stands behind its own lesson and those
+after it that have the same two digits and no lab: lab 08 comes after 08b, and lab 07b after 07b. JupyterLab and the site follow relative links; Colab needs addresses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ def course() -> list[Path]:
 
 
 def _place(path: Path) -> tuple[str, bool, str]:
-    """By number; of one number, lessons come before the lab."""
-    return path.name[:2], path.parent.name != "notebooks", path.name
+    """By lab; lessons come before the lab that they lead to."""
+    return leads_to(path), path.parent.name != "notebooks", path.name
+
+
+def leads_to(path: Path) -> str:
+    """The number of a lesson's lab: its own, or that of a lesson before it (of 08b: 08)."""
+    number, *labs = (name.partition("_")[0] for name in (path.name, *(s.name for s in solutions())))
+    return max((lab for lab in labs if lab[:2] == number[:2] and lab <= number), default=number)
 
 
 @functools.cache

@@ -113,7 +113,7 @@ def mistakes_of(number: str) -> list[tuple[str, list[str]]]:
 def mistakes_list() -> str:
     blocks = []
     for path in sorted((ROOT / "solutions").glob("*/*.ipynb")):
-        number = path.name[:2]
+        number = path.name.partition("_")[0]
         lines = [f"<details><summary>Lab {number}</summary>", ""]
         for title, said in mistakes_of(number):
             lines += [f"- *{title}*", *(f"  - {words}" for words in said)]

@@ -152,7 +152,7 @@ def table(report: dict[str, Any]) -> str:
     lines = ["| open | a learner's own, GB | files, once for all, GB |", "|---|---|---|"]
     rows = {"JupyterLab alone": report["server"], **report["notebooks"]}
     for name, row in rows.items():
-        title = re.sub(r"\w+/(?:\w+/)?(\d\d)_(\w+)\.ipynb", r"\1 \2", name).replace("_", " ")
+        title = re.sub(r"\w+/(?:\w+/)?(\d\d[a-z]?)_(\w+)\.ipynb", r"\1 \2", name).replace("_", " ")
         kind = "lab " if name.startswith("solutions") else ""
         own, files = row["own_bytes"] / 1e9, row["file_bytes"] / 1e9
         lines.append(f"| {kind}{title} | {own:.1f} | {files:.1f} |")

@@ -52,6 +52,7 @@ def test_tools_and_site_have_the_tests_that_name_them() -> None:
         ("utils/checks/lab_05/pool_story.py", "lab_05"),
         ("tests/labs/bug_zoo/lab_06.py", "lab_06"),
         ("tests/checks/test_lab_11.py", "lab_11"),
+        ("utils/checks/lab_07b/trees.py", "lab_07b"),
         ("utils/checks/kit/runner.py", None),
         ("labs/02_kv_cache/02_kv_cache.ipynb", None),
     ],

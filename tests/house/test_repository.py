@@ -268,7 +268,8 @@ def test_a_lesson_and_its_lab_have_one_name() -> None:
     assert [f"{number} · {name}" for number, name in names] == [title(path) for path in lessons()]
     by_number = dict(names)
     for path in labs():
-        assert title(path) == f"Lab {path.name[:2]}: {by_number[path.name[:2]]}"
+        number = path.name.partition("_")[0]
+        assert title(path) == f"Lab {number}: {by_number[number]}"
 
 
 def test_course_map_has_every_lesson_with_its_minutes() -> None:

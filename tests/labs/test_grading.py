@@ -252,7 +252,7 @@ def test_no_solution_and_no_right_answer_is_held_back(lab: str) -> None:
     folders = [make_labs.ROOT / folder / lab / f"{lab}.ipynb" for folder in ("solutions", "labs")]
     solution, released = (nbformat.read(path, as_version=4) for path in folders)
     assert suspicious(solution, released) == []
-    zoo = importlib.import_module(f"tests.labs.bug_zoo.lab_{lab[:2]}").zoo
+    zoo = importlib.import_module(f"tests.labs.bug_zoo.lab_{make_labs.number_of(lab)}").zoo
     answers = [
         part
         for specimen in zoo.right_answers

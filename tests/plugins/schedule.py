@@ -33,7 +33,7 @@ def scope(nodeid: str) -> str:
     file, _, test = nodeid.partition("::")
     if SERVERS.search(file):
         return "several vLLM servers"  # one worker, one after the other
-    lab = re.search(r"\[(lab_\d\d)", test)
+    lab = re.search(r"\[(lab_\d\d[a-z]?)", test)
     return f"{file} {lab[1]}" if lab else file
 
 

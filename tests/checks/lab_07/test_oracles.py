@@ -16,14 +16,12 @@ from tests.labs.bug_zoo.lab_07 import Proposer, Verifier, by_gumbel_max
 from utils.checks import lab_07
 from utils.checks.kit.contracts.shrinking import sample
 from utils.checks.kit.runner import Mismatch
-from utils.checks.lab_07 import answers, laws, learners_engine, lookups, many_steps, trees
+from utils.checks.lab_07 import answers, laws, learners_engine, lookups, many_steps
 from utils.checks.lab_07.dice import Dice, runs
 from utils.checks.lab_07.sampling import BY_ITS_LAW
-from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.spec_decode.drafter import choose_num_speculative_tokens, expected_tokens
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
-from utils.engine.spec_decode.tree import follow_tree
 
 RIGHT = lab_07.followed, lab_07.kept
 
@@ -38,10 +36,6 @@ def test_the_engine_agrees_on_all_inputs():
         assert lab_07.mean_tokens(a, k) == pytest.approx(expected_tokens(a, k), rel=1e-9)
     for situation in sample(lab_07.draw_situation, 150):
         assert lab_07.best_number(*situation.args) == choose_num_speculative_tokens(*situation.args)
-    for tokens, parents, target in (inputs.args for inputs in sample(trees.draw_walk, 150)):
-        path = follow_tree(tokens, parents, target)
-        assert trees.longest_right_path(tokens, parents, target) == path
-        assert torch.equal(trees.seen(parents), tree_attention_mask(parents))
 
 
 def test_the_inputs_reach_the_corners():
@@ -64,7 +58,6 @@ def test_the_inputs_reach_the_corners():
     assert {0, 1, 2, 3} < {len(step.draft_token_ids) for step in steps}
     assert any(step.draft_probs is None and step.draft_token_ids for step in steps)
     assert any(max(step.draft_token_ids, default=0) > 65_535 for step in steps)
-    assert max(len(inputs.args[1]) for inputs in sample(trees.draw_walk, 150)) > 64
 
 
 rows = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
@@ -167,12 +160,6 @@ def test_a_wrong_distribution_comes_with_its_picture():
     with pytest.raises(Mismatch, match="too often or too seldom") as caught:
         many_steps.experiment(lambda draft, q, p, g: answers.rejection_sample(draft, None, p, g))
     assert len(caught.value.figure.axes) == 3
-    mask = trees.seen([-1, -1])
-    yours = mask.clone()
-    yours[2, 1] = True
-    figure, _ = trees.draw_masks(mask, yours)
-    crosses = [[text.get_position() for text in ax.texts] for ax in figure.axes]
-    assert crosses == [[], [(1, 2)]]  # column 1, row 2
 
 
 def stub(*_):

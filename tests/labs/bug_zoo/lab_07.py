@@ -13,7 +13,6 @@ from tests.labs.bug_zoo.zoo import Zoo
 from utils.checks.lab_07 import answers
 from utils.engine.sample.rejection_sampler import RejectionSampler
 from utils.engine.spec_decode.ngram_proposer import NgramProposer
-from utils.engine.spec_decode.tree import follow_tree as engines_follow_tree
 
 zoo = Zoo(answers)
 wrong, right = zoo.wrong, zoo.right
@@ -221,47 +220,7 @@ def all_in_float32(acceptance_rate, max_num_speculative_tokens, draft_token_cost
     return int(((acceptance_rate**k).cumsum(0) / (1 + k * draft_token_cost)).argmax())
 
 
-# 8 tree_attention_mask
-
-
-@right("tree_attention_mask")
-def by_walking_up(parents):
-    mask = torch.zeros(1 + len(parents), 1 + len(parents), dtype=torch.bool)
-    mask[:, 0] = True
-    for guess in range(len(parents)):
-        node = guess
-        while node != -1:
-            mask[guess + 1, node + 1] = True
-            node = parents[node]
-    return mask
-
-
-@right("tree_attention_mask")
-def by_powers(parents):
-    """Reachable in any number of steps up."""
-    mask = torch.eye(1 + len(parents))
-    for guess, parent in enumerate(parents):
-        mask[guess + 1, parent + 1] = 1
-    return torch.linalg.matrix_power(mask, 1 + len(parents)) > 0
-
-
-# 9 follow_tree
-
-
-@right("follow_tree")
-def the_engines_walk(draft_token_ids, parents, target_token_ids):
-    return engines_follow_tree(draft_token_ids, parents, target_token_ids)
-
-
-@right("follow_tree")
-def recursively(draft_token_ids, parents, target_token_ids, node=-1):
-    for child, parent in enumerate(parents):
-        if parent == node and draft_token_ids[child] == target_token_ids[node + 1]:
-            return [child, *recursively(draft_token_ids, parents, target_token_ids, child)]
-    return []
-
-
-# 10 guess_better
+# 8 guess_better
 
 
 def places(tokens, low, high):
@@ -329,7 +288,7 @@ def forgets_to_return(token_ids, num_speculative_tokens):
     return the_last_place(token_ids, num_speculative_tokens) or None
 
 
-# 11 engine
+# 9 engine
 
 
 class Proposer:

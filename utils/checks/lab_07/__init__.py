@@ -1,6 +1,6 @@
 """The checks of lab 07: what is drawn, and what is right.
 
-Oracles: brute force over all matches, prefixes and paths; the exact law of each step, and of all
+Oracles: brute force over all matches and prefixes; the exact law of each step, and of all
 that a sampler can do with its random numbers; a chi-square test; the engine without speculation.
 """
 
@@ -21,14 +21,15 @@ from utils.checks.kit import pictures
 from utils.checks.kit.contracts import Choices, Fault, Given, Returns
 from utils.checks.kit.contracts.differences import difference
 from utils.checks.kit.contracts.inputs import laid_out
+from utils.checks.kit.contracts.int_lists import is_list
 from utils.checks.kit.lab.lab import Lab
 from utils.checks.kit.runner import Passed, describe
-from utils.checks.lab_07 import answers, guesser, learners_engine, trees
+from utils.checks.lab_07 import answers, guesser, learners_engine
 from utils.checks.lab_07.laws import draw_step
 from utils.checks.lab_07.lookups import draw_lookup, followed, tell_lookup, wrong_guesses
 from utils.checks.lab_07.many_steps import experiment
 from utils.checks.lab_07.sampling import BY_ITS_LAW
-from utils.checks.lab_07.token_lists import VOCABULARIES, is_list, token_of
+from utils.checks.lab_07.token_lists import VOCABULARIES, token_of
 
 LAB = Lab(__file__)
 
@@ -334,12 +335,7 @@ choose_num_speculative_tokens = LAB.check(
     passed=praise_choice,
 )
 
-# Exercises 8 and 9: trees of guesses
-
-tree_attention_mask = LAB.check(answers.tree_attention_mask, trees.draw_mask, trees.MASK)
-follow_tree = LAB.check(answers.follow_tree, trees.draw_walk, trees.WALK)
-
-# Exercise 10: a guesser of the learner's own
+# Exercise 8: a guesser of the learner's own
 
 
 @LAB.exercise
@@ -348,7 +344,7 @@ def guess_better(function: guesser.Guesser) -> Passed:
     return guesser.judge(function)
 
 
-# Exercise 11: the engine with the learner's guesses and verification
+# Exercise 9: the engine with the learner's guesses and verification
 
 
 @LAB.exercise

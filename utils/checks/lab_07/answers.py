@@ -72,22 +72,3 @@ def choose_num_speculative_tokens(
         range(max_num_speculative_tokens + 1),
         key=lambda k: expected_tokens(acceptance_rate, k) / (1 + k * draft_token_cost),
     )
-
-
-def tree_attention_mask(parents: list[int]) -> torch.Tensor:
-    mask = torch.eye(1 + len(parents), dtype=torch.bool)
-    for guess, parent in enumerate(parents):
-        mask[guess + 1] |= mask[parent + 1]  # all that the parent sees
-    return mask
-
-
-def follow_tree(
-    draft_token_ids: list[int], parents: list[int], target_token_ids: list[int]
-) -> list[int]:
-    path: list[int] = []
-    node = -1
-    for guess, token_id in enumerate(draft_token_ids):
-        if parents[guess] == node and token_id == target_token_ids[node + 1]:
-            path.append(guess)
-            node = guess
-    return path

@@ -1,4 +1,4 @@
-"""Exercise 10: a guesser of the learner's own, on texts that repeat with changes.
+"""Exercise 8: a guesser of the learner's own, on texts that repeat with changes.
 
 The model is left out: each text is written down to its end, so a guess is right if it is what
 comes next in the text. A guesser is measured by what the steps give.
@@ -21,7 +21,7 @@ from utils.checks.kit.patience import watching
 from utils.checks.kit.runner import Mismatch, Passed
 from utils.checks.lab_07 import answers
 from utils.checks.lab_07.lookups import few
-from utils.checks.lab_07.token_lists import not_ints
+from utils.checks.kit.contracts.int_lists import not_ints
 from utils.hub import load_tokenizer
 
 Guesser = Callable[[list[int], int], Any]  # token_ids, num_speculative_tokens

@@ -1,4 +1,4 @@
-"""Trees of guesses: who sees whom (exercise 8), and which guesses stay (exercise 9)."""
+"""Trees of guesses: who sees whom (exercise 1), and which guesses stay (exercise 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.checks.kit.contracts import Choices, Fault, Given, Returns
 from utils.checks.kit.contracts.differences import difference
-from utils.checks.lab_07.token_lists import is_list
+from utils.checks.kit.contracts.int_lists import is_list
 
 MOST = 120  # guesses
 MOST_DRAWN = 13  # guesses in a picture
@@ -47,7 +47,7 @@ def name_of(row: int) -> str:
     return f"guess {row - 1}" if row else "the root"
 
 
-# Exercise 8
+# Exercise 1
 
 
 def draw_mask(c: Choices) -> Given:
@@ -107,7 +107,7 @@ def draw_masks(expected: Tensor, yours: Tensor) -> tuple[Figure, str]:
 
 MASK = Returns(seen, wrong=wrong_mask)
 
-# Exercise 9
+# Exercise 2
 
 
 def draw_walk(c: Choices) -> Given:
