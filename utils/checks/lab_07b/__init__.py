@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from utils.checks.kit.lab.lab import Lab
-from utils.checks.kit.runner import Passed
 from utils.checks.lab_07b import answers, eagle_story, learners_engine, trees
 
 LAB = Lab(__file__)
@@ -32,10 +31,9 @@ my_eagle_proposer = LAB.check(
 
 
 @LAB.exercise
-def engine(make_parts: Callable[[], learners_engine.Parts]) -> Passed:
+def engine(make_parts: Callable[[], learners_engine.Parts]) -> str:
     """Check `make_parts()`: each part by itself, then chains and trees in the engine."""
     parts = learners_engine.parts_of(make_parts)
-    learners_engine.each_speaks_first(
-        parts, (tree_attention_mask, follow_tree, my_eagle_proposer)
-    )
+    checks = (tree_attention_mask, follow_tree, my_eagle_proposer)
+    learners_engine.each_speaks_first(parts, checks)
     return learners_engine.run(parts)

@@ -114,7 +114,6 @@ class EagleStory(LinedStory):
         self.numbers: dict[tuple[int, ...], int] = {}  # the hidden state of each text
         self.found: dict[tuple[int, ...], int] = {}  # texts that end with a full block
         self.users = [0] * setting.num_blocks
-        self._look("new", [])
 
     def do_compute(self, which: int, num_tokens: int, pick: int) -> None:
         """The next tokens of a request. A new one takes what it finds of its text."""

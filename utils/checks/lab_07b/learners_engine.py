@@ -14,7 +14,7 @@ from utils.checks.kit.lab.lab import Check
 from utils.checks.kit.near_ties import engine_oracle, same_but_for_a_tie
 from utils.checks.kit.patience import patience_of, watching
 from utils.checks.kit.reference import chat_token_ids
-from utils.checks.kit.runner import Mismatch, Passed, call
+from utils.checks.kit.runner import Mismatch, call
 from utils.checks.lab_07b.given_proposer import proposer_with, trees_with
 from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.config.speculative import SpeculativeConfig
@@ -173,7 +173,7 @@ def the_engines_own() -> Run:
 
 
 @one_thread()
-def run(parts: Parts) -> Passed:
+def run(parts: Parts) -> str:
     """Chains, then trees: the same tokens as without guesses; of chains, the engine's guesses."""
     mask, follow, proposer_class = parts
     with held_output(), watching(), patience_of(PATIENCE):
@@ -192,7 +192,7 @@ def run(parts: Parts) -> Passed:
     assert found, "nothing was found in the prefix cache: its blocks are not put to the test"
     chain, tree = (one.engine.spec_decoding_stats for one in (chains, trees))
     assert chain is not None and tree is not None
-    return Passed(
+    return (
         f"Your class guessed {chain.num_draft_tokens} tokens, each as the engine's own EAGLE "
         f"proposer does; {chain.num_accepted_tokens} were accepted. {found} tokens of prompts were "
         "found in the prefix cache, and their hidden states in your memory. With your mask and "
