@@ -2,8 +2,9 @@
 
     python tools/navigation.py        write them into all lessons and solutions; then `make labs`
 
-The order is the course's: lesson, its lab, next lesson. A lab stands behind its own lesson and those
-after it that have the same two digits and no lab: lab 08 comes after 08b, and lab 07b after 07b. JupyterLab and the site follow relative links; Colab needs addresses.
+The order is the course's: lesson, its lab, next lesson. A lab stands behind its own lesson and
+those after it that have the same two digits and no lab: lab 08 comes after 08b, lab 07b after 07b.
+JupyterLab and the site follow relative links; Colab needs addresses.
 """
 
 from __future__ import annotations

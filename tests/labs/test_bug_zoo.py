@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from tests.labs.bug_zoo.zoo import Specimen
-from tests.scale import FULL, SCALE, sized
+from tests.scale import FULL, PIPELINE_PROFILE, SCALE, sized
 from utils.checks.kit import patience
 from utils.checks.kit.contracts import contract
 from utils.checks.kit.feedback import Feedback
+from utils.profiles import ENV_VAR
 
 LABS = {
     name: (
@@ -57,6 +58,12 @@ def answer_of(lab: str, specimen: Specimen) -> Feedback:
     arguments = getattr(specimen.answer, "arguments", (specimen.answer,))  # of a check of several
     feedback: Feedback = getattr(LABS[lab][1], specimen.exercise)(*arguments)
     return feedback
+
+
+@pytest.fixture(autouse=True)
+def trained_as_small_as_this_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EAGLE layer for an engine of lab 07b takes minutes at its full size."""
+    monkeypatch.setenv(ENV_VAR, PIPELINE_PROFILE)
 
 
 def _id(value: Any) -> str:

@@ -28,7 +28,8 @@ from tools.grading.grade import grade
 
 LABS = make_labs.lab_names()
 AUTOGRADED = LABS if SCALE == FULL else LABS[:1]
-CHECKS = {lab: importlib.import_module(f"utils.checks.lab_{make_labs.number_of(lab)}") for lab in LABS}
+MODULES = {lab: f"lab_{make_labs.number_of(lab)}" for lab in LABS}
+CHECKS = {lab: importlib.import_module(f"utils.checks.{name}") for lab, name in MODULES.items()}
 NO_FILTER = """\
 def token_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     return logits.softmax(-1)
@@ -45,7 +46,7 @@ def grade_cells(cells):
 
 def test_every_solution_has_a_lab_and_checks():
     checked = sorted((make_labs.ROOT / "utils" / "checks").glob("lab_*"))
-    assert [folder.name for folder in checked] == [f"lab_{make_labs.number_of(lab)}" for lab in LABS]
+    assert [folder.name for folder in checked] == list(MODULES.values())
     assert sorted(p.name for p in (make_labs.ROOT / "labs").iterdir()) == LABS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ENV_VAR = "COURSE_PROFILE"  # utils.profiles has it, too, and imports torch
 # nbval waits five seconds for the output of a cell that has ended; a busy machine needs more.
 OUTPUT_TIMEOUT_S = 120
+TRAINS = re.compile(r"ensure_(draft_model|medusa|deep_medusa|eagle)\b")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,4 +73,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @functools.cache  # it is asked for each cell
 def needs_profile(notebook: Path) -> bool:
     """Whether a notebook uses what is trained: the pipeline's stages or the drafts."""
-    return needs_stages(notebook) or "ensure_draft_model" in notebook.read_text(encoding="utf-8")
+    return needs_stages(notebook) or bool(TRAINS.search(notebook.read_text(encoding="utf-8")))

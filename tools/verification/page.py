@@ -161,7 +161,7 @@ def _machines(rows: Sequence[dict[str, Any]]) -> str:
         groups.setdefault((*row["versions"].items(), ("code ran", how)), []).append(row["lab"])
     parts = []
     for versions, labs in groups.items():
-        which = "" if len(groups) == 1 else f"{', '.join(lab.partition("_")[0] for lab in labs)}: "
+        which = "" if len(groups) == 1 else f"{', '.join(lab.partition('_')[0] for lab in labs)}: "
         text = ", ".join(f"{name} {value}" for name, value in versions)
         parts.append(f"<p>{escape(which + text)}.</p>")
     return "\n".join(parts)

@@ -167,7 +167,11 @@ class ForgetsToKeep(answers.MyEagleProposer):
 for _name, _says, _parts in (
     ("keeps_20_times", "your class guesses something else", (*PARTS[:2], ForgetsToKeep)),
     ("only_the_class", "must return three things", PARTS[2]),
-    ("a_mask_of_a_chain", "Exercise 1 is not right yet", (lambda p: PARTS[0](p).tril(), *PARTS[1:])),
+    (
+        "a_mask_of_a_chain",
+        "Exercise 1 is not right yet",
+        (lambda p: PARTS[0](p).tril(), *PARTS[1:]),
+    ),
     ("walks_nowhere", "Exercise 2 is not right yet", (PARTS[0], lambda *_: [], PARTS[2])),
     ("the_engines_walk_itself", "engine's own `follow_tree`", (PARTS[0], engines_follow_tree, 0)),
     ("stays_in_a_dict", "Exercise 3 is not right yet", (*PARTS[:2], InADict)),

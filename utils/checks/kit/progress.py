@@ -77,7 +77,7 @@ class Progress:
                 bar = ("#" * int(WIDTH * lab.points / lab.of)).ljust(WIDTH, ".")
                 score = f"{lab.points:>3g} of {lab.of:>2g}"
                 name = titles[number].ljust(longest)
-                lines.append(f"  {number}  {name}  [{bar}]  {score}  {lab.last}".rstrip())
+                lines.append(f"  {number:3} {name}  [{bar}]  {score}  {lab.last}".rstrip())
         return "\n".join(lines)
 
     @property

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from utils.checks.kit.contracts import Raised
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import as_at_first, held_output
+from utils.checks.kit.contracts.int_lists import not_ints
 from utils.checks.kit.patience import watching
 from utils.checks.kit.runner import Mismatch, Passed
 from utils.checks.lab_07 import answers
 from utils.checks.lab_07.lookups import few
-from utils.checks.kit.contracts.int_lists import not_ints
 from utils.hub import load_tokenizer
 
 Guesser = Callable[[list[int], int], Any]  # token_ids, num_speculative_tokens

@@ -17,10 +17,10 @@ import torch
 from utils.checks.kit.contracts import Fault, Raised
 from utils.checks.kit.contracts.faults import attempt
 from utils.checks.kit.contracts.guards import as_at_first, copied, same
+from utils.checks.kit.contracts.int_lists import not_ints
 from utils.checks.lab_07.dice import Dice, runs
 from utils.checks.lab_07.laws import Law, Outcome, Step, exact_law, in_words
 from utils.checks.lab_07.many_steps import too_far
-from utils.checks.kit.contracts.int_lists import not_ints
 
 MOST_RUNS = 400  # of a step; a right sampler takes less
 DRAWS = 60  # of a step, if the dice cannot be scripted

@@ -1,4 +1,4 @@
-"""One right answer for each exercise of lab 07b, as in the solution. Mistakes are edits of these."""
+"""One right answer for each exercise of lab 07b, as in the solution. Mistakes edit these."""
 
 from __future__ import annotations
 
