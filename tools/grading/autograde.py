@@ -18,6 +18,7 @@ from nbgrader.converters import Autograde
 from nbgrader.preprocessors import Execute
 from nbgrader.utils import is_grade
 
+from tools.grading.trained import drafts
 from utils.model_folder import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -115,7 +116,8 @@ def kernel(folder: Path) -> dict[str, str]:
     runtime.mkdir()
     described = folder / "kernels" / "isolated" / "kernel.json"
     described.parent.mkdir(parents=True)
-    seen = [f"--read={ROOT / name}" for name in SHOWN] + [f"--read={cache_dir()}"]
+    shown = [*(ROOT / name for name in SHOWN), cache_dir(), drafts()]
+    seen = [f"--read={path}" for path in shown if path.exists()]
     inside = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     argv = [sys.executable, str(ISOLATION), f"--home={ROOT / 'learner'}", *seen]
     argv += [f"--write={runtime}", "--", *inside]
@@ -124,6 +126,7 @@ def kernel(folder: Path) -> dict[str, str]:
         "JUPYTER_PATH": str(folder),
         "JUPYTER_RUNTIME_DIR": str(runtime),
         "COURSE_CACHE": str(cache_dir()),
+        "COURSE_ARTIFACTS": str(drafts().parent),
     }
 
 

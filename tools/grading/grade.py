@@ -23,6 +23,7 @@ from tools.grading import isolation
 from tools.grading.autograde import kernel
 from tools.grading.returned import otherwise
 from tools.grading.screen import suspicious
+from tools.grading.trained import train_for
 from tools.make_labs import ROOT, lab_names, run_in_course
 from utils.hub import resolve_model
 
@@ -64,7 +65,9 @@ def grade(
             "machine that holds nothing of value, and say so: make grade LAB=... TRUST=1"
         )
     released = nbformat.read(handed_out, as_version=4)
-    resolve_model()  # learners' code finds what is derived from it, and can write nothing there
+    # Learners' code finds what is derived from the model, or trained, and can write nothing there.
+    resolve_model()
+    train_for(released)
     problems = {}
     for path in tqdm(found, desc=lab, unit="student"):
         student = path.parents[1].name

@@ -24,7 +24,10 @@ import psutil
 
 ENTER = Path(__file__).with_name("enter.py")
 NAMESPACES = ("--user", "--map-root-user", "--mount", "--net", "--pid", "--ipc", "--uts")
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "COURSE_CACHE", "OMP_NUM_THREADS")  # nothing secret
+KEPT = (  # nothing secret
+    *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
+    *("COURSE_CACHE", "COURSE_ARTIFACTS", "COURSE_PROFILE"),
+)
 GIB = 1024**3
 LOOK = 0.1  # seconds between two looks at what the command uses
 

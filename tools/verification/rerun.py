@@ -25,6 +25,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from tools.grading.autograde import Execute, exercise_numbers, graded, kernel
 from tools.grading.screen import suspicious
+from tools.grading.trained import train_for
 from tools.make_labs import ROOT
 
 SHOWN = 4  # places to read that are named
@@ -106,6 +107,7 @@ def rerun(
         variables = {"PYTHONPATH": str(ROOT)}
         config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
         config.merge(_runs(cell_limit))
+        train_for(solution)
         if isolated:
             variables |= kernel(Path(folder))
             config.merge(_shut_in(variables["JUPYTER_RUNTIME_DIR"]))

@@ -29,6 +29,7 @@ from utils.engine.spec_decode.llm_base_proposer import Part
 from utils.engine.spec_decode.make_proposer import make_proposer
 from utils.engine.spec_decode.tree import follow_tree
 from utils.pipeline.drafts.distill import ensure_eagle
+from utils.profiles import bundled_profile
 from utils.timing import one_thread
 
 Parts = tuple[Any, Any, Any]  # tree_attention_mask, follow_tree, MyEagleProposer
@@ -139,7 +140,7 @@ def answers_with(makes: Makes | None, widths: tuple[int, ...] | None = None) -> 
     """Ask all questions, without guesses or with those of a proposer."""
     spec, llm = None, model()
     if makes is not None:
-        folder = ensure_eagle()
+        folder = ensure_eagle(bundled_profile())
         spec = SpeculativeConfig("eagle", NUM_SPECULATIVE_TOKENS, folder, tree_widths=widths)
     noted: list[Noted] = []
 
