@@ -170,7 +170,7 @@ for _name, _says, _parts in (
     (
         "a_mask_of_a_chain",
         "Exercise 1 is not right yet",
-        (lambda p: PARTS[0](p).tril(), *PARTS[1:]),
+        (lambda p: torch.ones_like(PARTS[0](p)).tril(), *PARTS[1:]),
     ),
     ("walks_nowhere", "Exercise 2 is not right yet", (PARTS[0], lambda *_: [], PARTS[2])),
     ("the_engines_walk_itself", "engine's own `follow_tree`", (PARTS[0], engines_follow_tree, 0)),

@@ -42,7 +42,7 @@ QUESTIONS = (
 NUM_SPECULATIVE_TOKENS = 4
 TREE_WIDTHS = (2, 2, 1)
 MAX_TOKENS = 24
-PATIENCE = 600  # ticks, for an engine that answers all questions
+PATIENCE = 1200  # ticks for all answers: about a minute of computing
 
 
 def parts_of(make_parts: Callable[[], Parts]) -> Parts:
@@ -177,6 +177,7 @@ def the_engines_own() -> Run:
 def run(parts: Parts) -> str:
     """Chains, then trees: the same tokens as without guesses; of chains, the engine's guesses."""
     mask, follow, proposer_class = parts
+    ensure_eagle(bundled_profile())  # if it must be trained, that is shown, and takes its time
     with held_output(), watching(), patience_of(PATIENCE):
         chains = call(answers_with, proposer_with(proposer_class), given="three questions")
         compare_guesses(chains, the_engines_own())
