@@ -108,6 +108,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             },
             packages=packages,
             bytes_needed=300_000_000,
+            version=2,  # its vocabulary in JSON, so that vLLM can load the folder
             title="a draft model (about 2 minutes)",
         ),
         *(_medusa_stage(profile, packages, seed, deep) for deep in (False, True)),
@@ -124,6 +125,7 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             },
             packages=packages,
             bytes_needed=50_000_000,
+            version=2,  # its vocabulary in JSON, so that vLLM can load the folder
             title="an EAGLE layer (about 4 minutes)",
         ),
     ]
