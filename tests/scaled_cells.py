@@ -59,10 +59,22 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("batch_sizes, k = [1, 4, 16], 3", "batch_sizes, k = [1, 4], 3"),
         ("needed, repeats=3", "needed, repeats=1"),
         ("max_tokens=48", "max_tokens=16"),
-        ('race(llm, tasks["chat"][:2], shapes)', 'race(llm, tasks["chat"][:1], shapes)'),
+    ),
+    "notebooks/07b_medusa_eagle_mtp.ipynb": (
+        ('two_tasks(llm)["chat"]', 'two_tasks(llm)["chat"][:4]'),
         (
-            'assert written[shape] == answers["chat"]',
-            'assert written[shape] == answers["chat"][:1]',
+            "answers, _ = run(llm, prompts, batch=16, max_tokens=48)",
+            "answers, _ = run(llm, prompts, batch=16, max_tokens=20)",
+        ),
+        (
+            "written, engine = run(llm, prompts, spec, batch=16, max_tokens=48)",
+            "written, engine = run(llm, prompts, spec, batch=16, max_tokens=20)",
+        ),
+        ("range(10_000)", "range(1_000)"),
+        ("pass_seconds(llm, sizes)", "pass_seconds(llm, sizes, repeats=1)"),
+        (
+            "race(llm, prompts[:6], methods, max_tokens=32)",
+            "race(llm, prompts[:1], methods, max_tokens=16)",
         ),
     ),
     # The reference answers are shorter. Where longer ones are compared with them, or where an

@@ -24,7 +24,7 @@ def lab_names() -> list[str]:
 
 
 def number_of(lab: str) -> str:
-    """`07b` of `07b_trees_and_eagle`."""
+    """`07b` of `07b_medusa_eagle_mtp`."""
     return lab.partition("_")[0]
 
 

@@ -107,6 +107,13 @@ PLANS: dict[str, Plan] = {
     "05_prefix_caching": Prompts((0, 1), depth=4),
     "06_continuous_batching": Grid({"step": Evenly(12)}),
     "07_speculative_decoding": Guesses(),
+    "07b_medusa_eagle_mtp": Grid(
+        {
+            "first": [0.2, 0.4, 0.6, 0.8],
+            "later": [0.2, 0.4, 0.6, 0.8],
+            "num_guesses": [1, 2, 4, 6, 8],
+        }
+    ),
     "08_the_engine": Grid({"step": Evenly(30)}),
     "08b_async_scheduling": Grid(),
     "09_quantization": Grid(

@@ -21,7 +21,7 @@ _BLOCKS = (
     (0.0, 4, 2.3, "05  prefix\ncaching", BLUE),
     (2.43, 4, 2.3, "06  continuous\nbatching", BLUE),
     (4.87, 4, 2.3, "07  speculative\ndecoding", BLUE),
-    (7.3, 4, 2.3, "07b  trees\nand EAGLE", BLUE),
+    (7.3, 4, 2.3, "07b  Medusa\nto EAGLE", BLUE),
     (0.0, 5, 9.6, "08  the engine: all parts together", BLUE),
     (10.4, 0, 2.4, "09  number\nformats, NF4", ORANGE),
     (13.0, 0, 2.4, "09b  GPTQ\nand AWQ", ORANGE),

@@ -107,15 +107,6 @@ def test_the_furthest_miss() -> None:
     assert "(-40%).\nA busy machine can do that, or so short a text." in words
 
 
-def test_the_price_of_heads() -> None:
-    words = finding.heads(guess_s=0.013, pass_s=0.050, predicted_share=0.22)
-    assert words == (
-        "Asking the Medusa heads takes 26% of a pass; by their bytes it is 22%. "
-        "It is the reading of lm_head."
-    )
-    assert "busy" in finding.heads(guess_s=0.040, pass_s=0.050, predicted_share=0.22)
-
-
 @pytest.mark.parametrize(
     ("speeds", "says"),
     [

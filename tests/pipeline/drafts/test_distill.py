@@ -433,7 +433,6 @@ def test_stages_make_everything_once(
             "num_hard": 2,
         },
         distill.MEDUSA: {"steps": 2, "batch_size": 4},
-        distill.DEEP_MEDUSA: {"steps": 2, "batch_size": 4},
         distill.EAGLE: {"intermediate_size": 64, "steps": 2, "batch_size": 2},
     }
     stages = small_stages(small)
@@ -441,13 +440,12 @@ def test_stages_make_everything_once(
     runner.run()
     assert all(current for _, current in runner.plan())
     assert LlamaConfig.from_pretrained(tmp_path / distill.DRAFT).num_hidden_layers == 1
-    for name, num_layers in ((distill.MEDUSA, 1), (distill.DEEP_MEDUSA, 3)):
-        heads = MedusaHeads.from_pretrained(tmp_path / name, 576)
-        assert heads.num_heads == 4 and len(heads.blocks) == 4 * num_layers
+    heads = MedusaHeads.from_pretrained(tmp_path / distill.MEDUSA, 576)
+    assert heads.num_heads == 4 and len(heads.blocks) == 4 * 3
     before = (tmp_path / distill.DRAFT / "model.safetensors").stat().st_mtime_ns
     capsys.readouterr()
     runner.run()
-    assert capsys.readouterr().out.count("unchanged, skipped") == 5
+    assert capsys.readouterr().out.count("unchanged, skipped") == 4
     assert (tmp_path / distill.DRAFT / "model.safetensors").stat().st_mtime_ns == before
 
 

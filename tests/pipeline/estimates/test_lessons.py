@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tools.notebook_files import QUIZ, lessons
@@ -31,7 +32,7 @@ def test_every_lesson_is_in_the_table() -> None:
 def test_no_lesson_asks_for_more_than_the_card_has(profile: str, card: str) -> None:
     sizes = {lesson: on_card(lesson, PROFILES[profile], CARDS[card]) for lesson in LESSONS}
     assert {n: s for n, s in sizes.items() if s > CARDS[card].memory_bytes} == {}
-    without = {"02", "04", "08b", *ON_CPU}
+    without = {"02", "04", "07b", "08b", *ON_CPU}
     assert {lesson for lesson in LESSONS if sizes[lesson] == 0} == without
 
 
@@ -51,6 +52,9 @@ def test_an_engine_takes_one_cache_of_the_default_size(model_path: Path) -> None
 
 def test_lessons_on_the_cpu_name_no_other_device() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
-        on_cpu = not any(PART_ONE.get(path.name[:2], (1,)))
-        engines = re.findall(r"\bLLM\((.*?)\)", path.read_text()) if on_cpu else []
+        if any(PART_ONE.get(path.name.partition("_")[0], (1,))):
+            continue
+        cells = nbformat.read(path, as_version=4).cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        engines = re.findall(r"\bLLM\((.*?)\)", code, re.DOTALL)
         assert all("device=" in engine for engine in engines), path.name

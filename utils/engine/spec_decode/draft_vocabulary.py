@@ -7,20 +7,19 @@ https://arxiv.org/abs/2502.14856.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from utils.engine.kernels.packed_linear import PackedLinear
 
-FILE = "draft_vocabulary.safetensors"  # beside the draft's weights; other programs pass it over
-NAME = "token_ids"
+# Beside the draft's weights. Not in their format: vLLM would take it for one more file of weights.
+FILE = "draft_vocabulary.json"
 
 
 def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
@@ -33,19 +32,23 @@ def read_draft_vocabulary(folder: str | Path, vocab_size: int) -> Tensor | None:
     if not path.is_file():
         return None
     try:
-        token_ids = load_file(path)[NAME]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise ValueError(f"{path} holds no token ids: {error}. Make the draft anew.") from error
-    inside = (token_ids >= 0) & (token_ids < vocab_size)
-    integers = not (token_ids.is_floating_point() or token_ids.is_complex())
-    if not (token_ids.ndim == 1 and integers and len(token_ids) and inside.all()):
+        token_ids = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}. Make the draft again.") from error
+    is_list = isinstance(token_ids, list) and token_ids
+    if not is_list or not all(type(i) is int and 0 <= i < vocab_size for i in token_ids):
         raise ValueError(
-            f"{path} must hold a row of token ids below {vocab_size}, the draft's vocabulary; it "
-            f"holds {token_ids.dtype} of shape {list(token_ids.shape)}. Make the draft anew."
+            f"{path} must hold a list of token ids below {vocab_size}, the size of the target's "
+            f"vocabulary. Make the draft again."
         )
-    if len(token_ids.unique()) < len(token_ids):
-        raise ValueError(f"{path} names a token twice. Make the draft anew.")
-    return token_ids.to(torch.int64)
+    if len(set(token_ids)) < len(token_ids):
+        raise ValueError(f"{path} names a token twice. Make the draft again.")
+    return torch.tensor(token_ids)
+
+
+def write_draft_vocabulary(folder: Path, token_ids: Iterable[int]) -> None:
+    """Write what a draft may guess into its folder, where `read_draft_vocabulary` looks."""
+    (folder / FILE).write_text(json.dumps([int(token_id) for token_id in token_ids]))
 
 
 def rows_of(lm_head: nn.Module, token_ids: Tensor) -> Callable[[Tensor], Tensor]:

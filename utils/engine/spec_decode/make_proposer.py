@@ -79,7 +79,8 @@ def _medusa(
             f"{in_a_row} guesses in a row need as many Medusa heads, and {spec.model} holds "
             f"{heads.num_heads}. Ask for fewer."
         )
-    return MedusaProposer(heads, target.lm_head, spec.tree_widths)
+    token_ids = read_draft_vocabulary(spec.model, target.config.vocab_size)
+    return MedusaProposer(heads, target.lm_head, token_ids, spec.tree_widths)
 
 
 def _eagle(

@@ -6,7 +6,7 @@ Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import Draft
+from utils.engine.spec_decode.draft_vocabulary import rows_of
 
 
 class MedusaHeads(nn.Module):
@@ -70,16 +71,27 @@ class MedusaProposer:
     Args:
         heads: as many as guesses in a row.
         lm_head: the target's.
+        token_ids: [n], what they may guess; no other rows of `lm_head` are read. None: all tokens.
         tree_widths: how many tokens of each head to guess, for a tree; None for a chain.
     """
 
     uses_slots = False
 
     def __init__(
-        self, heads: MedusaHeads, lm_head: nn.Linear, tree_widths: tuple[int, ...] | None = None
+        self,
+        heads: MedusaHeads,
+        lm_head: nn.Linear,
+        token_ids: Tensor | None = None,
+        tree_widths: tuple[int, ...] | None = None,
     ) -> None:
-        self.heads = heads.to(lm_head.weight.device, lm_head.weight.dtype)
-        self.lm_head, self.tree_widths = lm_head, tree_widths
+        device = lm_head.weight.device
+        self.heads = heads.to(device, lm_head.weight.dtype)
+        self.tree_widths = tree_widths
+        self.token_ids: Tensor | None = None
+        self.head: Callable[[Tensor], Tensor] = lm_head
+        if token_ids is not None:
+            self.token_ids = token_ids.to(device)
+            self.head = rows_of(lm_head, self.token_ids)
 
     @torch.inference_mode()
     def draft(
@@ -98,11 +110,11 @@ class MedusaProposer:
         widths = self.tree_widths or (1,) * min(most, self.heads.num_heads)
         # All heads' rows in one product: it reads the large `lm_head` once, not once a head.
         ahead = torch.cat([self.heads(hidden, head) for head in range(len(widths))])
-        logits = self.lm_head(ahead).chunk(len(widths))  # [rows, vocab_size] for each head
-        best = [  # [rows, width] for each head
-            of_head.topk(width, dim=-1).indices.tolist()
-            for of_head, width in zip(logits, widths, strict=True)
-        ]
+        logits = self.head(ahead).chunk(len(widths))  # [rows, vocab_size] for each head
+        best: list[list[list[int]]] = []  # [rows, width] for each head
+        for of_head, width in zip(logits, widths, strict=True):
+            tokens = of_head.topk(width, dim=-1).indices
+            best.append((tokens if self.token_ids is None else self.token_ids[tokens]).tolist())
         for row, i in enumerate(rows):
             chosen = [tokens[row] for tokens in best]
             if self.tree_widths is None:

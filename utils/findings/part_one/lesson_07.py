@@ -180,24 +180,6 @@ def furthest_miss(predicted: Mapping[str, float], measured: Mapping[str, float])
     )
 
 
-def heads(guess_s: float, pass_s: float, predicted_share: float) -> str:
-    """What asking the heads takes.
-
-    Args:
-        guess_s: seconds of one guessing.
-        pass_s: seconds of a step without guesses.
-        predicted_share: of the pass, by the bytes that the heads read.
-    """
-    share = guess_s / pass_s
-    said = (
-        f"Asking the Medusa heads takes {share:.0%} of a pass; by their bytes it is "
-        f"{predicted_share:.0%}."
-    )
-    if 0.5 < share / predicted_share < 2:
-        return said + " It is the reading of lm_head."
-    return said + " A busy machine can do that; run the race again."
-
-
 def company(batch_sizes: Sequence[int], speeds: Sequence[float]) -> str:
     """From how many requests on guessing is a loss; speeds in times as fast as without guesses."""
     ends = (

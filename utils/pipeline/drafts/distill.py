@@ -2,7 +2,6 @@
 
     base --> distill_data --+--> draft_model
                             +--> medusa
-                            +--> deep_medusa
                             +--> eagle
 
 `ensure_draft_model()`, `ensure_medusa()` and so on return their folders, and make what is missing.
@@ -21,7 +20,6 @@ from utils.pipeline.runner import Runner, Stage
 from utils.profiles import Profile, fast_dtype, get_profile
 
 BASE, DATA, DRAFT, MEDUSA, EAGLE = "base", "distill_data", "draft_model", "medusa", "eagle"
-DEEP_MEDUSA = "deep_medusa"
 
 
 def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -43,14 +41,6 @@ def ensure_medusa(profile: Profile | None = None, out: Path | None = None) -> Pa
     See `ensure_draft_model` for the arguments.
     """
     return _ensure(MEDUSA, profile, out)
-
-
-def ensure_deep_medusa(profile: Profile | None = None, out: Path | None = None) -> Path:
-    """Return the folder of Medusa heads with as many parameters as the EAGLE layer.
-
-    See `ensure_draft_model` for the arguments.
-    """
-    return _ensure(DEEP_MEDUSA, profile, out)
 
 
 def ensure_eagle(profile: Profile | None = None, out: Path | None = None) -> Path:
@@ -108,9 +98,26 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             },
             packages=packages,
             bytes_needed=300_000_000,
+            version=2,  # its vocabulary in JSON, so that vLLM can load the folder
             title="a draft model (about 2 minutes)",
         ),
-        *(_medusa_stage(profile, packages, seed, deep) for deep in (False, True)),
+        Stage(
+            name=MEDUSA,
+            function=run_medusa,
+            needs=(BASE, DATA),
+            settings={
+                "num_heads": 4,
+                "num_layers": 3,  # so they have as many parameters as the EAGLE layer
+                "steps": profile.draft_steps,
+                "batch_size": 192,
+                "learning_rate": 2e-3,
+                "seed": seed,
+            },
+            packages=packages,
+            bytes_needed=50_000_000,
+            version=2,  # with a vocabulary of their own
+            title="Medusa heads (about 2 minutes)",
+        ),
         Stage(
             name=EAGLE,
             function=run_eagle,
@@ -124,28 +131,10 @@ def build_stages(profile: Profile, seed: int = 0) -> list[Stage]:
             },
             packages=packages,
             bytes_needed=50_000_000,
+            version=2,  # its vocabulary in JSON, so that vLLM can load the folder
             title="an EAGLE layer (about 4 minutes)",
         ),
     ]
-
-
-def _medusa_stage(profile: Profile, packages: tuple[str, ...], seed: int, deep: bool) -> Stage:
-    return Stage(
-        name=DEEP_MEDUSA if deep else MEDUSA,
-        function=run_medusa,
-        needs=(BASE, DATA),
-        settings={
-            "num_heads": 4,
-            "num_layers": 3 if deep else 1,
-            "steps": profile.draft_steps // 2,
-            "batch_size": 192,
-            "learning_rate": 2e-3,
-            "seed": seed,
-        },
-        packages=packages,
-        bytes_needed=50_000_000,
-        title=f"Medusa heads{' of three layers' if deep else ''} (about 1 minute)",
-    )
 
 
 # --- the functions ------------------------------------------------------------------------------

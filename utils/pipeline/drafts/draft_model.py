@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from utils.engine import LlamaForCausalLM
 from utils.engine.kernels.packed_linear import OUTPUTS_TOGETHER
-from utils.engine.spec_decode.draft_vocabulary import FILE, NAME
+from utils.engine.spec_decode.draft_vocabulary import write_draft_vocabulary
 from utils.pipeline.drafts.initial_draft import DraftSettings, new_draft
 from utils.pipeline.drafts.target_answers import TOP_K, Answer, SoftTargets, soft_targets
 from utils.pipeline.drafts.training import measures, minimize
@@ -213,11 +212,6 @@ def _train(
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return minimize(next_loss, trained, settings.steps, settings.learning_rate, "draft model")
-
-
-def write_draft_vocabulary(folder: Path, token_ids: Tensor) -> None:
-    """Write the token ids [n] that a draft may guess into its folder, where the engine looks."""
-    save_file({NAME: token_ids.long().contiguous()}, folder / FILE, metadata={"format": "pt"})
 
 
 def write_draft(model: HFLlama, target_dir: Path, out_dir: Path) -> None:

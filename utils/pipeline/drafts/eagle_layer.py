@@ -22,7 +22,8 @@ from torch import Tensor
 from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.models.llama_eagle import EagleLlamaModel
 from utils.engine.models.weights import checkpoint_views
-from utils.pipeline.drafts.draft_model import part_of_head, whole_strips, write_draft_vocabulary
+from utils.engine.spec_decode.draft_vocabulary import write_draft_vocabulary
+from utils.pipeline.drafts.draft_model import part_of_head, whole_strips
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.drafts.unrolled_attention import UnrolledBatch

@@ -2,7 +2,8 @@
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
 https://arxiv.org/abs/2401.10774, section 2.2.1. The target's hidden states are computed once, so
-training touches nothing but the heads: one linear layer each, before the target's own `lm_head`.
+training touches nothing but the heads: a few linear layers each, before the target's own `lm_head`.
+(In the paper each head has an output matrix of its own.)
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from utils.engine.spec_decode.draft_vocabulary import write_draft_vocabulary
 from utils.engine.spec_decode.medusa import MedusaHeads
-from utils.pipeline.drafts.draft_model import part_of_head
+from utils.pipeline.drafts.draft_model import part_of_head, whole_strips
 from utils.pipeline.drafts.target_answers import Answer, SoftTargets
 from utils.pipeline.drafts.training import measures, minimize
 from utils.pipeline.stages.cross_entropy import soft_cross_entropy
@@ -51,7 +53,7 @@ def train_medusa(
         RuntimeError: the loss became NaN or infinite.
     """
     hidden = torch.cat([answer.hidden for answer in answers])
-    targets, rows, _ = part_of_head(answers, lm_head)
+    targets, rows, vocabulary = part_of_head(answers, lm_head)
     starts = states_with_future(answers, settings.num_heads)
     torch.manual_seed(settings.seed)
     heads = MedusaHeads(settings.num_heads, lm_head.shape[1], settings.num_layers)
@@ -70,6 +72,7 @@ def train_medusa(
         next_loss, list(heads.parameters()), settings.steps, settings.learning_rate, "Medusa heads"
     )
     write_medusa(heads, len(lm_head), out_dir)
+    write_draft_vocabulary(out_dir, whole_strips(vocabulary, len(lm_head)))
     return measures(losses) | {"parameters": sum(p.numel() for p in heads.parameters())}
 
 

@@ -29,6 +29,7 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "05": (1, 0, 4 * ONE_CACHE),
     "06": (1, 0, 7 * 256 * 2**20),
     "07": (2, 1, 12 * 100e6),
+    "07b": (0, 0, 0.0),  # on the CPU
     "08": (2, 1, 6 * 400e6 + 0.8e9),
     "08b": (0, 0, 0.0),  # on the CPU
 }

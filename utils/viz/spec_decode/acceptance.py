@@ -54,12 +54,12 @@ class Acceptance:
 
 def acceptance_table(guessers: Mapping[str, Acceptance], most: int = 4) -> str:
     """A line for each guesser: the share of passes that accept so many guesses or more."""
-    head = "".join(f"{f'{i} or more' if i < most else f'{i}':>16}" for i in range(1, most + 1))
+    head = "".join(f"{f'{i} or more' if i < most else f'{i}':>18}" for i in range(1, most + 1))
     lines = [f"{'guesses accepted':18}{head}   tokens per pass"]
     for name, of in guessers.items():
         cells = [f"{s:.0%} ({a:.0%} to {b:.0%})" for s, a, b in of.shares()[:most]]
-        cells += ["0%"] * (most - len(cells))
-        lines.append(f"{name:18}{''.join(f'{c:>16}' for c in cells)}   {of.tokens_per_pass:.2f}")
+        cells += ["–"] * (most - len(cells))
+        lines.append(f"{name:18}{''.join(f'{c:>18}' for c in cells)}   {of.tokens_per_pass:.2f}")
     return "\n".join(lines)
 
 
@@ -132,5 +132,5 @@ def _draw_expected(first: float, later: float, num_guesses: int) -> Figure:
     axes.bar(range(1, num_guesses + 1), shares, color=BLUE, edgecolor=INK)
     _label(axes, num_guesses)
     axes.set_ylim(0, 1)
-    axes.set_title(f"A pass gives {1 + sum(shares):.2f} tokens: 1, and the heights of all bars")
+    axes.set_title(f"{1 + sum(shares):.2f} tokens per pass: 1 plus the heights of the bars")
     return figure

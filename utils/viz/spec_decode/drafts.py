@@ -205,8 +205,8 @@ def plot_tree_mask(
     right.grid(visible=False)
     right.grid(which="minor", color="#cccccc", linewidth=0.6)
     right.tick_params(which="both", length=0)
-    right.set_xlabel("is seen")
-    right.set_ylabel("looks")
+    right.set_xlabel("… at this one: blue means yes")
+    right.set_ylabel("may this token look …")
     figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=12)
     return figure
 
