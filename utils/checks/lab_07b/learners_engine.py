@@ -177,7 +177,8 @@ def the_engines_own() -> Run:
 def run(parts: Parts) -> str:
     """Chains, then trees: the same tokens as without guesses; of chains, the engine's guesses."""
     mask, follow, proposer_class = parts
-    ensure_eagle(bundled_profile())  # if it must be trained, that is shown, and takes its time
+    with held_output():
+        ensure_eagle(bundled_profile())  # to train it takes minutes, which aren't the learner's
     with held_output(), watching(), patience_of(PATIENCE):
         chains = call(answers_with, proposer_with(proposer_class), given="three questions")
         compare_guesses(chains, the_engines_own())
