@@ -31,8 +31,8 @@ from traitlets.config import PyFileConfigLoader
 from tests.labs.hostile import BREAKS_THINGS, CHEATS, EVERYBODY, HONEST, RIGHT, WAYS_ROUND
 from tests.scale import FULL, SCALE
 from tools import make_labs
-from tools.grading import isolation
-from tools.grading.autograde import Execute, _only_points, exercise_numbers
+from tools.grading import isolation, trained
+from tools.grading.autograde import Execute, _only_points, exercise_numbers, kernel
 from tools.grading.grade import EVERYBODY as ALL
 from tools.grading.grade import grade
 from tools.grading.returned import otherwise
@@ -265,6 +265,26 @@ def test_no_solution_and_no_right_answer_is_held_back(lab: str) -> None:
         places = suspicious(notebook, released)
         # To import the course's engine, or to call something `check`, is held back on purpose.
         assert [p for p in places if "import " not in p and "def check" not in p] == [], source
+
+
+def test_what_a_lab_needs_trained_is_trained_before_learners_code_is_shut_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(trained, "ensure_eagle", called.append)
+    for lab, times in (("01_prefill_and_decode", 0), ("07b_medusa_eagle_mtp", 1)):
+        path = make_labs.ROOT / "labs" / lab / f"{lab}.ipynb"
+        trained.train_for(nbformat.read(path, as_version=4))
+        assert len(called) == times
+    monkeypatch.setenv("COURSE_ARTIFACTS", str(tmp_path))
+    drafts = tmp_path / "drafts"
+    for is_there in (False, True):
+        folder = tmp_path / str(is_there)
+        folder.mkdir()
+        assert kernel(folder)["COURSE_ARTIFACTS"] == str(tmp_path)
+        [described] = folder.rglob("kernel.json")
+        assert (f"--read={drafts}" in json.loads(described.read_text())["argv"]) == is_there
+        drafts.mkdir(exist_ok=True)
 
 
 def _source(answer: object) -> str:
