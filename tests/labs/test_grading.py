@@ -270,8 +270,8 @@ def test_no_solution_and_no_right_answer_is_held_back(lab: str) -> None:
 def test_what_a_lab_needs_trained_is_trained_before_learners_code_is_shut_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    called: list[object] = []
-    monkeypatch.setattr(trained, "ensure_eagle", called.append)
+    called: list[str] = []
+    monkeypatch.setattr(trained, "ensure_eagle", lambda: called.append("trained"))
     for lab, times in (("01_prefill_and_decode", 0), ("07b_medusa_eagle_mtp", 1)):
         path = make_labs.ROOT / "labs" / lab / f"{lab}.ipynb"
         trained.train_for(nbformat.read(path, as_version=4))

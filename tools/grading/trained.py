@@ -8,13 +8,12 @@ from nbformat import NotebookNode
 
 from utils.pipeline.__main__ import default_out
 from utils.pipeline.drafts.distill import ensure_eagle
-from utils.profiles import bundled_profile
 
 
 def train_for(lab: NotebookNode) -> None:
     """Train what a lab names, if need be: minutes once, and afterwards nothing."""
     if any("ensure_eagle" in cell.source for cell in lab.cells if cell.cell_type == "code"):
-        ensure_eagle(bundled_profile())
+        ensure_eagle()
 
 
 def drafts() -> Path:

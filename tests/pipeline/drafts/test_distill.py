@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from utils.engine import LLM, ModelConfig, SamplingParams, SpeculativeConfig
 from utils.engine.models.weights import load_model
 from utils.engine.spec_decode.medusa import MedusaHeads
+from utils.hub import resolve_model
 from utils.pipeline.drafts import (
     distill,
     draft_model,
@@ -449,13 +450,18 @@ def test_stages_make_everything_once(
     assert (tmp_path / distill.DRAFT / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_ensure_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_ensure_runs_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    """And for the bundled model, also where the machine's profile has a larger one."""
     ran: list[list[str]] = []
     current = False
 
     class FakeRunner:
         def __init__(self, out: Path, stages: list[Stage], sources: dict[str, Path]) -> None:
             self.names = [stage.name for stage in stages]
+            assert sources == {distill.BASE: resolve_model("bundled")}
 
         def plan(self, names: list[str]) -> list[tuple[str, bool]]:
             return [(name, current) for name in names]
@@ -466,7 +472,7 @@ def test_ensure_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
             ran.append(names)
 
     monkeypatch.setattr(distill, "Runner", FakeRunner)
-    monkeypatch.setenv("COURSE_PROFILE", "cpu")
+    monkeypatch.setenv("COURSE_PROFILE", profile)
     assert distill.ensure_draft_model(out=tmp_path) == tmp_path / "draft_model"
     assert distill.ensure_medusa(out=tmp_path) == tmp_path / "medusa"
     assert distill.ensure_eagle(out=tmp_path) == tmp_path / "eagle"

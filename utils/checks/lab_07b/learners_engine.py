@@ -29,7 +29,6 @@ from utils.engine.spec_decode.llm_base_proposer import Part
 from utils.engine.spec_decode.make_proposer import make_proposer
 from utils.engine.spec_decode.tree import follow_tree
 from utils.pipeline.drafts.distill import ensure_eagle
-from utils.profiles import bundled_profile
 from utils.timing import one_thread
 
 Parts = tuple[Any, Any, Any]  # tree_attention_mask, follow_tree, MyEagleProposer
@@ -140,7 +139,7 @@ def answers_with(makes: Makes | None, widths: tuple[int, ...] | None = None) -> 
     """Ask all questions, without guesses or with those of a proposer."""
     spec, llm = None, model()
     if makes is not None:
-        folder = ensure_eagle(bundled_profile())
+        folder = ensure_eagle()
         spec = SpeculativeConfig("eagle", NUM_SPECULATIVE_TOKENS, folder, tree_widths=widths)
     noted: list[Noted] = []
 
@@ -178,7 +177,7 @@ def run(parts: Parts) -> str:
     """Chains, then trees: the same tokens as without guesses; of chains, the engine's guesses."""
     mask, follow, proposer_class = parts
     with held_output():
-        ensure_eagle(bundled_profile())  # to train it takes minutes, which aren't the learner's
+        ensure_eagle()  # to train it takes minutes, which aren't the learner's
     with held_output(), watching(), patience_of(PATIENCE):
         chains = call(answers_with, proposer_with(proposer_class), given="three questions")
         compare_guesses(chains, the_engines_own())

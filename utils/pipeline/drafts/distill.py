@@ -17,44 +17,43 @@ import torch
 
 from utils.hub import resolve_model
 from utils.pipeline.runner import Runner, Stage
-from utils.profiles import Profile, fast_dtype, get_profile
+from utils.profiles import Profile, bundled_profile, fast_dtype
 
 BASE, DATA, DRAFT, MEDUSA, EAGLE = "base", "distill_data", "draft_model", "medusa", "eagle"
 
 
-def ensure_draft_model(profile: Profile | None = None, out: Path | None = None) -> Path:
-    """Return the folder of a draft model for the profile's model; train it if need be.
+def ensure_draft_model(out: Path | None = None) -> Path:
+    """Return the folder of a draft model for the bundled model; train it if need be.
 
     Args:
-        profile: None for the one that fits this machine.
         out: the folder of these stages; None for `drafts` beside the pipeline's.
 
     Raises:
         StageError: no disk space.
     """
-    return _ensure(DRAFT, profile, out)
+    return _ensure(DRAFT, out)
 
 
-def ensure_medusa(profile: Profile | None = None, out: Path | None = None) -> Path:
-    """Return the folder of Medusa heads for the profile's model; train them if need be.
+def ensure_medusa(out: Path | None = None) -> Path:
+    """Return the folder of Medusa heads for the bundled model; train them if need be.
 
-    See `ensure_draft_model` for the arguments.
+    See `ensure_draft_model` for `out`.
     """
-    return _ensure(MEDUSA, profile, out)
+    return _ensure(MEDUSA, out)
 
 
-def ensure_eagle(profile: Profile | None = None, out: Path | None = None) -> Path:
-    """Return the folder of an EAGLE layer for the profile's model; train it if need be.
+def ensure_eagle(out: Path | None = None) -> Path:
+    """Return the folder of an EAGLE layer for the bundled model; train it if need be.
 
-    See `ensure_draft_model` for the arguments.
+    See `ensure_draft_model` for `out`.
     """
-    return _ensure(EAGLE, profile, out)
+    return _ensure(EAGLE, out)
 
 
-def _ensure(name: str, profile: Profile | None, out: Path | None) -> Path:
+def _ensure(name: str, out: Path | None) -> Path:
     from utils.pipeline.__main__ import default_out
 
-    profile = profile or get_profile()
+    profile = bundled_profile()  # the model of the lessons that guess, on a large card, too
     out = out or default_out() / "drafts"
     runner = Runner(out, build_stages(profile), {BASE: resolve_model(profile.model)})
     # What is there needs no lock, so several notebooks can use it at a time.
