@@ -62,16 +62,9 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/07b_medusa_eagle_mtp.ipynb": (
         ('two_tasks(llm)["chat"]', 'two_tasks(llm)["chat"][:4]'),
-        (
-            "answers, _ = run(llm, prompts, batch=16, max_tokens=48)",
-            "answers, _ = run(llm, prompts, batch=16, max_tokens=20)",
-        ),
-        (
-            "written, engine = run(llm, prompts, spec, batch=16, max_tokens=48)",
-            "written, engine = run(llm, prompts, spec, batch=16, max_tokens=20)",
-        ),
+        ("length = 48", "length = 20"),
         ("range(10_000)", "range(1_000)"),
-        ("pass_seconds(llm, sizes)", "pass_seconds(llm, sizes, repeats=1)"),
+        ("repeats=21", "repeats=1"),
         (
             "race(llm, prompts[:6], methods, max_tokens=32)",
             "race(llm, prompts[:1], methods, max_tokens=16)",
