@@ -30,6 +30,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "uncached = reference.generate(ids, max_new_tokens=24",
             "uncached = reference.generate(ids, max_new_tokens=8",
         ),
+        ("answers = [16, 32, 64, 96]", "answers = [4, 8]"),
     ),
     "notebooks/04_paged_allocator.ipynb": (
         ("lengths, ratios, most = [128, 512, 1536]", "lengths, ratios, most = [128, 512]"),

@@ -36,12 +36,13 @@ def test_growth_tells_cached_keys_from_the_new_one() -> None:
         assert same_color(patch.get_facecolor(), color)
 
 
-def test_the_sum_of_steps_begins_at_the_first_token() -> None:
-    right = plot_step_seconds([10, 20], [1.0, 3.0], [1.0, 1.0]).axes[1]
-    without, cached = right.lines
-    assert list(without.get_xdata()) == [0, 10, 20]
-    assert list(without.get_ydata()) == [0, 10, 30]
-    assert list(cached.get_ydata()) == [0, 10, 20]
+def test_whole_answers_stand_beside_the_steps() -> None:
+    [steps] = plot_step_seconds([10, 20], [1.0, 3.0], [1.0, 1.0]).axes
+    assert list(steps.lines[0].get_ydata()) == [1000, 3000]  # milliseconds
+    answers = ([16, 32], [5.0, 12.0], [1.0, 2.0])
+    _, right = plot_step_seconds([10, 20], [1.0, 3.0], [1.0, 1.0], answers).axes
+    assert [list(line.get_ydata()) for line in right.lines] == [[5, 12], [1, 2]]
+    assert list(right.lines[0].get_xdata()) == [16, 32]
 
 
 def test_kv_per_token_rounds_no_half_away() -> None:

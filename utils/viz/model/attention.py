@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -76,31 +75,37 @@ def plot_attention_growth(num_tokens: int) -> Figure:
 
 
 def plot_step_seconds(
-    lengths: Sequence[int], without: Sequence[float], with_cache: Sequence[float]
+    lengths: Sequence[int],
+    without: Sequence[float],
+    with_cache: Sequence[float],
+    answers: tuple[Sequence[int], Sequence[float], Sequence[float]] | None = None,
 ) -> Figure:
-    """Time of one decode step, and of a whole answer, against the length so far (tokens).
+    """Seconds of one decode step against the length so far (tokens); beside it, of whole answers.
 
-    The answer begins with the first token; steps shorter than the first measured one count as it.
+    Args:
+        lengths: of the text before the step.
+        without: seconds of a step without a cache.
+        with_cache: seconds of a step with one.
+        answers: lengths of whole answers, and their seconds without a cache and with one.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
-    for values, label, color, marker in (
-        (without, "without cache", ORANGE, "o"),
-        (with_cache, "with cache", BLUE, "s"),
-    ):
-        left.plot(lengths, [1e3 * v for v in values], marker=marker, color=color, label=label)
-        steps = [lengths[0] * values[0], *_trapezoids(lengths, values)]
-        total = np.concatenate([[0], np.cumsum(steps)])
-        right.plot([0, *lengths], total, marker=marker, color=color, label=label)
-    left.set_title("One step: all tokens again, or one")
-    left.set_ylabel("milliseconds for one more token")
-    right.set_title("The whole answer: the sum of the steps")
-    right.set_ylabel("seconds for all tokens up to here")
-    for axes in (left, right):
-        axes.set_xlabel("tokens so far")
+    panels = [
+        ("tokens so far", "milliseconds for one more token", 1e3, lengths, without, with_cache)
+    ]
+    titles = ["One step: all tokens again, or one"]
+    if answers is not None:
+        panels.append(("tokens of the answer", "seconds for the whole answer", 1.0, *answers))
+        titles.append("Whole answers, timed")
+    figure, grid = plt.subplots(1, len(panels), figsize=(4.75 * len(panels), 4), squeeze=False)
+    for axes, title, panel in zip(grid[0], titles, panels, strict=True):
+        x_label, y_label, scale, x, slow, fast = panel
+        for values, label, color, marker in (
+            (slow, "without cache", ORANGE, "o"),
+            (fast, "with cache", BLUE, "s"),
+        ):
+            axes.plot(x, [scale * v for v in values], marker=marker, color=color, label=label)
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
         axes.legend()
     return figure
-
-
-def _trapezoids(x: Sequence[int], y: Sequence[float]) -> list[float]:
-    return [(x[i + 1] - x[i]) * (y[i + 1] + y[i]) / 2 for i in range(len(x) - 1)]
