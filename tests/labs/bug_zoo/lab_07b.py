@@ -103,12 +103,59 @@ class RowByRow:
         return [first, *self.guess(read(first, hidden), num_tokens - 1, best_token, read)]
 
 
-@wrong("my_eagle_proposer", "You keep the hidden states somewhere else")
+@wrong("my_eagle_proposer", "arrive in the memory")
 class InADict(answers.MyEagleProposer):
     """Right until a block is copied."""
 
     def keep(self, slots, hidden_states):
         self.rows = getattr(self, "rows", {}) | dict(zip(slots, hidden_states.clone(), strict=True))
+
+
+@wrong("my_eagle_proposer", "for token 2")
+class RemembersByPlace(answers.MyEagleProposer):
+    """Right until a block is used for another text."""
+
+    def states_before(self, slots, start, end):
+        self.seen = getattr(self, "seen", {})
+        key = (*slots, start, end)
+        if key not in self.seen:
+            self.seen[key] = super().states_before(slots, start, end)
+        return self.seen[key].clone()
+
+
+@wrong("my_eagle_proposer", "After `keep` the memory holds")
+class OneMemoryForAll(answers.MyEagleProposer):
+    def __init__(self, hidden_states):
+        type(self).hidden_states = hidden_states
+
+
+@wrong("my_eagle_proposer", "must be zeros")
+class ZeroTimesGarbage(answers.MyEagleProposer):
+    def states_before(self, slots, start, end):
+        states = self.hidden_states[[slots[i - 1] for i in range(start, end)]]
+        states[0] *= start > 0
+        return states
+
+
+@wrong("my_eagle_proposer", "has changed")
+class OneBufferForAll(answers.MyEagleProposer):
+    def states_before(self, slots, start, end):
+        self.buffer = getattr(self, "buffer", self.hidden_states.new_zeros(99, 3))
+        result = self.buffer[: end - start, : self.hidden_states.shape[1]]
+        result[:] = super().states_before(slots, start, end)
+        return result
+
+
+@wrong("my_eagle_proposer", "`guess` returned")
+class NoTokenIsFalse(answers.MyEagleProposer):
+    def guess(self, hidden, num_tokens, best_token, read):
+        token_ids, token = [], None
+        while len(token_ids) < num_tokens:
+            if token:
+                hidden = read(token, hidden)
+            token = best_token(hidden)
+            token_ids.append(token)
+        return token_ids
 
 
 @wrong("my_eagle_proposer", "changes the memory")

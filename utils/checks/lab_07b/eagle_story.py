@@ -19,7 +19,7 @@ from utils.checks.kit.contracts.int_lists import not_ints
 from utils.checks.kit.lab.story import LinedStory
 
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
-OLD = 250.0  # what stands in memory before anything was computed
+OLD = float("inf")  # what stands in memory before anything was computed
 FIRST_GUESS = 200  # the layer's own hidden states begin here, so none is also the target's
 MOST_GUESSES = 5
 
@@ -46,7 +46,7 @@ class One:
 def row_of(number: int, setting: Setting) -> Tensor:
     """The hidden state of this number. bfloat16 holds it exactly."""
     signs = [1.0, -1.0] * setting.hidden_size
-    return torch.tensor([number * sign for sign in signs[: setting.hidden_size]]).to(setting.dtype)
+    return torch.tensor([number * sign + 0.0 for sign in signs[: setting.hidden_size]]).to(setting.dtype)
 
 
 def told(row: Any) -> str:
@@ -93,11 +93,12 @@ class EagleStory(LinedStory):
     @staticmethod
     def draw_guess(c: Choices, setting: Setting) -> tuple[list[int]]:
         """What the layer likes best, after each of its hidden states."""
-        return (c.some(lambda: c.pick((7, 8, 9)), 0, MOST_GUESSES),)
+        return (c.some(lambda: c.pick((7, 0, 8, 9)), 0, MOST_GUESSES),)
 
     @staticmethod
-    def draw_finish(c: Choices, setting: Setting) -> tuple[int]:
-        return (c.integer(0, 2),)
+    def draw_finish(c: Choices, setting: Setting) -> tuple[int, bool]:
+        """Which request, and whether the next one gets its very blocks."""
+        return c.integer(0, 2), c.pick((False, True))
 
     @staticmethod
     def draw_copy(c: Choices, setting: Setting) -> tuple[int, int]:
@@ -109,6 +110,9 @@ class EagleStory(LinedStory):
         self.memory = torch.full(shape, OLD, dtype=setting.dtype)
         self.right = self.memory.clone()  # as the memory should be
         self.mine = self._checked(self.stage.do(answer, self.memory))
+        self.say("and another MyEagleProposer, with a memory of its own")
+        self._checked(self.stage.do(answer, torch.zeros(1, setting.hidden_size)))
+        self.returned: list[tuple[Any, Any]] = []  # the newest results, and what they were
         texts = setting.texts
         self.requests = {name: One(texts[i % len(texts)]) for i, name in enumerate("ABC")}
         self.numbers: dict[tuple[int, ...], int] = {}  # the hidden state of each text
@@ -150,15 +154,23 @@ class EagleStory(LinedStory):
         if start < end and one.computed:
             self._ask(name, one, start, end, end)
 
-    def do_finish(self, which: int) -> None:
+    def do_finish(self, which: int, same_blocks: bool) -> None:
         """A request ends. What it computed can be found until its blocks are given away."""
         name, one = "ABC"[which], self.requests["ABC"[which]]
-        if one.blocks:
-            self.say(f"request {name} is finished, and another one takes its name")
+        if not one.blocks:
+            return
+        texts = self.setting.texts
+        another = One(texts[(texts.index(one.text) + 1) % len(texts)])
+        told = f"request {name} is finished, and another one takes its name"
+        if same_blocks and all(self.users[block] == 1 for block in one.blocks):
+            told += ", and its blocks"
+            another.blocks = one.blocks
+            self.found = {text: at for text, at in self.found.items() if at not in one.blocks}
+        else:
             for block in one.blocks:
                 self.users[block] -= 1
-            texts = self.setting.texts
-            self.requests[name] = One(texts[(texts.index(one.text) + 1) % len(texts)])
+        self.say(told)
+        self.requests[name] = another
 
     def do_copy(self, which: int, pick: int) -> None:
         """A request's last block moves, and the memory with it, behind the class's back."""
@@ -176,17 +188,25 @@ class EagleStory(LinedStory):
 
     def do_guess(self, tokens: list[int]) -> None:
         """A chain. The layer's hidden states are numbered as they come."""
-        setting, most = self.setting, len(tokens)
+        setting, most, calls = self.setting, len(tokens), 0
         states = [row_of(FIRST_GUESS, setting)]
 
         def best_token(hidden: Tensor) -> int:
+            nonlocal calls
+            calls += 1
             places = [i for i, state in enumerate(states) if equal(state, hidden)]
             if not places:
-                self.stage.blame("best", "a hidden state that the layer returned", told(hidden))
+                got = f"{told(hidden)} in {getattr(hidden, 'dtype', type(hidden))}"
+                self.stage.blame("best", "a hidden state that the layer returned", got)
+            if calls > most:
+                self.stage.blame("calls", f"{most} calls", "one more")
             return [*tokens, 0][places[0]]
 
         def read(token_id: int, before: Tensor) -> Tensor:
             number = len(states) - 1  # of the guess that comes now
+            if isinstance(token_id, Tensor) or not isinstance(before, Tensor):
+                got = f"read({told(token_id)}, {told(before)})"
+                self.stage.blame("arguments", "a token and a hidden state", got)
             if number >= most - 1:
                 self.stage.blame("many", f"{max(0, most - 1)} runs of the layer", "one more")
             if token_id != tokens[number]:
@@ -201,6 +221,8 @@ class EagleStory(LinedStory):
         if fault := not_ints(got):
             self.stage.blame("list", fault.expected, got)
         self.stage.expect("guesses", tokens, [int(token) for token in got], str)
+        self._look_back()
+        self.returned = [*self.returned, (got, list(got))][-3:]
 
     # What a story is made of
 
@@ -248,9 +270,18 @@ class EagleStory(LinedStory):
                 clause = "before" if token else "first"
                 self.stage.blame(clause, f"{told(want)} for token {token}", told(row))
         self._look("looks", [])
+        self._look_back()
         with contextlib.suppress(RuntimeError):  # a tensor that can't be written to
             got.fill_(OLD)
         self._look("view", [])
+        self.returned = [*self.returned, (got, got.clone())][-3:]
+
+    def _look_back(self) -> None:
+        """What was returned before must not have changed, whatever was asked since."""
+        for earlier, was in self.returned:
+            same = torch.equal(earlier, was) if isinstance(was, Tensor) else earlier == was
+            if not same:
+                self.stage.blame("again", told(was), told(earlier))
 
     def _look(self, clause: str, slots: Sequence[int]) -> None:
         """The whole memory. `clause` is broken at `slots`, if those are named, or anywhere."""

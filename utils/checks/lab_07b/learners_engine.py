@@ -198,7 +198,7 @@ def run(parts: Parts) -> str:
         f"Your class guessed {chain.num_draft_tokens} tokens, each as the engine's own EAGLE "
         f"proposer does; {chain.num_accepted_tokens} were accepted. {found} tokens of prompts were "
         "found in the prefix cache, and their hidden states in your memory. With your mask and "
-        f"your walk, trees gave {tree.mean_acceptance_length:.2f} tokens per verification, and "
+        f"your walk, trees gave {tree.mean_acceptance_length:.2f} tokens per pass, and "
         f"chains {chain.mean_acceptance_length:.2f}. All answers are as without guesses, token for "
         "token."
     )

@@ -17,15 +17,16 @@ from utils.viz.style import BLUE, GREY, INK, ORANGE, RED
 def plot_kv_per_token(shapes: Sequence[ModelShape]) -> Figure:
     """KV bytes of one token, model by model, in 16 bit; the label names the attention variant."""
     ordered = sorted(shapes, key=kv_bytes_per_token)
-    figure, axes = plt.subplots(figsize=(8, 4.4))
+    figure, axes = plt.subplots(figsize=(9.5, 4.4))
     values = [kv_bytes_per_token(shape) / 1024 for shape in ordered]
     colors = [ORANGE if shape.kind == "MHA" else BLUE for shape in ordered]
-    axes.barh([f"{s.name}  ({s.kind})" for s in ordered], values, color=colors)
+    labels = [f"{s.name}  ({_size(s.num_parameters)} parameters, {s.kind})" for s in ordered]
+    axes.barh(labels, values, color=colors)
     for row, value in enumerate(values):
         axes.text(value, row, f" {value:,.1f}".removesuffix(".0"), va="center", fontsize=9.5)
     axes.set_xlim(right=max(values) * 1.12)
     axes.set_xlabel("KiB of KV cache per token (16 bit)")
-    axes.set_title("Within MHA the cache follows the size;\nat equal size others need far less")
+    axes.set_title("Within MHA, larger models need more;\nat equal size, fewer KV heads need far less")
     patches = [
         Patch(facecolor=ORANGE, label="MHA: a KV head per query head"),
         Patch(facecolor=BLUE, label="fewer KV heads, or a latent"),
@@ -33,6 +34,14 @@ def plot_kv_per_token(shapes: Sequence[ModelShape]) -> Figure:
     axes.legend(handles=patches, loc="lower right")
     axes.grid(axis="y", visible=False)
     return figure
+
+
+def _size(num_parameters: float) -> str:
+    """As "8.0B" or "135M"."""
+    if num_parameters < 1e9:
+        return f"{num_parameters / 1e6:.0f}M"
+    billions = num_parameters / 1e9
+    return f"{billions:.0f}B" if billions >= 100 else f"{billions:.1f}B"
 
 
 def plot_memory_split(

@@ -106,6 +106,7 @@ def plot_step_seconds(
         axes.set_title(title)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
+        axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.legend()
     return figure
