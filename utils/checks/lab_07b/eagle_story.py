@@ -46,7 +46,9 @@ class One:
 def row_of(number: int, setting: Setting) -> Tensor:
     """The hidden state of this number. bfloat16 holds it exactly."""
     signs = [1.0, -1.0] * setting.hidden_size
-    return torch.tensor([number * sign + 0.0 for sign in signs[: setting.hidden_size]]).to(setting.dtype)
+    return torch.tensor([number * sign + 0.0 for sign in signs[: setting.hidden_size]]).to(
+        setting.dtype
+    )
 
 
 def told(row: Any) -> str:

@@ -26,7 +26,9 @@ def plot_kv_per_token(shapes: Sequence[ModelShape]) -> Figure:
         axes.text(value, row, f" {value:,.1f}".removesuffix(".0"), va="center", fontsize=9.5)
     axes.set_xlim(right=max(values) * 1.12)
     axes.set_xlabel("KiB of KV cache per token (16 bit)")
-    axes.set_title("Within MHA, larger models need more;\nat equal size, fewer KV heads need far less")
+    axes.set_title(
+        "Within MHA, larger models need more;\nat equal size, fewer KV heads need far less"
+    )
     patches = [
         Patch(facecolor=ORANGE, label="MHA: a KV head per query head"),
         Patch(facecolor=BLUE, label="fewer KV heads, or a latent"),
