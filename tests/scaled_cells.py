@@ -64,7 +64,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "notebooks/07b_medusa_eagle_mtp.ipynb": (
         ('two_tasks(llm)["chat"]', 'two_tasks(llm)["chat"][:4]'),
         ("length = 48", "length = 20"),
-        ("range(10_000)", "range(1_000)"),
         ("repeats=21", "repeats=1"),
         (
             "race(llm, prompts[:6], methods, max_tokens=32)",
