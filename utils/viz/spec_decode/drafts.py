@@ -247,4 +247,8 @@ def _draw_tree(axes: Axes, texts: Sequence[str], parents: Sequence[int]) -> None
     axes.set_xlim(-0.5, max(depths) + 0.5)
     axes.set_ylim(max(heights.values()) + 0.7, -0.7)
     axes.axis("off")
-    axes.set_title("0: the last confirmed token (the text before it is not drawn)", fontsize=10.5, weight="normal")
+    axes.set_title(
+        "0: the last confirmed token (the text before it is not drawn)",
+        fontsize=10.5,
+        weight="normal",
+    )
