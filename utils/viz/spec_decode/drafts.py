@@ -103,10 +103,8 @@ def plot_slots(steps: Sequence[SlotsAfterStep], block_size: int, first: int, tit
     """A row of slots for each step, one below the other, from position `first` on.
 
     Args:
-        steps: in order.
         block_size: tokens per block.
         first: a block's beginning; what comes before is not drawn.
-        title: the finding.
     """
     last = max(len(step.block_ids) for step in steps) * block_size
     figure, axes = plt.subplots(figsize=(10, 0.8 * len(steps) + 1.2))
@@ -186,11 +184,9 @@ def plot_tree_mask(
     """A tree of guesses on the left, its attention mask on the right.
 
     Args:
-        root: text of the last confirmed token.
-        tokens: texts of the guesses.
+        root, tokens: texts of the last confirmed token, and of the guesses.
         parents: of each guess: the index of an earlier one, or -1.
         mask: [1 + m, 1 + m], see `tree_attention_mask`.
-        title: the finding.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), width_ratios=(1.15, 1))
     texts = [f"{text.strip() or text!r}" for text in (root, *tokens)]
