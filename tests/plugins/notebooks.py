@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 ENV_VAR = "COURSE_PROFILE"  # utils.profiles has it, too, and imports torch
 # nbval waits five seconds for the output of a cell that has ended; a busy machine needs more.
 OUTPUT_TIMEOUT_S = 120
-TRAINS = re.compile(r"ensure_(draft_model|medusa|deep_medusa|eagle)\b")
+TRAINS = re.compile(r"ensure_(draft_model|medusa|eagle)\b")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,14 @@ from utils.engine.attention.paged_kv_cache import PagedKVCache, slot_mapping
 from utils.engine.config.engine import EngineConfig
 from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.models.llama import LlamaForCausalLM
+from utils.engine.models.llama_eagle import EagleLlamaModel
 from utils.engine.request import Request
 from utils.engine.spec_decode import llm_base_proposer
 from utils.engine.spec_decode.draft import NO_DRAFT, Draft
+from utils.engine.spec_decode.draft_vocabulary import named
 from utils.engine.spec_decode.eagle import EagleProposer, as_one_layer
 from utils.engine.spec_decode.llm_base_proposer import Part
-from utils.engine.spec_decode.make_proposer import make_proposer
+from utils.engine.spec_decode.make_proposer import make_eagle
 from utils.engine.worker import model_runner
 
 
@@ -33,10 +36,14 @@ def proposer_with(proposer_class: Callable[[Tensor], Any]) -> Callable[..., Eagl
     """
 
     class LearnersProposer(EagleProposer):
-        def __init__(self, config: EngineConfig, target: LlamaForCausalLM) -> None:
-            own = make_proposer(config, target)
-            assert isinstance(own, EagleProposer)
-            super().__init__(own.model, target, config, own.token_ids, own.tree_widths)
+        def __init__(
+            self,
+            model: EagleLlamaModel,
+            target: LlamaForCausalLM,
+            config: EngineConfig,
+            *others: Any,
+        ) -> None:
+            super().__init__(model, target, config, *others)
             hidden_size = target.config.hidden_size
             one_row = replace(as_one_layer(target.config), head_dim=hidden_size)
             # Paged memory of which one half is used: what copies blocks then copies hidden states.
@@ -83,8 +90,7 @@ def proposer_with(proposer_class: Callable[[Tensor], Any]) -> Callable[..., Eagl
             return slot_mapping(block_ids, self.kv_cache.block_size, start, end)
 
         def _best_token(self, hidden: Tensor) -> int:
-            best = int(self.head(hidden[None]).argmax())
-            return best if self.token_ids is None else int(self.token_ids[best])
+            return int(named(self.head(hidden[None]).argmax(), self.token_ids))
 
         def _reader(self, block_ids: list[int], position: int) -> Callable[[int, Tensor], Tensor]:
             """Reads one guess after another, each at the next position."""
@@ -98,7 +104,7 @@ def proposer_with(proposer_class: Callable[[Tensor], Any]) -> Callable[..., Eagl
 
             return read
 
-    return LearnersProposer
+    return functools.partial(make_eagle, proposer_class=LearnersProposer)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from utils.engine.sampling_params import SamplingParams
 from utils.engine.spec_decode.draft import Draft
 from utils.engine.spec_decode.eagle import EagleProposer
 from utils.engine.spec_decode.llm_base_proposer import Part
-from utils.engine.spec_decode.make_proposer import make_proposer
+from utils.engine.spec_decode.make_proposer import make_eagle
 from utils.engine.spec_decode.tree import follow_tree
 from utils.pipeline.drafts.distill import ensure_eagle
 from utils.timing import one_thread
@@ -98,12 +98,6 @@ class OneByOne(EagleProposer):
         return drafts
 
 
-def one_by_one(config: Any, target: Any) -> OneByOne:
-    own = make_proposer(config, target)
-    assert isinstance(own, EagleProposer)
-    return OneByOne(own.model, target, config, own.token_ids, own.tree_widths)
-
-
 class Noted:
     """A proposer whose guesses are written down: after which text, and what is guessed."""
 
@@ -169,7 +163,7 @@ def without_guesses() -> list[list[int]]:
 @functools.cache
 def the_engines_own() -> Run:
     """With the engine's own proposer."""
-    return answers_with(one_by_one)
+    return answers_with(functools.partial(make_eagle, proposer_class=OneByOne))
 
 
 @one_thread()

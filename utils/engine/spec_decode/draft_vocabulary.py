@@ -51,6 +51,30 @@ def write_draft_vocabulary(folder: Path, token_ids: Iterable[int]) -> None:
     (folder / FILE).write_text(json.dumps([int(token_id) for token_id in token_ids]))
 
 
+def head_of(
+    lm_head: nn.Module, token_ids: Tensor | None
+) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """The output head of a draft that may guess these tokens, and their ids beside the head.
+
+    Args:
+        lm_head: of all tokens.
+        token_ids: [n]; no other rows of the head are computed. None: all tokens.
+
+    Returns:
+        [B, hidden] -> [B, n]; and what `named` turns places among the n into tokens with.
+    """
+    assert isinstance(lm_head.weight, Tensor)
+    if token_ids is None:
+        return lm_head, None
+    token_ids = token_ids.to(lm_head.weight.device)
+    return rows_of(lm_head, token_ids), token_ids
+
+
+def named(places: Tensor, token_ids: Tensor | None) -> Tensor:
+    """The tokens at these places of a draft's scores, of any shape."""
+    return places if token_ids is None else token_ids[places]
+
+
 def rows_of(lm_head: nn.Module, token_ids: Tensor) -> Callable[[Tensor], Tensor]:
     """An output head with these rows [n] of another: [B, hidden] -> [B, n]."""
     assert isinstance(lm_head.weight, Tensor)

@@ -21,6 +21,7 @@ from utils.engine.models.llama import LlamaForCausalLM
 from utils.engine.models.llama_eagle import EagleLlamaModel
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import NO_DRAFT, Draft
+from utils.engine.spec_decode.draft_vocabulary import named
 from utils.engine.spec_decode.llm_base_proposer import Part, SpecDecodeBaseProposer
 
 
@@ -138,7 +139,7 @@ class EagleProposer(SpecDecodeBaseProposer):
         if not trees:
             return
         best = self.head(torch.cat([tree.leaves() for tree in trees])).topk(width).indices
-        token_ids = iter((best if self.token_ids is None else self.token_ids[best]).tolist())
+        token_ids = iter(named(best, self.token_ids).tolist())
         for tree in trees:
             tree.grow([next(token_ids) for _ in tree.leaves()])
 

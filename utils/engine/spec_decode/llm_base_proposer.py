@@ -5,7 +5,7 @@ In vLLM: `v1/spec_decode/llm_base_proposer.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from utils.engine.request import Request
 from utils.engine.sample.draw import draw, source_of
 from utils.engine.sample.sampler import Sampler
 from utils.engine.spec_decode.draft import NO_DRAFT, Draft
-from utils.engine.spec_decode.draft_vocabulary import rows_of
+from utils.engine.spec_decode.draft_vocabulary import head_of, named
 from utils.engine.spec_decode.tree import tree_depths
 
 OTHER_NUMBERS = 0x5DEECE66D  # turns a seed into another one
@@ -68,11 +68,7 @@ class SpecDecodeBaseProposer:
         assert isinstance(lm_head.weight, Tensor)
         self.kv_cache, self.device = kv_cache, lm_head.weight.device
         self.vocab_size = len(lm_head.weight)
-        self.token_ids: Tensor | None = None
-        self.head: Callable[[Tensor], Tensor] = lm_head
-        if token_ids is not None:
-            self.token_ids = token_ids.to(self.device)
-            self.head = rows_of(lm_head, self.token_ids)
+        self.head, self.token_ids = head_of(lm_head, token_ids)
         self._sampler = Sampler()
         # Not the numbers that guesses are verified with: those must not depend on the guesses.
         self._generator = torch.Generator(self.device).manual_seed(seed ^ OTHER_NUMBERS)
@@ -209,7 +205,7 @@ class SpecDecodeBaseProposer:
             num_ahead: how many tokens are guessed already, of each request.
         """
         best = logits.max(dim=-1).indices  # argmax is slow on a CPU
-        token_ids = (best if self.token_ids is None else self.token_ids[best]).tolist()
+        token_ids = named(best, self.token_ids).tolist()
         distributions: list[Tensor | None] = [None] * len(requests)
         rows = [i for i, r in enumerate(requests) if r.sampling_params.temperature > 0]
         if rows:

@@ -38,8 +38,9 @@ def make_proposer(config: EngineConfig, target: LlamaForCausalLM | ModelWorkers)
                 f"other ranks: leave out tensor_parallel_size and pipeline_parallel_size, or guess "
                 f"by another method."
             )
-        make = _medusa if spec.method == "medusa" else _eagle
-        return make(spec, config, target)
+        if spec.method == "medusa":
+            return _medusa(spec, config, target)
+        return make_eagle(config, target)
     ngram = NgramProposer(spec.prompt_lookup_min, spec.prompt_lookup_max)
     return TextProposer(spec.proposer or ngram)
 
@@ -83,12 +84,20 @@ def _medusa(
     return MedusaProposer(heads, target.lm_head, token_ids, spec.tree_widths)
 
 
-def _eagle(
-    spec: SpeculativeConfig, config: EngineConfig, target: LlamaForCausalLM
+def make_eagle(
+    config: EngineConfig,
+    target: LlamaForCausalLM,
+    proposer_class: type[EagleProposer] = EagleProposer,
 ) -> EagleProposer:
-    assert spec.model is not None
+    """The EAGLE proposer that `config.speculative_config` describes, of this class.
+
+    Raises:
+        ValueError: the layer can't be read, or was trained for another model.
+    """
+    spec = config.speculative_config
+    assert spec is not None and spec.model is not None
     model = load_eagle(spec.model, target.config, config.dtype, config.device, target.ops)
     if target.model.packed_weights:
         pack_linears(model)
     token_ids = read_draft_vocabulary(spec.model, target.config.vocab_size)
-    return EagleProposer(model, target, config, token_ids, spec.tree_widths)
+    return proposer_class(model, target, config, token_ids, spec.tree_widths)

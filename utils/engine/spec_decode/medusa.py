@@ -6,7 +6,7 @@ Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from utils.engine.core.sched.output import SchedulerOutput
 from utils.engine.request import Request
 from utils.engine.spec_decode.draft import Draft
-from utils.engine.spec_decode.draft_vocabulary import rows_of
+from utils.engine.spec_decode.draft_vocabulary import head_of, named
 
 
 class MedusaHeads(nn.Module):
@@ -84,14 +84,9 @@ class MedusaProposer:
         token_ids: Tensor | None = None,
         tree_widths: tuple[int, ...] | None = None,
     ) -> None:
-        device = lm_head.weight.device
-        self.heads = heads.to(device, lm_head.weight.dtype)
+        self.heads = heads.to(lm_head.weight.device, lm_head.weight.dtype)
         self.tree_widths = tree_widths
-        self.token_ids: Tensor | None = None
-        self.head: Callable[[Tensor], Tensor] = lm_head
-        if token_ids is not None:
-            self.token_ids = token_ids.to(device)
-            self.head = rows_of(lm_head, self.token_ids)
+        self.head, self.token_ids = head_of(lm_head, token_ids)
 
     @torch.inference_mode()
     def draft(
@@ -111,10 +106,10 @@ class MedusaProposer:
         # All heads' rows in one product: it reads the large `lm_head` once, not once a head.
         ahead = torch.cat([self.heads(hidden, head) for head in range(len(widths))])
         logits = self.head(ahead).chunk(len(widths))  # [rows, vocab_size] for each head
-        best: list[list[list[int]]] = []  # [rows, width] for each head
-        for of_head, width in zip(logits, widths, strict=True):
-            tokens = of_head.topk(width, dim=-1).indices
-            best.append((tokens if self.token_ids is None else self.token_ids[tokens]).tolist())
+        best = [  # [rows, width] for each head
+            named(of_head.topk(width, dim=-1).indices, self.token_ids).tolist()
+            for of_head, width in zip(logits, widths, strict=True)
+        ]
         for row, i in enumerate(rows):
             chosen = [tokens[row] for tokens in best]
             if self.tree_widths is None:
