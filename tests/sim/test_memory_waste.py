@@ -53,6 +53,12 @@ def test_equals_the_slot_by_slot_simulation(run: tuple, sample_every: int) -> No
     assert fast.num_running.tolist() == slow.num_running[::sample_every].tolist()
     assert fast.steps.tolist() == list(range(0, len(slow.states), sample_every))
     assert (fast.num_steps, fast.num_preemptions) == (len(slow.states), slow.num_preemptions)
+    # What a request held before it was out of memory without having come to its end.
+    discarded = 0
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        held = ((slow.owners == i) & (slow.states == USED)).sum(axis=1)
+        discarded += held[:-1][(held[1:] == 0) & (held[:-1] < prompt + output - 1)].sum()
+    assert fast.num_discarded_tokens == discarded
 
 
 @settings(max_examples=150)

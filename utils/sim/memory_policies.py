@@ -98,6 +98,8 @@ class MemoryUsage:
         used, reserved, internal, external, free: slots in each state; they add up to `num_slots`.
         num_steps: steps until the last request was complete.
         num_preemptions: how often a request had to give its memory back before its end.
+        num_discarded_tokens: tokens that memory held for those requests at that time, in all. Their
+            keys and values must be computed again.
     """
 
     num_slots: int
@@ -110,6 +112,7 @@ class MemoryUsage:
     free: np.ndarray
     num_steps: int
     num_preemptions: int
+    num_discarded_tokens: int
 
     def shares(self, first_step: float = 0, last_step: float = math.inf) -> dict[str, float]:
         """The mean share of each state in memory, over the samples from one step to another.

@@ -83,7 +83,7 @@ def _simulate_contiguous(
             final -= prompts[i] + outputs[i] - 1
             asked -= policy.num_reserved(prompts[i], outputs[i])
         if not ending and head == len(prompts):
-            return _usage(num_slots, rows, step, num_preemptions=0)
+            return _usage(num_slots, rows, step, num_preemptions=0, num_discarded_tokens=0)
         while head < len(prompts) and arrivals[head] <= step:
             need = policy.num_reserved(prompts[head], outputs[head])
             place = memory.allocate(need)
@@ -125,7 +125,7 @@ def _simulate_paged(
     begins = [0] * block_size  # [step % block_size] -> running requests that begin a block then
     ends: dict[int, list[int]] = {}  # step -> requests that leave
     preempted: deque[tuple[int, int]] = deque()  # (request, tokens that it held and wrote last)
-    head = num_preemptions = step = 0
+    head = num_preemptions = num_discarded_tokens = step = 0
     rows: list[tuple[int, ...]] = []
     while True:
         for i in ends.pop(step, ()):
@@ -133,7 +133,7 @@ def _simulate_paged(
             begins[(1 - offset) % block_size] -= 1
             free += -(-(step - 1 + offset) // block_size)
         if not running and not preempted and head == len(prompts):
-            return _usage(num_slots, rows, step, num_preemptions)
+            return _usage(num_slots, rows, step, num_preemptions, num_discarded_tokens)
         need = begins[step % block_size]
         while need > free:
             i, offset = running.popitem()
@@ -143,6 +143,7 @@ def _simulate_paged(
             ends[prompts[i] + outputs[i] - offset].remove(i)
             preempted.appendleft((i, step + offset))
             num_preemptions += 1
+            num_discarded_tokens += step - 1 + offset
         free -= need
         while preempted or (head < len(prompts) and arrivals[head] <= step):
             i, tokens = preempted[0] if preempted else (head, prompts[head])
@@ -174,7 +175,11 @@ def _simulate_paged(
 
 
 def _usage(
-    num_slots: int, rows: list[tuple[int, ...]], num_steps: int, num_preemptions: int
+    num_slots: int,
+    rows: list[tuple[int, ...]],
+    num_steps: int,
+    num_preemptions: int,
+    num_discarded_tokens: int,
 ) -> MemoryUsage:
     steps, num_running, *states = np.array(rows, dtype=np.int64).reshape(len(rows), 7).T
     used, reserved, internal, external, free = states
@@ -189,4 +194,5 @@ def _usage(
         free,
         num_steps,
         num_preemptions,
+        num_discarded_tokens,
     )

@@ -77,20 +77,25 @@ class TraceRequest:
         return ids
 
 
-def sharegpt_like_lengths(num_requests: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def sharegpt_like_lengths(
+    num_requests: int, seed: int, spread: float = 0.85
+) -> tuple[np.ndarray, np.ndarray]:
     """Prompt and output lengths in tokens of ShareGPT-like requests, two int64 `[num_requests]`.
 
     The same lengths as those of `sharegpt_like`, without the objects: for large simulations.
+    `spread` is the standard deviation of the outputs, as a multiple of their mean.
 
     Raises:
-        ValueError: `num_requests` is not positive.
+        ValueError: `num_requests` or `spread` is not positive.
     """
     if num_requests < 1:
         raise ValueError(f"num_requests must be at least 1, not {num_requests}")
+    if not spread > 0:
+        raise ValueError(f"spread must be positive, not {spread}")
     rng = np.random.default_rng([seed, 1])
     # 179.6 becomes 161.31 once the longest prompts are cut to 1,024 tokens.
     prompt_lens = np.minimum(_log_normal(rng, 179.6, 2.0, num_requests), MAX_PROMPT_LEN)
-    output_lens = _gamma(rng, 337.99, 0.85, num_requests)
+    output_lens = _gamma(rng, 337.99, spread, num_requests)
     return prompt_lens, np.minimum(output_lens, MAX_TOTAL_LEN - prompt_lens)
 
 

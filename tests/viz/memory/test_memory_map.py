@@ -6,11 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from tests.viz.test_widgets import move_everything
 from utils.sim.memory_map import NOBODY, map_memory
 from utils.sim.memory_policies import STATES, Contiguous, Paged
-from utils.sim.memory_waste import simulate
 from utils.viz.memory import memory_explorer
 from utils.viz.memory import memory_map as pictures
 
@@ -41,7 +41,26 @@ def test_memory_map_shows_states_and_owners() -> None:
     bold = {place for place, text in letters.items() if text.get_weight() == "bold"}
     assert bold == set(zip(*np.nonzero(memory.states == STATES.index("used")), strict=True))
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [pictures.STATE_LABELS[state] for state in STATES]
+    states = [STATES[i] for i in sorted(set(memory.states.ravel().tolist()))]
+    assert labels == [pictures.STATE_LABELS[state] for state in states] and len(states) == 4
+
+
+def test_thick_lines_show_the_blocks() -> None:
+    memory = map_memory(Paged(2), [3, 1, 3], [1, 3, 2], 8)
+    axes = pictures.plot_memory_map(memory, "Title", block_size=2).axes[0]
+    [lines] = [c for c in axes.collections if c.get_linewidth()[0] == 3]
+    assert [line[0][0] for line in lines.get_segments()] == [-0.5, 1.5, 3.5, 5.5, 7.5]
+
+
+def test_a_card_is_one_bar() -> None:
+    axes = pictures.plot_card(24, {"used": 2, "external": 1}, 3, "Title").axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches[:4]] == [
+        (0, 24),
+        (24, 2),
+        (26, 1),
+        (27, 3),
+    ]
+    assert "lost to placement: 1.0 GiB" in axes.get_legend_handles_labels()[1]
 
 
 def test_lines_separate_owners() -> None:
@@ -75,36 +94,36 @@ def test_waste_has_a_bar_for_each_share() -> None:
     }
 
 
-def test_usage_over_time_adds_up_to_the_memory() -> None:
-    usages = {
-        name: simulate(policy, [3, 5, 2], [4, 2, 6], 16)
-        for name, policy in {"a": Paged(4), "b": Contiguous("oracle")}.items()
-    }
-    figure = pictures.plot_usage_over_time(usages, num_steps=5, title="Title")
-    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["a", "b"]
-    for axes, usage in zip(figure.axes, usages.values(), strict=True):
-        first, *_, last = axes.collections
-        assert len(axes.collections) == len(STATES)
-        assert last.get_paths()[0].vertices[:, 1].max() == pytest.approx(100)
-        expected = 100 * usage.used[:5].max() / 16
-        assert first.get_paths()[0].vertices[:, 1].max() == pytest.approx(expected)
-
-
-def test_block_sizes_and_lengths() -> None:
-    axes = pictures.plot_block_sizes([2, 4], [0.5, 1.5], [0.6, 1.4]).axes[0]
-    assert [line.get_ydata().tolist() for line in map(_as_array, axes.lines)] == [
-        [0.5, 1.5],
-        [0.6, 1.4],
-    ]
+def test_lengths() -> None:
     axes = pictures.plot_lengths(np.array([450, 900]), np.array([450, 900]), 2048).axes[0]
     assert sum(patch.get_height() for patch in axes.patches) == 2
     title = axes.get_title(loc="left") or axes.get_title()
     assert title.startswith("50% of the requests need less than half")
 
 
-def _as_array(line: plt.Line2D) -> plt.Line2D:
-    line.set_ydata(np.asarray(line.get_ydata()))
-    return line
+def _title(figure: Figure) -> str:
+    return figure.axes[0].get_title(loc="left") or figure.axes[0].get_title()
+
+
+def test_eight_slots_say_when_c_comes_in() -> None:
+    explorer = memory_explorer.eight_slots_explorer()
+    plt.close("all")
+    assert move_everything(explorer) >= 4
+    exactly, blocks = "reserve exactly", "blocks of two"
+    draw = memory_explorer.plot_eight_slots
+    assert "C waits, and 5 of the 8 slots belong to nobody" in _title(draw(exactly, 2))
+    assert "since step 3" in _title(draw(exactly, 3))
+    assert "since step 1" in _title(draw(blocks, 1))
+    assert "the last one ended in step 2" in _title(draw(blocks, 3))
+
+
+def test_spread_moves_the_simulated_bars() -> None:
+    policies, published = {"x": Contiguous("max")}, {"x": {"used": 0.2}}
+    explorer = memory_explorer.spread_explorer(policies, published, num_slots=4096)
+    plt.close("all")
+    few, many = (explorer.draw(spread=spread) for spread in (0.5, 1.2))
+    widths = [figure.axes[0].patches[0].get_width() for figure in (few, many)]
+    assert widths[0] < widths[1] and f"{widths[1]:.1f}%" in _title(many)
 
 
 def test_explorer_draws_every_choice() -> None:

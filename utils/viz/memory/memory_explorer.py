@@ -1,18 +1,36 @@
-"""Lesson 03's widget: the memory map of a small trace, under the policy that one chooses."""
+"""Lesson 03's widgets: small memories under a rule that one chooses, and the experiment."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from utils.sim.memory_map import map_memory
+from utils.sim.memory_map import NOBODY, MemoryMap, map_memory
 from utils.sim.memory_policies import Contiguous, Paged, Policy
+from utils.sim.memory_waste import simulate
+from utils.sim.traces import sharegpt_like_lengths
 from utils.viz.explore import Explorer
-from utils.viz.memory.memory_map import draw_legend, draw_map, letter
+from utils.viz.memory.memory_map import (
+    draw_blocks,
+    draw_legend,
+    draw_map,
+    letter,
+    plot_waste,
+    write_letters,
+)
 from utils.viz.style import BLUE
 
+# Three requests in eight slots: what the lesson begins with.
+RULES: dict[str, Policy] = {
+    "reserve the maximum, 4 slots": Contiguous("max", "first_fit", max_model_len=4),
+    "reserve exactly": Contiguous("oracle", "first_fit"),
+    "blocks of two": Paged(2),
+}
+_LAST_STEP = 4
 # A small trace for the widget: 14 requests of at most 32 tokens, all waiting from the beginning.
 _PROMPTS = (6, 13, 3, 9, 4, 17, 2, 8, 11, 5, 3, 14, 7, 4)
 _OUTPUTS = (9, 17, 25, 4, 12, 8, 20, 6, 19, 28, 3, 11, 22, 10)
@@ -54,15 +72,87 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
     right.set_xlabel("% used")
     preempted = f", {memory.num_preemptions} preemptions" if memory.num_preemptions else ""
     figure.suptitle(
-        f"{allocator}: {used[first_steps].mean():.0%} used in the first 25 steps, "
-        f"all done after {num_steps}{preempted}",
-        fontsize=12,
+        f"{allocator[0].upper()}{allocator[1:]}: tokens fill {used[first_steps].mean():.0%} in the "
+        f"first 25 steps, all done after {num_steps} steps{preempted}",
+        fontsize=11,
         weight="bold",
         x=0.01,
         ha="left",
     )
     draw_legend(figure)
     return figure
+
+
+def plot_eight_slots(rule: str, step: int) -> Figure:
+    """What eight slots hold, up to one step, when A, B and C ask for memory.
+
+    Args:
+        rule: a key of `RULES`.
+        step: from 0.
+    """
+    memory = map_memory(RULES[rule], (3, 1, 3), (1, 3, 2), 8)
+    num_steps = len(memory.states)
+    shown = MemoryMap(memory.states[: step + 1], memory.owners[: step + 1], memory.num_running, 0)
+    begins = int(np.argwhere(memory.owners == 2)[0, 0])
+    figure, axes = plt.subplots(figsize=(8, 3.4))
+    draw_map(axes, shown)
+    write_letters(axes, shown)
+    if isinstance(policy := RULES[rule], Paged):
+        draw_blocks(axes, shown, policy.block_size)
+    for row in range(min(begins, step + 1)):
+        axes.text(7.65, row, "C waits", va="center", fontsize=10)
+    axes.set_ylim(_LAST_STEP + 0.5, -0.5)
+    axes.set_yticks(range(_LAST_STEP + 1))
+    if step >= num_steps:
+        found = f"Step {step}: all requests are done, the last one ended in step {num_steps - 1}"
+    elif step < begins:
+        empty = int((memory.owners[step] == NOBODY).sum())
+        found = f"Step {step}: C waits, and {empty} of the 8 slots belong to nobody"
+    else:
+        found = f"Step {step}: C is in memory since step {begins}"
+    axes.set_title(found)
+    draw_legend(figure)
+    return figure
+
+
+def eight_slots_explorer() -> Explorer:
+    """`plot_eight_slots` with buttons for the rule, and a slider for the step."""
+    return Explorer(
+        plot_eight_slots,
+        rule=ipywidgets.ToggleButtons(
+            options=list(RULES), value="reserve exactly", description="rule"
+        ),
+        step=ipywidgets.IntSlider(_LAST_STEP, min=0, max=_LAST_STEP, description="step"),
+    )
+
+
+def spread_explorer(
+    policies: Mapping[str, Policy], published: Mapping[str, Mapping[str, float]], num_slots: int
+) -> Explorer:
+    """The paper's experiment with a slider for the spread of the answers' lengths.
+
+    Args:
+        policies: by name.
+        published: of each, what the paper measured: state -> share of the memory.
+        num_slots: size of the memory.
+    """
+
+    def draw(spread: float) -> Figure:
+        lengths = sharegpt_like_lengths(4000, seed=0, spread=spread)
+        shares = {}
+        for name, policy in policies.items():
+            usage = simulate(policy, *lengths, num_slots, sample_every=20)
+            shares[name] = usage.shares(0, 0.8 * usage.num_steps)
+        used = ", ".join(f"{name} {share['used']:.1%}" for name, share in shares.items())
+        title = f"With a spread of {spread}, tokens fill this share of the memory:\n{used}"
+        return plot_waste(shares, {name: published[name] for name in shares}, title)
+
+    return Explorer(
+        draw,
+        spread=ipywidgets.SelectionSlider(
+            options=[0.5, 0.6, 0.7, 0.85, 1.0, 1.2], value=0.85, description="spread"
+        ),
+    )
 
 
 def memory_explorer() -> Explorer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.sim.memory_map import NOBODY, MemoryMap
-from utils.sim.memory_policies import STATES, MemoryUsage
+from utils.sim.memory_policies import STATES
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 # Each brighter than the one before, so that they differ in grey as well.
@@ -20,14 +20,14 @@ STATE_COLORS = dict(zip(STATES, (BLUE, ORANGE, "#9dd08c", "#e0e0e0", "white"), s
 STATE_LABELS = {
     "used": "holds a token",
     "reserved": "reserved for a later token",
-    "internal": "internal fragmentation: never used",
-    "external": "external fragmentation",
+    "internal": "never used",
+    "external": "lost to placement",
     "free": "free",
 }
 _COLORS = ListedColormap([STATE_COLORS[state] for state in STATES])
 
 
-def plot_memory_map(memory: MemoryMap, title: str) -> Figure:
+def plot_memory_map(memory: MemoryMap, title: str, block_size: int = 0) -> Figure:
     """Slots from left to right, steps from top to bottom; a letter names a slot's owner.
 
     Letters are written if the memory is small enough to read them.
@@ -35,31 +35,47 @@ def plot_memory_map(memory: MemoryMap, title: str) -> Figure:
     Args:
         memory: from `utils.sim.memory_map.map_memory`.
         title: the finding.
+        block_size: slots between two thick lines; 0 for none.
     """
     num_steps, num_slots = memory.states.shape
     small = num_slots <= 32 and num_steps <= 32
     size = (0.5 * num_slots + 2.2, 0.4 * num_steps + 1.6) if small else (8.5, 4.4)
     figure, axes = plt.subplots(figsize=(max(size[0], 7.5), size[1]))
-    if small:
-        axes.set_xticks(range(num_slots))
-        axes.set_yticks(range(num_steps))
-        axes.vlines(np.arange(num_slots) - 0.5, -0.5, num_steps - 0.5, color="white", linewidth=1)
-        for (step, slot), owner in np.ndenumerate(memory.owners):
-            if owner != NOBODY:
-                used = memory.states[step, slot] == STATES.index("used")
-                axes.text(
-                    slot,
-                    step,
-                    letter(owner),
-                    ha="center",
-                    va="center",
-                    color="white" if used else INK,
-                    weight="bold" if used else "normal",
-                )
     draw_map(axes, memory)
+    if small:
+        write_letters(axes, memory)
+    if block_size:
+        draw_blocks(axes, memory, block_size)
     axes.set_title(title)
-    draw_legend(figure)
+    draw_legend(figure, [STATES[i] for i in np.unique(memory.states)])
     return figure
+
+
+def write_letters(axes: Axes, memory: MemoryMap) -> None:
+    """Each slot's owner, bold where it holds a token, and thin lines between the slots."""
+    num_steps, num_slots = memory.states.shape
+    axes.set_xticks(range(num_slots))
+    axes.set_yticks(range(num_steps))
+    axes.vlines(np.arange(num_slots) - 0.5, -0.5, num_steps - 0.5, color="white", linewidth=1)
+    for (step, slot), owner in np.ndenumerate(memory.owners):
+        if owner != NOBODY:
+            used = memory.states[step, slot] == STATES.index("used")
+            axes.text(
+                slot,
+                step,
+                letter(owner),
+                ha="center",
+                va="center",
+                color="white" if used else INK,
+                weight="bold" if used else "normal",
+            )
+
+
+def draw_blocks(axes: Axes, memory: MemoryMap, block_size: int) -> None:
+    """Thick lines where blocks begin and end."""
+    num_steps, num_slots = memory.states.shape
+    borders = np.arange(0, num_slots + 1, block_size) - 0.5
+    axes.vlines(borders, -0.5, num_steps - 0.5, color=INK, linewidth=3)
 
 
 def letter(request: int) -> str:
@@ -93,15 +109,48 @@ def draw_map(axes: Axes, memory: MemoryMap) -> None:
         axes.spines[side].set_visible(True)
 
 
-def draw_legend(figure: Figure) -> None:
+def draw_legend(figure: Figure, states: Iterable[str] = STATES) -> None:
     """What the colors of the states mean."""
     patches = [
         Patch(
             facecolor=STATE_COLORS[state], edgecolor=INK, linewidth=0.8, label=STATE_LABELS[state]
         )
-        for state in STATES
+        for state in states
     ]
-    figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9.5)
+    figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=9.5)
+
+
+def plot_card(weights: float, pool: Mapping[str, float], rest: float, title: str) -> Figure:
+    """One bar: what a card's memory holds, in GiB.
+
+    Args:
+        weights: of the model.
+        pool: what the KV cache has in each state; states that it lacks may be missing.
+        rest: activations, and the runtime.
+        title: the finding.
+    """
+    parts = [("weights", weights, GREY)]
+    parts += [
+        (STATE_LABELS[state], pool[state], STATE_COLORS[state]) for state in STATES if state in pool
+    ]
+    parts.append(("activations and runtime", rest, "#c8b8a0"))
+    figure, axes = plt.subplots(figsize=(8.5, 2.6))
+    left = 0.0
+    for label, size, color in parts:
+        label = f"{label}: {size:.1f} GiB"
+        axes.barh(0, size, left=left, color=color, edgecolor=INK, linewidth=0.8, label=label)
+        left += size
+    end = weights + sum(pool.values())
+    axes.hlines(0.5, weights, end, color=INK, linewidth=1.5)
+    axes.text((weights + end) / 2, 0.55, "KV cache", ha="center", va="bottom")
+    axes.set_xlim(0, left)
+    axes.set_ylim(-0.45, 0.85)
+    axes.set_yticks([])
+    axes.set_xlabel("GiB of the card's memory")
+    axes.set_title(title)
+    axes.grid(visible=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9.5)
+    return figure
 
 
 def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len: int) -> Figure:
@@ -121,38 +170,11 @@ def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len
     ):
         axes.axvline(value, color=INK, linestyle="--", linewidth=1.5)
         axes.text(value, top, f" {label}: {value:,.0f} ", ha=side, va="top")
+    axes.set_xlim(0, max_model_len * 1.01)
     axes.set_xlabel("tokens of a request, prompt and answer")
     axes.set_ylabel("requests")
     few = (totals < max_model_len / 2).mean()
     axes.set_title(f"{few:.0%} of the requests need less than half of what is reserved")
-    return figure
-
-
-def plot_usage_over_time(usages: Mapping[str, MemoryUsage], num_steps: int, title: str) -> Figure:
-    """One stacked area per policy: how much of the memory is in which state, step by step.
-
-    Args:
-        usages: simulations by the name of their policy.
-        num_steps: how many steps to show, from the first.
-        title: the finding.
-    """
-    figure, rows = plt.subplots(
-        len(usages), 1, figsize=(8.5, 1.55 * len(usages) + 1), sharex=True, sharey=True
-    )
-    for axes, (name, usage) in zip(np.atleast_1d(rows), usages.items(), strict=True):
-        shown = usage.steps < num_steps
-        shares = [100 * getattr(usage, state)[shown] / usage.num_slots for state in STATES]
-        axes.stackplot(
-            usage.steps[shown], shares, colors=STATE_COLORS.values(), step="post", linewidth=0
-        )
-        axes.set_title(name, fontsize=11, weight="normal")
-        axes.set_ylim(0, 100)
-        axes.set_yticks([0, 50, 100])
-        axes.margins(x=0)
-    axes.set_xlabel("step (every running request gains one token per step)")
-    figure.supylabel("% of the KV memory", fontsize=11)
-    figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
-    draw_legend(figure)
     return figure
 
 
@@ -207,29 +229,4 @@ def plot_waste(
     axes.set_title(title)
     axes.grid(visible=False)
     draw_legend(figure)
-    return figure
-
-
-def plot_block_sizes(
-    block_sizes: Sequence[int], predicted: Sequence[float], measured: Sequence[float]
-) -> Figure:
-    """Unused slots per running request over block sizes, both axes logarithmic.
-
-    Args:
-        block_sizes: tokens per block, from 2: blocks of one token leave nothing unused.
-        predicted: unused slots per request by the formula.
-        measured: the same from the simulation.
-    """
-    figure, axes = plt.subplots()
-    axes.plot(block_sizes, predicted, color=GREY, linestyle="--", label="(block size - 1) / 2")
-    axes.plot(block_sizes, measured, "o", color=BLUE, label="simulated")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(block_sizes, [str(size) for size in block_sizes])
-    ticks = [2.0**k for k in range(-1, 10)]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("block size (tokens)")
-    axes.set_ylabel("unused slots per running request")
-    axes.set_title("A request leaves half of a block empty, on average")
-    axes.legend()
     return figure
