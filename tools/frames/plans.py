@@ -103,6 +103,8 @@ PLANS: dict[str, Plan] = {
     "02_kv_cache": Calculator("memory"),
     "02_kv_cache-steps": Grid(),
     "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),
+    "03_kv_memory_waste-slots": Grid(),
+    "03_kv_memory_waste-spread": Grid(),
     "04_paged_allocator": Grid(),
     "05_prefix_caching": Prompts((0, 1), depth=4),
     "06_continuous_batching": Grid({"step": Evenly(12)}),

@@ -109,7 +109,7 @@ def plot_eight_slots(rule: str, step: int) -> Figure:
         empty = int((memory.owners[step] == NOBODY).sum())
         found = f"Step {step}: C waits, and {empty} of the 8 slots belong to nobody"
     else:
-        found = f"Step {step}: C is in memory since step {begins}"
+        found = f"Step {step}: C has been in memory since step {begins}"
     axes.set_title(found)
     draw_legend(figure)
     return figure
