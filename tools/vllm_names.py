@@ -43,10 +43,10 @@ def check(name: str) -> None:
     elif name.startswith("vllm:"):
         _check_metric(name)
     elif re.fullmatch(r"VLLM_[A-Z0-9_]+", name):
-        if not _bound(_package("vllm") / "envs.py", [name]):
+        if not _bound(package_folder("vllm") / "envs.py", [name]):
             raise UnknownName(f"vLLM reads no environment variable {name} (see vllm/envs.py)")
     elif name.endswith(".py"):
-        if not (_package("vllm") / name.removeprefix("vllm/")).is_file():
+        if not (package_folder("vllm") / name.removeprefix("vllm/")).is_file():
             raise UnknownName(f"vLLM has no file {name}")
     elif re.fullmatch(r"vllm(\.\w+)+(\(\))?", name):
         resolve(name.removesuffix("()"))
@@ -70,7 +70,7 @@ def resolve(dotted: str) -> ast.stmt | None:
         UnknownName: no such name.
     """
     package, *parts = dotted.split(".")
-    place = _package(package)
+    place = package_folder(package)
     while parts:
         if (place / parts[0] / "__init__.py").is_file() or _is_namespace(place / parts[0]):
             place = place / parts.pop(0)
@@ -133,7 +133,7 @@ def reading(folder: Path) -> Iterator[None]:
         _elsewhere = before
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
     if _elsewhere is not None:
         return _elsewhere / name
     spec = importlib.util.find_spec(name)
@@ -259,9 +259,9 @@ def _is_class_of(file: Path, name: str) -> bool:
 def _check_option(option: str) -> ast.stmt | None:
     """An option of `vllm serve` is a field of one of its argument classes: --max-x is max_x."""
     field = option.removeprefix("--").split("=")[0].replace("-", "_")
-    classes = [(_package("vllm") / "engine" / "arg_utils.py", "AsyncEngineArgs")]
+    classes = [(package_folder("vllm") / "engine" / "arg_utils.py", "AsyncEngineArgs")]
     # Its file has moved from folder to folder.
-    entrypoints = sorted((_package("vllm") / "entrypoints").rglob("*.py"))
+    entrypoints = sorted((package_folder("vllm") / "entrypoints").rglob("*.py"))
     classes += [(f, "FrontendArgs") for f in entrypoints if _is_class_of(f, "FrontendArgs")]
     for file, cls in classes:
         for name in (field, field.removeprefix("no_")):
@@ -272,7 +272,7 @@ def _check_option(option: str) -> ast.stmt | None:
 
 def _check_metric(metric: str) -> None:
     base = re.sub(r"_(total|sum|count|bucket)$", "", metric)
-    for file in sorted(_package("vllm").glob("v1/**/*.py")):
+    for file in sorted(package_folder("vllm").glob("v1/**/*.py")):
         if re.search(rf"""["']{re.escape(base)}(_total)?["']""", file.read_text(encoding="utf-8")):
             return
     raise UnknownName(f"the installed vLLM exports no metric {metric}")

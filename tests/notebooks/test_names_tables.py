@@ -11,7 +11,15 @@ import pytest
 
 from tools import newest_vllm
 from tools.notebook_files import QUIZ
+from tools.vllm_callers import num_uses
 from tools.vllm_names import UnknownName, check, default, reading, table_rows
+
+QUANT_UTILS = "vllm.model_executor.layers.quantization.utils.quant_utils"
+# Names in the tables that nothing in vLLM uses, and why they are there all the same.
+UNUSED = {
+    f"{QUANT_UTILS}.gptq_pack": "packs checkpoints, which vLLM only reads; its own tests use it",
+    f"{QUANT_UTILS}.awq_pack": "packs checkpoints, which vLLM only reads; its own tests use it",
+}
 
 
 def failures(path: Path) -> list[str]:
@@ -33,6 +41,25 @@ def test_names_exist_in_vllm(lesson: Path) -> None:
     if lesson != QUIZ:
         assert list(table_rows(lesson)), f"{lesson.name} has no table '| here | in vLLM |'"
     assert failures(lesson) == []
+
+
+def test_names_are_used_in_vllm(lesson: Path) -> None:
+    """A name that exists may be dead: then another one does the work today."""
+    dotted = [
+        name.removesuffix("()")
+        for _, there in table_rows(lesson)
+        for name in re.findall(r"`(vllm\.[^`]+)`", there)
+    ]
+    assert [name for name in dotted if name not in UNUSED and num_uses(name) < 1] == []
+
+
+def test_a_name_that_nothing_uses_is_found() -> None:
+    """Of these two functions, 0.32 calls only the one with the underscore."""
+    assert num_uses("vllm.v1.core.kv_cache_utils.check_enough_kv_cache_memory") == 0
+    assert num_uses("vllm.v1.core.kv_cache_utils._check_enough_kv_cache_memory") > 0
+    assert num_uses("vllm.config.CacheConfig.block_size") > 0
+    assert num_uses("vllm.v1.core.block_pool") > 0
+    assert [name for name in UNUSED if num_uses(name) > 0] == []
 
 
 @pytest.mark.parametrize(
