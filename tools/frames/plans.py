@@ -100,6 +100,7 @@ PLANS: dict[str, Plan] = {
             "min_p": [0.0, 0.1],
         }
     ),
+    "01_prefill_and_decode-passes": Grid(),
     "02_kv_cache": Calculator("memory"),
     "02_kv_cache-steps": Grid(),
     "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),

@@ -52,15 +52,15 @@ class ModelShape:
 MODEL_SHAPES = {
     shape.name: shape
     for shape in (
-        ModelShape("SmolLM2-135M", 134.5e6, 30, 576, 9, 3, 64),
+        ModelShape("SmolLM2-135M", 134_515_008, 30, 576, 9, 3, 64),
         ModelShape("SmolLM2-1.7B", 1.71e9, 24, 2048, 32, 32, 64),
         ModelShape("Falcon-7B", 7.22e9, 32, 4544, 71, 1, 64),
         ModelShape("Llama-2-7B", 6.74e9, 32, 4096, 32, 32, 128),
         ModelShape("Mistral-7B", 7.25e9, 32, 4096, 32, 8, 128),
         ModelShape("Llama-3.1-8B", 8.03e9, 32, 4096, 32, 8, 128),
-        ModelShape("OPT-13B", 12.85e9, 40, 5120, 40, 40, 128),
+        ModelShape("OPT-13B", 12_853_473_280, 40, 5120, 40, 40, 128),
         ModelShape("Llama-2-13B", 13.02e9, 40, 5120, 40, 40, 128),
-        ModelShape("Llama-3.1-70B", 70.55e9, 80, 8192, 64, 8, 128),
+        ModelShape("Llama-3.1-70B", 70.554e9, 80, 8192, 64, 8, 128),
         ModelShape("Hunyuan-Large", 389e9, 64, 6400, 80, 8, 128, layers_per_kv=2),
         ModelShape("DeepSeek-V3", 671e9, 61, 7168, 128, 128, 128, mla_latent_size=512 + 64),
     )

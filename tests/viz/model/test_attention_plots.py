@@ -31,7 +31,7 @@ def test_growth_tells_cached_keys_from_the_new_one() -> None:
     axes = plot_attention_growth(num_tokens=3).axes[0]
     assert len(axes.patches) == 4 + 3 + 2 + 1
     last_row = axes.patches[-4:]
-    expected = [BLUE, BLUE, BLUE, ORANGE]
+    expected = [ORANGE, ORANGE, ORANGE, BLUE]
     for patch, color in zip(last_row, expected, strict=True):
         assert same_color(patch.get_facecolor(), color)
 

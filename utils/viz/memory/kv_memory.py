@@ -76,7 +76,7 @@ def plot_memory_split(
     axes.axvline(memory_gib, color=RED if used > memory_gib else INK, linewidth=3)
     axes.set_xlim(0, max(used, memory_gib) * 1.05)
     axes.set_yticks([])
-    axes.set_xlabel(f"GiB (the line is the card: {memory_gib:g} GiB)")
+    axes.set_xlabel(f"GiB (vertical line: the card, {memory_gib:g} GiB)")
     verdict = (
         "does not fit" if used > memory_gib else f"fits, {memory_gib - used:,.1f} GiB to spare"
     )

@@ -34,14 +34,10 @@ def plot_repeated_work(step: int) -> Figure:
                 )
             )
         axes.text(
-            num_tokens + 0.15,
-            row + 0.45,
-            f"→ {words[num_tokens].strip()}",
-            va="center",
-            fontsize=10,
+            num_tokens + 0.15, row + 0.45, f"→ {_word(words[num_tokens])}", va="center", fontsize=10
         )
     for column, word in enumerate(words[: len(PROMPT) + step - 1]):
-        axes.text(column + 0.45, -0.25, word.strip(), ha="center", fontsize=9, color=INK)
+        axes.text(column + 0.45, -0.25, _word(word), ha="center", fontsize=9, color=INK)
     last = len(PROMPT) + step - 1
     total = sum(len(PROMPT) + row for row in range(step))
     again = last - 1 if step > 1 else 0
@@ -58,10 +54,15 @@ def plot_repeated_work(step: int) -> Figure:
     axes.tick_params(length=0)
     patches = [
         Patch(facecolor=BLUE, label="read for the first time"),
-        Patch(facecolor=ORANGE, label="read before, in an earlier step"),
+        Patch(facecolor=ORANGE, label="read again"),
+        Patch(facecolor="#e3e3e3", label="pale: earlier steps"),
     ]
     axes.legend(handles=patches, loc="upper right", bbox_to_anchor=(1, 0.9))
     return figure
+
+
+def _word(token: str) -> str:
+    return token.strip() if token.strip().isalpha() else f'"{token.strip()}"'
 
 
 def repeated_work_explorer() -> Explorer:

@@ -50,7 +50,7 @@ def plot_attention_growth(num_tokens: int) -> Figure:
     figure, axes = plt.subplots(figsize=(7.2, 4.6))
     for query in range(size):
         for key in range(query + 1):
-            color = "#dfe3ea" if query < num_tokens else BLUE if key < num_tokens else ORANGE
+            color = "#dfe3ea" if query < num_tokens else ORANGE if key < num_tokens else BLUE
             corner = (key - 0.5, query - 0.5)
             axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, edgecolor="white", linewidth=2))
     axes.set_xlim(-0.5, size - 0.5)
@@ -66,8 +66,8 @@ def plot_attention_growth(num_tokens: int) -> Figure:
     axes.set_ylabel("queries")
     labels = {
         "#dfe3ea": "rows of old tokens:\ndone, never needed again",
-        BLUE: "new query with an old key:\nthe key is in the cache",
-        ORANGE: "new query with the new key:\nboth are computed now",
+        ORANGE: "new query with an old key:\nthe key is in the cache",
+        BLUE: "new query with the new key:\nboth are computed now",
     }
     patches = [Patch(facecolor=color, label=label) for color, label in labels.items()]
     figure.legend(handles=patches, loc="outside right center", labelspacing=1.4)
@@ -91,10 +91,10 @@ def plot_step_seconds(
     panels = [
         ("tokens so far", "milliseconds for one more token", 1e3, lengths, without, with_cache)
     ]
-    titles = ["One step: all tokens again, or one"]
+    titles = ["A step: grows without a cache,\nstays flat with one"]
     if answers is not None:
-        panels.append(("tokens of the answer", "seconds for the whole answer", 1.0, *answers))
-        titles.append("Whole answers, timed")
+        panels.append(("tokens in the answer", "seconds for the whole answer", 1.0, *answers))
+        titles.append("A whole answer: twice the tokens,\ntwice the time with a cache")
     figure, grid = plt.subplots(1, len(panels), figsize=(4.75 * len(panels), 4), squeeze=False)
     for axes, title, panel in zip(grid[0], titles, panels, strict=True):
         x_label, y_label, scale, x, slow, fast = panel

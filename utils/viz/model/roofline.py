@@ -6,7 +6,7 @@ architectures", CACM 52(4), 2009.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from utils.viz.style import BLUE, GREY, INK, ORANGE
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
 
 @dataclass(frozen=True)
@@ -42,63 +42,95 @@ class Machine:
 
 
 def plot_roofline(
-    machine: Machine, intensity: Sequence[float], achieved: Sequence[float], labels: Sequence[str]
+    machines: Mapping[str, Machine],
+    intensity: Sequence[float],
+    achieved: Sequence[float],
+    labels: Sequence[str],
 ) -> Figure:
-    """Measured points (FLOPs per byte, FLOP/s) under the machine's roof, both axes logarithmic."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.6))
-    low, high = min([*intensity, machine.ridge]) / 2, max([*intensity, machine.ridge]) * 2
-    x = np.geomspace(low, high, 200)
-    axes.loglog(x, [machine.attainable(v) / 1e9 for v in x], color=INK, label="the machine's roof")
-    axes.axvline(machine.ridge, color=GREY, linestyle=":", linewidth=1.5)
-    colors = [ORANGE if value < machine.ridge else BLUE for value in intensity]
-    axes.scatter(intensity, [v / 1e9 for v in achieved], c=colors, s=55, zorder=3)
+    """Measured points under the roof of their machine, and other machines' roofs above them.
+
+    Args:
+        machines: by name. The first one is the machine that the points were measured on.
+        intensity: FLOPs per byte of each point.
+        achieved: FLOP/s of each point.
+        labels: a word for each point.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.8))
+    ridges = [machine.ridge for machine in machines.values()]
+    x = np.geomspace(min(intensity) / 2, max([*intensity, *ridges]) * 3, 200)
+    for (name, machine), color in zip(machines.items(), (INK, ORANGE, GREEN, GREY), strict=False):
+        roof = [machine.attainable(v) / 1e9 for v in x]
+        axes.loglog(x, roof, color=color, linewidth=2)
+        axes.text(x[-1], roof[-1] * 1.15, name, ha="right", va="bottom")
+        axes.plot(machine.ridge, machine.flops / 1e9, "D", color=color, markersize=6)
+    axes.scatter(intensity, [v / 1e9 for v in achieved], color=BLUE, s=45, zorder=3)
     for x_value, y_value, label in zip(intensity, achieved, labels, strict=True):
         axes.annotate(
-            label,
-            (x_value, y_value / 1e9),
-            textcoords="offset points",
-            xytext=(0, -15),
-            ha="center",
+            label, (x_value, y_value / 1e9), textcoords="offset points", xytext=(7, -11), fontsize=9
         )
-    bottom = min(achieved) / 1e9 / 3
-    axes.set_ylim(bottom=bottom)
-    axes.text(machine.ridge * 0.92, bottom * 1.15, "memory-bound  ", ha="right", color=ORANGE)
-    axes.text(machine.ridge * 1.08, bottom * 1.15, "  compute-bound", ha="left", color=BLUE)
-    axes.set_title("Left of the ridge memory decides, right of it arithmetic")
-    axes.set_xlabel("arithmetic intensity (FLOPs per byte of weights and KV read)")
-    axes.set_ylabel("GFLOP/s")
-    axes.legend(loc="upper left")
+    here, fastest = next(iter(machines.values())), max(ridges)
+    shares = [y / here.attainable(v) for v, y in zip(intensity, achieved, strict=True)]
+    axes.set_title(
+        f"Our passes reach {min(shares):.0%} to {max(shares):.0%} of the roof. Its corner, the "
+        f"ridge,\nlies at {here.ridge:.0f} FLOPs per byte here, and at up to {fastest:.0f} on a GPU"
+    )
+    axes.set_xlabel("arithmetic intensity (FLOPs per byte that must travel), logarithmic")
+    axes.set_ylabel("GFLOP/s, logarithmic")
+    axes.set_ylim(bottom=min(achieved) / 1e9 / 3, top=max(m.flops for m in machines.values()) / 2e8)
     _plain_ticks(axes)
     return figure
 
 
 def plot_predicted_measured(
-    num_tokens: Sequence[int], predicted: Sequence[float], measured: Sequence[float]
+    num_tokens: Sequence[int],
+    predicted: Sequence[float],
+    measured: Sequence[float],
+    packed: Sequence[float],
 ) -> Figure:
-    """Seconds of one forward pass against the tokens in it: the bound, and the clock."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
-    left.loglog(num_tokens, [1e3 * v for v in measured], "o-", color=BLUE, label="measured")
-    left.loglog(num_tokens, [1e3 * v for v in predicted], "--", color=INK, label="predicted bound")
-    left.set_title("The pass: how far above its bound?")
-    left.set_ylabel("milliseconds for the pass")
-    per_token = [1e3 * seconds / n for seconds, n in zip(measured, num_tokens, strict=True)]
-    bound = [1e3 * seconds / n for seconds, n in zip(predicted, num_tokens, strict=True)]
-    right.loglog(num_tokens, per_token, "o-", color=BLUE, label="measured")
-    right.loglog(num_tokens, bound, "--", color=INK, label="predicted bound")
-    right.set_title("The same, for each token in it")
-    right.set_ylabel("milliseconds per token")
+    """Seconds of one forward pass against the tokens in it: the bound, and the clock.
+
+    Args:
+        num_tokens: in each pass, ascending.
+        predicted: the bound of each pass, in seconds.
+        measured: seconds with the weights as they are loaded.
+        packed: seconds with weights that are laid out in the order in which a product reads them.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.8, 4.2))
+    lines = (
+        ("weights as loaded", measured, "o-", BLUE),
+        ("weights packed", packed, "s-", ORANGE),
+        ("predicted bound", predicted, "--", INK),
+    )
+    for name, seconds, style, color in lines:
+        left.loglog(num_tokens, [1e3 * v for v in seconds], style, color=color, label=name)
+        each = [1e3 * v / n for v, n in zip(seconds, num_tokens, strict=True)]
+        right.loglog(num_tokens, each, style, color=color, label=name)
+    left.set_title(
+        f"A pass of {num_tokens[-1]} takes {measured[-1] / measured[0]:.0f} times\n"
+        f"as long as a pass of one ..."
+    )
+    cheaper = measured[0] / (measured[-1] / num_tokens[-1])
+    right.set_title(f"... so each of its tokens costs a\n{_ordinal(round(cheaper))} of a lone one")
+    left.set_ylabel("milliseconds for the pass, logarithmic")
+    right.set_ylabel("milliseconds per token, logarithmic")
+    left.legend()
     for axes in (left, right):
-        axes.set_xlabel("tokens in the pass")
-        axes.legend()
+        axes.set_xlabel("tokens in the pass, logarithmic")
         _plain_ticks(axes)
         axes.set_xticks(num_tokens, [str(n) for n in num_tokens], rotation=45)
     return figure
 
 
+def _ordinal(number: int) -> str:
+    """22 -> 22nd"""
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def _plain_ticks(axes: Axes) -> None:
     """Write 1, 2, 5, 10 on logarithmic axes, where matplotlib would write powers of ten."""
     axis: Axis
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e5 else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axis.set_minor_formatter(NullFormatter())

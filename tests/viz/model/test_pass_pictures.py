@@ -1,0 +1,52 @@
+"""Lesson 01's pictures of a pass: the widget, a layer, its time, and the roofline."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+
+from utils.engine.config.model import ModelConfig
+from utils.viz.model.layer import plot_layer
+from utils.viz.model.passes import ANSWER, PROMPT, passes_explorer, plot_passes
+from utils.viz.model.roofline import Machine, plot_predicted_measured, plot_roofline
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+@pytest.mark.parametrize("step", [1, 2, len(ANSWER)])
+def test_each_pass_fetches_the_weights_and_writes_one_token(step: int) -> None:
+    figure = plot_passes(step)
+    assert words(figure).count("538 MB") == step
+    assert [w[2:].strip('"') for w in words(figure) if w.startswith("→")] == [
+        word.strip() for word in ANSWER[:step]
+    ]
+    squares = [patch for patch in figure.axes[0].patches]
+    assert len(squares) == len(PROMPT) + step - 1
+    assert f"{len(squares)} tokens" in figure.axes[0].get_title()
+
+
+def test_the_slider_goes_through_all_passes() -> None:
+    control = passes_explorer().controls["step"]
+    assert (control.min, control.max) == (1, len(ANSWER))
+
+
+def test_the_layer_shows_the_models_own_widths(model_path: str) -> None:
+    config = ModelConfig.from_pretrained(model_path)
+    text = " ".join(words(plot_layer(config)))
+    for width in (f"{config.hidden_size} wide", f"2 × {config.intermediate_size:,}", "9 + 3 + 3"):
+        assert width in text
+
+
+def test_titles_say_what_the_points_show() -> None:
+    figure = plot_predicted_measured([1, 4, 512], [0.02, 0.02, 0.5], [0.04, 0.07, 0.8], [0.03] * 3)
+    left, right = (axes.get_title().replace("\n", " ") for axes in figure.axes)
+    assert left == "A pass of 512 takes 20 times as long as a pass of one ..."
+    assert right == "... so each of its tokens costs a 26th of a lone one"
+
+    machines = {"here": Machine(flops=200e9, bandwidth=20e9), "card": Machine(600e12, 2e12)}
+    figure = plot_roofline(machines, [1.0, 100.0], [10e9, 150e9], ["1 token", "512"])
+    title = figure.axes[0].get_title().replace("\n", " ")
+    assert "50% to 75% of the roof" in title
+    assert "10 FLOPs per byte here, and at up to 300 on a GPU" in title
