@@ -1,7 +1,7 @@
 """The moving picture of the home page: the engine at work, drawn from a real run, step by step.
 
 Run it in the course's environment: `.venv/bin/python site/moving_picture.py`. It writes
-notebooks/images/engine.webp, the first picture of the README and of lesson 00, too, and its middle
+notebooks/images/engine.webp, the first picture of the README, and in lesson 00, too, and its middle
 as engine.png for those who want no motion.
 """
 
