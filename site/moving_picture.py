@@ -1,7 +1,7 @@
 """The moving picture of the home page: the engine at work, drawn from a real run, step by step.
 
 Run it in the course's environment: `.venv/bin/python site/moving_picture.py`. It writes
-notebooks/images/engine.webp, the first picture of the README and of lesson 00, too, and its middle
+notebooks/images/engine.webp, the first picture of the README, and in lesson 00, too, and its middle
 as engine.png for those who want no motion.
 """
 
@@ -33,10 +33,10 @@ SYSTEM = (
 # (the step at which it arrives, what it asks)
 QUESTIONS = (
     (0, "Why is the sky blue?"),
-    (0, "What is the sun made of?"),
-    (3, "Why do cats purr?"),
-    (9, "Where does rain come from?"),
-    (16, "Who built the pyramids?"),
+    (0, "What is the moon?"),
+    (3, "Where do penguins live?"),
+    (9, "Why do we sleep?"),
+    (16, "What do bees make?"),
 )
 COLORS = (BLUE, ORANGE, GREEN, RED, "#7a5ba6")
 NUM_BLOCKS, COLUMNS, MAX_SEQS, MAX_TOKENS = 20, 5, 3, 26
@@ -119,12 +119,13 @@ def draw(moment: Moment, step: int) -> Figure:
     labels = [
         Patch(facecolor=INK, label="shared by several"),
         Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, kept for a hit"),
+        Patch(facecolor="white", edgecolor=GREY, label="free"),
     ]
     figure.legend(
         handles=labels,
         loc="lower right",
         bbox_to_anchor=(0.99, 0.02),
-        ncols=2,
+        ncols=3,
         frameon=False,
         fontsize=9.5,
     )

@@ -43,6 +43,19 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class NextTokens:
+    """A text that grows by the tokens you choose: a button for each of the first bars.
+
+    Attributes:
+        choices: bars that have a button.
+        depth: tokens chosen one after another; what lies beyond is not recorded.
+    """
+
+    choices: int
+    depth: int
+
+
+@dataclass(frozen=True)
 class Guesses:
     """A run and a step, shown as text."""
 
@@ -75,9 +88,10 @@ class Calculator:
     name: str
 
 
-Plan = Grid | Texts | Guesses | Prompts | Loads | Calculator
+Plan = Grid | Texts | NextTokens | Guesses | Prompts | Loads | Calculator
 
 PLANS: dict[str, Plan] = {
+    "00_start_here-next": NextTokens(choices=4, depth=3),
     "00_start_here": Texts(
         (
             "The gentle breeze moved 1,299 leaves in Zürich.",

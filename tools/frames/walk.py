@@ -10,10 +10,11 @@ from typing import Any
 
 import ipywidgets
 
-from tools.frames.plans import PLANS, Grid, Guesses, Loads, Prompts, Texts
+from tools.frames.plans import PLANS, Grid, Guesses, Loads, NextTokens, Prompts, Texts
 from tools.frames.states import NoTitle, Recording, Shown, record_grid
 from utils.viz.explore import Explorer
 from utils.viz.memory.prefix_blocks_widget import PrefixBlocksWidget
+from utils.viz.model.next_token import NextTokenWidget
 from utils.viz.model.tokens import TokenViewer
 from utils.viz.serving.dashboard import Dashboard, plot_dashboard
 from utils.viz.spec_decode.guess_stepper import GuessStepper
@@ -32,6 +33,7 @@ async def record_widget(widget: Any, lesson: str, path: Path | str) -> None:
         recorders: list[tuple[type, type, Callable[[Any, Any], Recording]]] = [
             (Grid, Explorer, record_explorer),
             (Texts, TokenViewer, record_tokens),
+            (NextTokens, NextTokenWidget, record_next_tokens),
             (Guesses, GuessStepper, record_guesses),
             (Prompts, PrefixBlocksWidget, record_prompts),
         ]
@@ -73,6 +75,29 @@ def record_tokens(widget: TokenViewer, plan: Texts) -> Recording:
         return Shown(words[0] + "." if words else "", html=widget.view.value)
 
     return record_grid({"text": choice}, show)
+
+
+def record_next_tokens(widget: NextTokenWidget, plan: NextTokens) -> Recording:
+    """All texts that come of choosing among the first bars, again and again."""
+    names = [f"Bar {number + 1}" for number in range(plan.choices)]
+    recording = Recording("graph", buttons=[*names, "Start again"])
+
+    def frame_after(taken: tuple[int, ...]) -> int:
+        widget.start_again()
+        for number in taken:
+            widget.take(number)
+        return recording.add(Shown.of(widget.draw()))
+
+    states: list[tuple[int, ...]] = [()]
+    recording.index.append(frame_after(()))
+    for state in states:  # which grows meanwhile
+        edges: list[tuple[int, str] | None] = [None] * plan.choices
+        for number in range(plan.choices if len(state) < plan.depth else 0):
+            edges[number] = (len(states), "")
+            states.append((*state, number))
+            recording.index.append(frame_after(states[-1]))
+        recording.edges.append([*edges, (0, "")])
+    return recording
 
 
 def record_guesses(widget: GuessStepper, plan: Guesses) -> Recording:

@@ -22,7 +22,8 @@ _BLOCKS = (
     (2.43, 4, 2.3, "06  continuous\nbatching", BLUE),
     (4.87, 4, 2.3, "07  speculative\ndecoding", BLUE),
     (7.3, 4, 2.3, "07b  Medusa\nto EAGLE", BLUE),
-    (0.0, 5, 9.6, "08  the engine: all parts together", BLUE),
+    (0.0, 5, 5.9, "08  the engine: all parts together", BLUE),
+    (6.05, 5, 3.55, "08b  asynchronous\nscheduling", BLUE),
     (10.4, 0, 2.4, "09  number\nformats, NF4", ORANGE),
     (13.0, 0, 2.4, "09b  GPTQ\nand AWQ", ORANGE),
     (10.4, 1, 5.0, "10  QLoRA fine-tuning", ORANGE),
@@ -35,6 +36,18 @@ _BLOCKS = (
     (7.8, 6.4, 3.7, "17  routing", GREEN),
     (11.7, 6.4, 3.7, "18  vLLM by hand", GREEN),
 )
+# From a floor that another part needs first: (x, y) of the arrow's tail and of its head.
+_ARROWS = (
+    ((9.55, 0.41), (10.45, 0.41)),  # 01 -> 09
+    ((9.55, 4.41), (10.45, 4.41)),  # 05 to 07 -> 13
+    ((9.55, 5.41), (10.45, 5.41)),  # 08 -> 14
+    ((1.85, 5.8), (1.85, 6.45)),  # 08 -> 15
+    ((5.0, 5.8), (5.0, 6.45)),  # 08 -> 16
+    ((8.7, 5.8), (8.7, 6.45)),  # 08 -> 17
+    ((10.95, 5.8), (10.95, 6.45)),  # 14 -> 17
+    ((13.55, 5.8), (13.55, 6.45)),  # 14 -> 18
+)
+SHARED_LABS = {"08b": "08", "09b": "09"}  # lessons whose exercises are in another one's lab
 _PART_OF = {
     BLUE: "Part I: build the engine",
     ORANGE: "Part II: run the real pipeline",
@@ -58,13 +71,16 @@ PARTS = {
 
 
 def draw_course_map() -> Figure:
-    """Draw the notebooks as the floors of a house: what one needs lies below it."""
+    """Draw the notebooks as the floors of three buildings, with arrows from one to another."""
     figure, axes = _house()
     for left, bottom, width, text, color in _BLOCKS:
         axes.add_patch(_block(left, bottom, width, facecolor=color, edgecolor="none"))
         ink = INK if color == GREEN else "white"
         axes.text(left + width / 2, bottom + 0.41, text, ha="center", va="center", color=ink)
-    axes.set_title("Each notebook stands on those below it, or on its left")
+    for tail, head in _ARROWS:
+        look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6, "mutation_scale": 13}
+        axes.annotate("", xy=head, xytext=tail, arrowprops={**look, "shrinkA": 0, "shrinkB": 0})
+    axes.set_title("Go up floor by floor; an arrow leads from what another part needs first")
     return figure
 
 
@@ -94,21 +110,27 @@ def draw_progress(points: Mapping[str, tuple[float, float]]) -> Figure:
         axes.add_patch(bar)
         bar.set_clip_path(box)
         ink = "white" if share == 1 and color == BLUE else INK
-        score = f"  {so_far:g}/{of:g}" if of else "  (no lab)"
+        score = f"{so_far:g}/{of:g}" if of else "(no lab)"
+        if number in SHARED_LABS:
+            score = f"(lab {SHARED_LABS[number]})"
+        # Where there are two lines, the score stands on the first, behind the number.
+        _, _, title = text.partition("  ")
+        narrow = "\n" in title
+        title = title.replace("\n", " ")
         axes.text(
             left + width / 2,
             bottom + 0.47,
-            f"{text}{score}",
+            f"{number}  {score}\n{title}" if narrow else f"{text}  {score}",
             ha="center",
             va="center",
             color=ink,
-            size=9,
+            size=8 if narrow else 9,
         )
     complete = sum(so_far == of for so_far, of in points.values())
     so_far, of = (sum(column) for column in zip(*points.values(), strict=True))
     axes.set_title(
         f"{so_far:g} of {of:g} points, {complete} of {len(points)} labs complete. "
-        "A full floor is a solved lab"
+        "A solved lab fills its floor"
     )
     return figure
 
