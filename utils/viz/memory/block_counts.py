@@ -73,8 +73,8 @@ def plot_slots_after_steps(
                 slot = str(block * block_size + i % block_size)
                 _cell(axes, i, 1.25, COMPUTED if filled else EMPTY, slot, not filled)
             left = index * block_size
-            edge = {"edgecolor": INK, "linewidth": 2, "facecolor": "none"}
-            axes.add_patch(Rectangle((left, 1.25), block_size, 1, **edge))
+            frame = Rectangle((left, 1.25), block_size, 1, fill=False, edgecolor=INK, linewidth=2)
+            axes.add_patch(frame)
             axes.text(left + block_size / 2, 2.45, f"block {block}", ha="center", va="top")
         axes.text(-0.2, 0.5, "tokens", ha="right", va="center")
         axes.text(-0.2, 1.75, "slots", ha="right", va="center")
