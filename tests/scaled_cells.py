@@ -32,11 +32,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("answers = [16, 32, 64, 96]", "answers = [4, 8]"),
     ),
-    "notebooks/04_paged_allocator.ipynb": (
-        ("lengths, ratios, most = [128, 512, 1536]", "lengths, ratios, most = [128, 512]"),
-        ("paged_and_contiguous_seconds(llm, n)", "paged_and_contiguous_seconds(llm, n, 2)"),
-        ("for _ in range(9))", "for _ in range(1))"),
-    ),
     "notebooks/05_prefix_caching.ipynb": (
         ("rounds=5", "rounds=1"),
         ("rounds=3", "rounds=1"),

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import FancyArrowPatch
 
-from utils.viz.memory.block_counts import plot_block_size_tradeoff, plot_blocks_over_steps
+from utils.viz.memory.block_counts import plot_blocks_over_steps, plot_slots_after_steps
 from utils.viz.memory.block_pool import PoolState, plot_pool
 from utils.viz.memory.block_story import BlockStory, block_pool_explorer, tell_story
 
@@ -147,10 +147,15 @@ def test_blocks_over_steps() -> None:
     plt.close(figure)
 
 
-def test_block_size_tradeoff_is_in_percent_and_milliseconds() -> None:
-    figure = plot_block_size_tradeoff([1, 2], [0.0, 0.25], [0.0, 0.5], {"gather": [0.002, 0.001]})
-    waste, time = figure.axes
-    assert [list(line.get_ydata()) for line in waste.lines] == [[0, 25], [0, 50]]
-    assert [list(line.get_ydata()) for line in time.lines] == [[2, 1]]
-    assert "%" in waste.get_ylabel() and "milliseconds" in time.get_ylabel()
+def test_slots_after_steps() -> None:
+    steps = {2: (3, 2, [5]), 3: (4, 3, [5, 1])}
+    figure = plot_slots_after_steps(steps, ["a", "b", "c", "d"], 2, "a finding")
+    before, after = figure.axes
+    assert [text.get_text() for text in before.texts][:6] == ["a", "b", "c", "10", "11", "block 5"]
+    assert "3 tokens, 2 computed, 2 slots in 1 blocks" in before.get_title(loc="left")
+    assert [text.get_text() for text in after.texts][:4] == ["a", "b", "c", "d"]
+    assert [text.get_text() for text in after.texts][-5:-2] == ["2", "3", "block 1"]
+    free = [[patch for patch in axes.patches if patch.get_hatch()] for axes in figure.axes]
+    assert [len(patches) for patches in free] == [0, 1] and free[1][0].get_x() == 3
+    assert figure.get_suptitle() == "a finding"
     plt.close(figure)
