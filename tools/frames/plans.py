@@ -122,6 +122,7 @@ PLANS: dict[str, Plan] = {
     "03_kv_memory_waste-spread": Grid(),
     "04_paged_allocator": Grid(),
     "05_prefix_caching": Prompts((0, 1), depth=4),
+    "05_prefix_caching-chain": Grid({"changed": [0, 1, 4, 5, 7, 9, 14]}),
     "06_continuous_batching": Grid({"step": Evenly(12)}),
     "07_speculative_decoding": Guesses(),
     "07b_medusa_eagle_mtp": Grid(

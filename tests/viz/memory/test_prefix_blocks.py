@@ -46,7 +46,7 @@ def drawn(widget: PrefixBlocksWidget) -> list[str]:
 
 def order_of_reuse(words: list[str]) -> list[int]:
     """The free blocks as drawn, the next to be reused first."""
-    found = [re.fullmatch(r"(\d+): reused as no\. (\d+)", word) for word in words]
+    found = [re.fullmatch(r"(\d+): reused (\d+)(?:st|nd|rd|th)", word) for word in words]
     return [int(m[1]) for m in sorted((m for m in found if m), key=lambda m: int(m[2]))]
 
 
@@ -62,7 +62,7 @@ def test_shared_blocks_are_drawn_as_shared(widget: PrefixBlocksWidget) -> None:
         "0: held by 2",
         "1: held by 2",
         "2: held by 1",
-        "5: reused as no. 1",
+        "5: reused 1st",
     ):
         assert words.count(expected) == 1, expected
     assert words.count("A gentle breeze\nstirred") == 3  # twice in a row, once in the pool
@@ -79,6 +79,14 @@ def test_order_of_reuse_is_the_order_in_which_blocks_are_handed_out(
     order = order_of_reuse(drawn(widget))
     pool = widget.manager.block_pool
     assert order == [pool.get_new_blocks(1)[0].block_id for _ in range(pool.num_gpu_blocks)]
+
+
+def test_a_picture_can_have_a_title_of_its_own(widget: PrefixBlocksWidget) -> None:
+    for title, drawn_title in (("", "0 running, 0 tokens found of 0 so far"), ("mine", "mine")):
+        figure = widget.draw(title)
+        axes = figure.axes[0]
+        assert (axes.get_title() or axes.get_title(loc="left")) == drawn_title
+        plt.close(figure)
 
 
 def test_contents_of_free_blocks_stay_visible_until_they_are_evicted(

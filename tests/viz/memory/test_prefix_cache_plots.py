@@ -78,7 +78,7 @@ def test_block_tree_picture() -> None:
         "[9,·9]": "ref_cnt 1",
         "[5]": "not full",
     }
-    assert title_of(figure) == "3 blocks of 2 tokens hold what would fill 6"
+    assert title_of(figure) == "7 tokens stored, 4 of them for several prompts"
 
 
 def test_nothing_to_draw_is_said() -> None:

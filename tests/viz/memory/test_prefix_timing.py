@@ -11,23 +11,27 @@ from utils.viz.style import RED
 
 
 def test_ttft_is_drawn_in_milliseconds() -> None:
-    predictions = {"long prompts": [0.1, 0.1], "short ones": [0.11, 0.11]}
+    predictions = {"flat": [0.1, 0.1], "with attention": [0.1, 0.12]}
     figure = plot_ttft([0, 64], [0.1, 0.3], [0.1, 0.12], predictions)
-    miss, hit, *predicted = (list(line.get_ydata()) for line in figure.axes[0].lines)
-    assert miss == pytest.approx([100, 300]) and hit == pytest.approx([100, 120])
-    assert predicted[0] == pytest.approx([100, 100]) and predicted[1] == pytest.approx([110, 110])
-    assert len({(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines}) == 4
-    assert "hit, predicted from short ones" in figure.axes[0].get_legend_handles_labels()[1]
+    left, right = (
+        [list(line.get_ydata()) for line in axes.lines]  # the hits are drawn in both
+        for axes in figure.axes
+    )
+    assert left == [pytest.approx([100, 300]), pytest.approx([100, 120])]
+    assert right == [pytest.approx(line) for line in ([100, 120], [100, 100], [100, 120])]
+    assert "with attention" in figure.axes[1].get_legend_handles_labels()[1]
+    assert figure.get_suptitle().startswith("Behind 64 cached tokens, the answer starts 2 times")
     plt.close(figure)
 
 
 def test_only_the_secrets_bars_stand_out() -> None:
-    guesses = {"a": 0.3, "b": 0.1}
-    figure = plot_probes(guesses, {"a": 0.3, "b": 0.3}, secret="b")
-    for axes, widths in zip(figure.axes, ([300, 100], [300, 300]), strict=True):
+    panels = {"open": {"a": [0.3, 0.5], "b": [0.1, 0.1]}, "salted": {"a": [0.3], "b": [0.3]}}
+    figure = plot_probes(panels, secret="b")
+    for axes, widths in zip(figure.axes, ([400, 100], [300, 300]), strict=True):
         assert [bar.get_width() for bar in axes.patches] == pytest.approx(widths)
         red = [same_color(bar.get_facecolor(), RED) for bar in axes.patches]
         assert red == [False, True]
+    assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([300, 500])  # each round
     plt.close(figure)
 
 

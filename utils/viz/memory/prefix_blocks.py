@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Dark to light, so that they can be told apart in grey.
-SHARED, USED, CACHED, EMPTY = BLUE, "#a9c4e8", "#dcdcdc", "white"
+SHARED, USED, CACHED, EMPTY = BLUE, "#a9c4e8", "#d0d0d0", "white"
 COLUMNS = 6
 BOX_WIDTH, BOX_HEIGHT, GAP = 1.0, 0.8, 0.08
 LABEL_WIDTH = 0.75
@@ -36,7 +36,7 @@ def plot_prefix_blocks(
 
     Each block shows its text, and a color: how many hold it. In the tables it also shows whether it
     was found or computed; in the pool, how many requests hold it, or, if it is free, when it will
-    be reused, counted from 1. A block that is not full has a dashed border.
+    be reused: "reused 1st" is the next to go. A block that is not full has a dashed border.
 
     Args:
         manager: with a pool small enough to draw.
@@ -85,7 +85,7 @@ def plot_prefix_blocks(
         if block.ref_cnt:
             note, color = f"held by {block.ref_cnt}", SHARED if block.ref_cnt > 1 else USED
         else:
-            note = f"reused as no. {order[block.block_id]}"
+            note = f"reused {_ordinal(order[block.block_id])}"
             color = EMPTY if block.block_hash is None else CACHED
         full = block.block_hash is not None or block.ref_cnt == 0
         _box(axes, row, column, texts[block.block_id], f"{block.block_id}: {note}", color, full)
@@ -99,8 +99,8 @@ def plot_prefix_blocks(
     labels = {
         "held by several": SHARED,
         "held by one": USED,
-        "free, can be found": CACHED,
-        "free": EMPTY,
+        "free, can still be found": CACHED,
+        "free, can't be found": EMPTY,
     }
     figure.legend(
         handles=[Patch(facecolor=c, edgecolor=INK, label=name) for name, c in labels.items()],
@@ -112,6 +112,12 @@ def plot_prefix_blocks(
 
 def _label(axes: Axes, row: int, text: str) -> None:
     axes.text(0, -1.02 * row, text, va="center", weight="bold")
+
+
+def _ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th ... 11th, 12th, 13th ... 21st."""
+    teen = 10 < number % 100 < 14
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _short(text: str, room: int) -> str:

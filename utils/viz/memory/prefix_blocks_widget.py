@@ -80,12 +80,14 @@ class PrefixBlocksWidget(ipywidgets.VBox):
         self._message.value = html.escape(words)
         show(self.draw(), self._image)
 
-    def draw(self) -> Figure:
-        """The blocks as they are now."""
-        title = f"{len(self.running)} running, {self.manager.prefix_cache_stats.hits} tokens found"
-        title += f" of {self.manager.prefix_cache_stats.queries} so far"
+    def draw(self, title: str = "") -> Figure:
+        """The blocks as they are now. Without a title, the picture counts what was found."""
+        stats = self.manager.prefix_cache_stats
+        counts = f"{len(self.running)} running, {stats.hits} tokens found of {stats.queries} so far"
         tokenizer = self.inputs.tokenizer
-        return plot_prefix_blocks(self.manager, self.running, tokenizer, title, self.ended)
+        return plot_prefix_blocks(
+            self.manager, self.running, tokenizer, title or counts, self.ended
+        )
 
     def start_again(self) -> str:
         """Empty the pool. This and the two below return what there is to say."""

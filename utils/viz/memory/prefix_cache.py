@@ -134,8 +134,9 @@ def plot_block_tree(prompts: Sequence[Sequence[int]], block_size: int, decode: D
             siblings = box.children
     for box, users in full.values():
         box.note, box.shared = f"ref_cnt {len(users)}", len(users) > 1
-    total = sum(len(prompt) // block_size for prompt in prompts)
-    return _draw(roots, f"{len(full)} blocks of {block_size} tokens hold what would fill {total}")
+    shared = block_size * sum(box.shared for box, _ in full.values())
+    stored = block_size * len(full) + sum(len(prompt) % block_size for prompt in prompts)
+    return _draw(roots, f"{stored} tokens stored, {shared} of them for several prompts")
 
 
 _WIDTH, _GAP, _LETTERS = 3.0, 0.55, 24
