@@ -44,8 +44,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "notebooks/06_continuous_batching.ipynb": (
-        ("scale=0.045", "scale=0.015"),
-        ("long_prompt, num_chats = story[:500]", "long_prompt, num_chats = story[:200]"),
+        ("sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 400]", "sizes = [1, 4, 32, 400]"),
         ("context_lens = [16, 32, 64, 128, 256, 512]", "context_lens = [16, 64, 256]"),
     ),
     "notebooks/07_speculative_decoding.ipynb": (

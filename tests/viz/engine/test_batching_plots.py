@@ -8,21 +8,16 @@ import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from tests.viz.test_widgets import move_everything
 from utils.engine import LLM, SamplingParams
 from utils.engine.core.step_record import ScheduledTokens, StepRecord
-from utils.engine.outputs import RequestMetrics
-from utils.viz.engine.batching import (
-    plot_batch_sweep,
-    plot_padded_batch,
-    plot_recovery,
-    plot_stalls,
-    plot_waits,
-)
+from utils.viz.engine.batching import plot_batch_sweep, plot_padded_batch, plot_recovery
 from utils.viz.engine.gantt import places_of, plot_gantt, plot_places, spans_of
 from utils.viz.engine.step_scrubber import EngineRun, plot_step, states_at, step_scrubber
+from utils.viz.style import RED
 
 
 @pytest.fixture(autouse=True)
@@ -73,35 +68,36 @@ def test_plot_gantt_marks_who_is_important() -> None:
         assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["A", "B", "C"]
 
 
+def test_plot_gantt_shows_tokens_and_pauses() -> None:
+    # B's tokens come at 14, 15, 16 and 20: one pause of more than 2 s, of 4 s.
+    arrivals = {"A": 9.0, "B": 11.0, "C": 11.0}
+    arrivals = {name: when - 5 for name, when in arrivals.items()}
+    figure = plot_gantt({"one": STEPS}, arrivals, "x", pause=2.0, starts={"one": 5.0})
+    red = [p for p in figure.axes[0].patches if to_hex(p.get_facecolor()) == RED]
+    assert [(p.get_x(), p.get_width()) for p in red] == [(11, 4)]
+    assert "no new token for more than 2 s" in [t.get_text() for t in figure.legends[0].texts]
+
+
 def test_padded_batch_counts_its_waste() -> None:
-    # A rectangle of 2 x (4 + 6) slots for 4 + 2 + 1 + 6 tokens.
-    figure = plot_padded_batch([4, 2], [1, 6])
-    assert titles(figure) == ["35% of the rectangle is not anybody's token"]
+    # A rectangle of 2 x (4 + 6) positions for 4 + 2 + 1 + 6 tokens.
+    figure = plot_padded_batch("AB", [4, 2], [1, 6])
+    assert titles(figure) == ["35% of the positions in the rectangle are wasted"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["A", "B"]
 
 
 def test_other_plots_show_what_they_are_given() -> None:
-    sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], {"predicted knee": 2})
-    assert [text.get_text().strip() for text in sweep.axes[0].texts] == ["predicted knee"]
+    sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], 2.0)
+    assert [t.get_text() for t in sweep.axes[0].get_legend().texts][-1].endswith("2 requests")
     throughput, seconds = ([line.get_ydata() for line in axes.lines] for axes in sweep.axes)
     assert [list(map(round, y)) for y in throughput[:2]] == [[10, 20, 20], [5, 10, 20]]
     assert [list(map(round, y)) for y in seconds[:2]] == [[100, 100, 200], [200, 200, 200]]
 
-    metrics = {"A": RequestMetrics(0.0, 0.0, [2.0, 3.0]), "B": RequestMetrics(1.0, 1.0, [2.0])}
-    waits = plot_waits({"x": metrics, "y": metrics}, "x")
-    assert list(waits.axes[0].lines[0].get_ydata()) == [2, 1]
-    assert waits.axes[1].lines[0].get_ydata()[0] == 1000
-    # Requests have no order in which a line could go: only the two runs of one are joined.
-    assert {line.get_linestyle() for axes in waits.axes for line in axes.lines} == {"None"}
-
     both = ([0.1, 0.2, 0.3], [0.1, 0.4, 0.5]), ([0.2, 0.2, 0.2], [0.2, 0.3, 0.4])
-    recovery = plot_recovery([1, 2, 3], *both, bytes_moved=[1e6, 4e6, 5e6], links={"wire": 1e7})
-    assert titles(recovery)[0] == "Swapping is cheaper at 2 of 3 lengths"
-    even, predicted = (list(line.get_ydata()) for line in recovery.axes[1].lines[:2])  # MB/s
-    assert even == pytest.approx([10, 10, 10]) and predicted == pytest.approx([10, 20, 50 / 3])
-
-    stalls = plot_stalls({"64": ([0.1], [0.2])}, {"64": 1.5})
-    assert stalls.axes[0].lines[0].get_ydata() == pytest.approx([200])
-    assert stalls.axes[1].patches[0].get_height() == 1.5
+    recovery = plot_recovery([1, 2, 3], *both)
+    assert titles(recovery) == ["Here swapping is cheaper at 2 of 3 lengths"]
+    measured, predicted = (list(line.get_ydata()) for line in recovery.axes[0].lines[:2])  # ms
+    assert measured == pytest.approx([100, 400, 500])
+    assert predicted == pytest.approx([100, 200, 300])
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -10,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.engine.core.step_record import StepRecord
-from utils.viz.style import BLUE, INK, ORANGE
+from utils.viz.style import BLUE, INK, ORANGE, RED
 
 PREFILL, DECODE, IDLE, WAITING = BLUE, "#a9c6ea", "#f1f1f1", "#c8c8c8"
 PATCHES = (Patch(color=PREFILL, label="prompt (prefill)"), Patch(color=DECODE, label="decode"))
@@ -32,7 +34,7 @@ def places_of(steps: Sequence[StepRecord]) -> dict[str, int]:
 
 
 def spans_of(steps: Sequence[StepRecord], request_id: str) -> list[tuple[float, float, bool]]:
-    """When a request runs, as (begin, end, prefill). Neighbouring steps of a kind are one span."""
+    """When a request runs, as (begin, end, prefill). Neighboring steps of a kind are one span."""
     spans: list[tuple[float, float, bool]] = []
     for step in steps:
         if request_id not in step.tokens:
@@ -97,24 +99,33 @@ def plot_gantt(
     arrival_times: Mapping[str, float],
     title: str,
     highlighted: Sequence[str] = (),
+    pause: float | None = None,
+    starts: Mapping[str, float] | None = None,
 ) -> Figure:
     """A row per request: a line while it waits, bars while it runs, one panel per run.
 
     Args:
-        runs: name -> steps, on the same clock as the arrivals.
+        runs: name -> steps, on the same clock as the arrivals, unless `starts` says otherwise.
         arrival_times: by request id, in seconds.
         title: the finding.
         highlighted: requests whose bars are orange.
+        pause: seconds. With it, every token of an answer has a tick, and where the next token
+            takes longer than this, the bar is red.
+        starts: name -> when the arrivals' time 0 was, on the clock of the steps.
     """
     figure, panels = _panels(len(runs), 0.2 * len(arrival_times) + 0.75)
     rows = {request_id: row for row, request_id in enumerate(arrival_times)}
-    for axes, (name, steps) in zip(panels, runs.items(), strict=True):
+    for axes, (name, records) in zip(panels, runs.items(), strict=True):
+        origin = (starts or {}).get(name, 0.0)
+        steps = [replace(s, start=s.start - origin, end=s.end - origin) for s in records]
         for request_id, row in rows.items():
             spans = spans_of(steps, request_id)
             axes.hlines(
                 row, arrival_times[request_id], spans[-1][1], color=WAITING, linewidth=3, zorder=1
             )
             _draw_spans(axes, row, spans, request_id in highlighted)
+            if pause is not None:
+                _draw_tokens(axes, row, steps, request_id, pause)
         axes.set_title(name, fontsize=11, weight="normal")
         axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
         axes.set_ylabel("request")
@@ -122,6 +133,8 @@ def plot_gantt(
     patches = [*PATCHES, Patch(color=WAITING, label="waiting")]
     if highlighted:
         patches.insert(2, Patch(color=ORANGE, label="decode, important request"))
+    if pause is not None:
+        patches.insert(2, Patch(color=RED, label=f"no new token for more than {pause:g} s"))
     _finish(figure, title, patches)
     return figure
 
@@ -139,6 +152,16 @@ def _draw_spans(
     for begin, end, prefill in spans:
         color = PREFILL if prefill else decode
         axes.barh(row, end - begin, left=begin, height=0.86, color=color, zorder=3)
+
+
+def _draw_tokens(
+    axes: Axes, row: int, steps: Sequence[StepRecord], request_id: str, pause: float
+) -> None:
+    times = [s.end for s in steps if request_id in s.tokens and s.tokens[request_id].num_sampled]
+    for before, after in itertools.pairwise(times):
+        if after - before > pause:
+            axes.barh(row, after - before, left=before, height=0.86, color=RED, zorder=4)
+    axes.vlines(times, row - 0.43, row + 0.43, color="white", linewidth=0.8, zorder=5)
 
 
 def _finish(figure: Figure, title: str, patches: list[Patch]) -> None:
