@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.viz.memory.kv_sharing import NUM_HEADS, plot_kv_sharing
+from utils.viz.model.kv_sharing import NUM_HEADS, plot_kv_sharing
 
 
 def test_each_panel_draws_as_many_vectors_as_its_title_says() -> None:
