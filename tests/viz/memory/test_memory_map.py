@@ -87,7 +87,9 @@ def test_waste_has_a_bar_for_each_share() -> None:
     paper = {"used": 0.5, "external": 0.25}
     axes = pictures.plot_waste({"x": here}, {"x": paper}, "Title").axes[0]
     widths = [patch.get_width() for patch in axes.patches]
-    assert widths == [25, 12.5, 50, 12.5, 0, 50, 0, 0, 25, 0]
+    assert widths == [25, 12.5, 50, 12.5, 0, 50, 0, 0, 25, 0, 25]
+    hatched = [patch.get_x() for patch in axes.patches if patch.get_hatch()]
+    assert hatched == [75]  # the paper gives no more than 75%
     assert [patch.get_x() for patch in axes.patches][:4] == [0, 25, 37.5, 87.5]
     assert {"25.0", "12.5", "50.0", "simulated here", "the paper"} == {
         text.get_text() for text in axes.texts
@@ -105,6 +107,10 @@ def _title(figure: Figure) -> str:
     return figure.axes[0].get_title(loc="left") or figure.axes[0].get_title()
 
 
+def _words(figure: Figure, row: int) -> set[str]:
+    return {text.get_text() for text in figure.axes[0].texts if text.get_position()[1] == row}
+
+
 def test_eight_slots_say_when_c_comes_in() -> None:
     explorer = memory_explorer.eight_slots_explorer()
     plt.close("all")
@@ -114,6 +120,8 @@ def test_eight_slots_say_when_c_comes_in() -> None:
     assert "C waits, and 5 of the 8 slots belong to nobody" in _title(draw(exactly, 2))
     assert "since step 3" in _title(draw(exactly, 3))
     assert "since step 1" in _title(draw(blocks, 1))
+    assert {"C and D wait", "D waits"}.isdisjoint(_words(draw(blocks, 1), row=1))
+    assert "D waits" in _words(draw("reserve the maximum, 4 slots", 2), row=2)
     assert "the last one ended in step 2" in _title(draw(blocks, 3))
 
 
@@ -143,3 +151,23 @@ def test_explorer_reports_what_it_shows() -> None:
     assert "preemption" not in figure.get_suptitle()
     assert sum(memory_explorer._OUTPUTS) == 194
     assert "preemptions" in memory_explorer.plot_policy("blocks", 64, 4).get_suptitle()
+
+
+def test_explorer_averages_while_requests_wait() -> None:
+    """The last of 14 requests enters long after the first, so the mean is over the steps before."""
+    figure = memory_explorer.plot_policy("reserve the maximum, first fit", 128, 4)
+    memory = map_memory(
+        Contiguous("max", "first_fit", 128), memory_explorer._PROMPTS, memory_explorer._OUTPUTS, 128
+    )
+    last_entry = sum(memory_explorer._OUTPUTS[:-1])
+    used = memory.count("used")[:last_entry].mean() / 128
+    assert f"fill {used:.0%} while requests wait" in figure.get_suptitle()
+
+
+def test_explorer_names_pieces_but_not_strips() -> None:
+    pieces, strips = (
+        memory_explorer.plot_policy(name, 64, 4)
+        for name in ("reserve exactly, first fit", "blocks")
+    )
+    assert [text.get_text() for text in pieces.axes[0].texts] == list("ABCDEFGHIJKLMN")
+    assert not strips.axes[0].texts

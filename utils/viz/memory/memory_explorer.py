@@ -24,7 +24,8 @@ from utils.viz.memory.memory_map import (
 )
 from utils.viz.style import BLUE
 
-# Three requests in eight slots: what the lesson begins with.
+# Four requests in eight slots: what the lesson begins with.
+_FEW_PROMPTS, _FEW_OUTPUTS = (3, 1, 3, 2), (1, 3, 2, 1)
 RULES: dict[str, Policy] = {
     "reserve the maximum, 4 slots": Contiguous("max", "first_fit", max_model_len=4),
     "reserve exactly": Contiguous("oracle", "first_fit"),
@@ -63,17 +64,19 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
     used = memory.count("used") / _NUM_SLOTS
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 5), width_ratios=(4, 1), sharey=True)
     draw_map(left, memory)
-    first_steps = slice(0, 25)
-    starts = [np.argwhere(memory.owners == request)[0] for request in range(len(_PROMPTS))]
-    for request, (step, slot) in enumerate(starts):
-        left.text(slot + 0.3, step + 0.3, letter(request), color="white", va="top", fontsize=9)
+    runs = (memory.owners[:, :, None] == np.arange(len(_PROMPTS))).any(axis=1)  # [step, request]
+    last_entry = int(np.nonzero(runs[1:] & ~runs[:-1])[0].max()) + 1
+    if reserve:  # one piece each; in blocks a request is many strips
+        starts = [np.argwhere(memory.owners == request)[0] for request in range(len(_PROMPTS))]
+        for request, (step, slot) in enumerate(starts):
+            left.text(slot + 0.3, step + 0.3, letter(request), color="white", va="top", fontsize=9)
     right.barh(range(num_steps), 100 * used, height=1.0, color=BLUE)
     right.set_xlim(0, 100)
     right.set_xlabel("% used")
     preempted = f", {memory.num_preemptions} preemptions" if memory.num_preemptions else ""
     figure.suptitle(
-        f"{allocator[0].upper()}{allocator[1:]}: tokens fill {used[first_steps].mean():.0%} in the "
-        f"first 25 steps, all done after {num_steps} steps{preempted}",
+        f"{allocator[0].upper()}{allocator[1:]}: tokens fill {used[:last_entry].mean():.0%} "
+        f"while requests wait; all done after {num_steps} steps{preempted}",
         fontsize=11,
         weight="bold",
         x=0.01,
@@ -84,23 +87,27 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
 
 
 def plot_eight_slots(rule: str, step: int) -> Figure:
-    """What eight slots hold, up to one step, when A, B and C ask for memory.
+    """What eight slots hold, up to one step, when A, B, C and D ask for memory.
 
     Args:
         rule: a key of `RULES`.
         step: from 0.
     """
-    memory = map_memory(RULES[rule], (3, 1, 3), (1, 3, 2), 8)
+    memory = map_memory(RULES[rule], _FEW_PROMPTS, _FEW_OUTPUTS, 8)
     num_steps = len(memory.states)
     shown = MemoryMap(memory.states[: step + 1], memory.owners[: step + 1], memory.num_running, 0)
-    begins = int(np.argwhere(memory.owners == 2)[0, 0])
+    first_steps = {letter(r): int(np.argwhere(memory.owners == r)[0, 0]) for r in range(4)}
+    begins = first_steps["C"]
     figure, axes = plt.subplots(figsize=(8, 3.4))
     draw_map(axes, shown)
     write_letters(axes, shown)
     if isinstance(policy := RULES[rule], Paged):
         draw_blocks(axes, shown, policy.block_size)
-    for row in range(min(begins, step + 1)):
-        axes.text(7.65, row, "C waits", va="center", fontsize=10)
+    for row in range(len(shown.states)):
+        late = [name for name, first_step in first_steps.items() if first_step > row]
+        if late:
+            verb = "waits" if len(late) == 1 else "wait"
+            axes.text(7.65, row, f"{' and '.join(late)} {verb}", va="center", fontsize=10)
     axes.set_ylim(_LAST_STEP + 0.5, -0.5)
     axes.set_yticks(range(_LAST_STEP + 1))
     if step >= num_steps:
@@ -119,10 +126,8 @@ def eight_slots_explorer() -> Explorer:
     """`plot_eight_slots` with buttons for the rule, and a slider for the step."""
     return Explorer(
         plot_eight_slots,
-        rule=ipywidgets.ToggleButtons(
-            options=list(RULES), value="reserve exactly", description="rule"
-        ),
-        step=ipywidgets.IntSlider(_LAST_STEP, min=0, max=_LAST_STEP, description="step"),
+        rule=ipywidgets.ToggleButtons(options=list(RULES), description="rule"),
+        step=ipywidgets.IntSlider(0, min=0, max=_LAST_STEP, description="step"),
     )
 
 
@@ -150,7 +155,7 @@ def spread_explorer(
     return Explorer(
         draw,
         spread=ipywidgets.SelectionSlider(
-            options=[0.5, 0.6, 0.7, 0.85, 1.0, 1.2], value=0.85, description="spread"
+            options=[0.5, 0.6, 0.7, 0.88, 1.0, 1.2], value=0.88, description="spread"
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -109,15 +109,16 @@ def draw_map(axes: Axes, memory: MemoryMap) -> None:
         axes.spines[side].set_visible(True)
 
 
-def draw_legend(figure: Figure, states: Iterable[str] = STATES) -> None:
-    """What the colors of the states mean."""
+def draw_legend(figure: Figure, states: Iterable[str] = STATES, more: Sequence[Patch] = ()) -> None:
+    """What the colors of the states mean, and `more` patches with their labels."""
     patches = [
         Patch(
             facecolor=STATE_COLORS[state], edgecolor=INK, linewidth=0.8, label=STATE_LABELS[state]
         )
         for state in states
     ]
-    figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=9.5)
+    ncols = 3 if more else 5
+    figure.legend(handles=[*patches, *more], loc="outside lower center", ncols=ncols, fontsize=9.5)
 
 
 def plot_card(weights: float, pool: Mapping[str, float], rest: float, title: str) -> Figure:
@@ -154,11 +155,11 @@ def plot_card(weights: float, pool: Mapping[str, float], rest: float, title: str
 
 
 def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len: int) -> Figure:
-    """How long the requests of a trace are, prompt and answer together, next to what is reserved.
+    """How long the requests of a trace are, prompt and answer, and the longest text allowed.
 
     Args:
         prompt_lens, output_lens: tokens, `[num_requests]`.
-        max_model_len: the reservation.
+        max_model_len: the longest text allowed.
     """
     totals = prompt_lens + output_lens
     figure, axes = plt.subplots(figsize=(8, 3.4))
@@ -166,7 +167,7 @@ def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len
     top = axes.get_ylim()[1]
     for value, label, side in (
         (totals.mean(), "mean", "left"),
-        (max_model_len, "reserved", "right"),
+        (max_model_len, "the longest text allowed", "right"),
     ):
         axes.axvline(value, color=INK, linestyle="--", linewidth=1.5)
         axes.text(value, top, f" {label}: {value:,.0f} ", ha=side, va="top")
@@ -174,7 +175,7 @@ def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len
     axes.set_xlabel("tokens of a request, prompt and answer")
     axes.set_ylabel("requests")
     few = (totals < max_model_len / 2).mean()
-    axes.set_title(f"{few:.0%} of the requests need less than half of what is reserved")
+    axes.set_title(f"{few:.0%} of the requests need less than half of {max_model_len:,} tokens")
     return figure
 
 
@@ -187,9 +188,11 @@ def plot_waste(
 
     Args:
         shares: mean share of each state, by the name of the policy.
-        published: the same from the paper; states that it does not give may be missing.
+        published: the same from the paper; what the states it gives leave over is hatched.
         title: the finding.
     """
+    look = {"facecolor": "white", "edgecolor": INK, "linewidth": 0.6, "hatch": "////"}
+    unknown: list[Patch] = []
     figure, axes = plt.subplots(figsize=(8.5, 0.95 * len(shares) + 1.6))
     names = list(shares)
     for row, name in enumerate(names):
@@ -221,6 +224,9 @@ def plot_waste(
                         fontsize=9,
                     )
                 left += width
+            if left < 99.5:
+                axes.barh(row + offset, 100 - left, left=left, height=0.36, **look)
+                unknown = [Patch(**look, label="the paper doesn't say")]
             axes.text(101, row + offset, label, va="center", fontsize=9.5, color=INK)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -228,5 +234,5 @@ def plot_waste(
     axes.set_xlabel("% of the KV memory, mean over time")
     axes.set_title(title)
     axes.grid(visible=False)
-    draw_legend(figure)
+    draw_legend(figure, more=unknown)
     return figure
