@@ -37,7 +37,7 @@ def plot_repeated_work(step: int) -> Figure:
             num_tokens + 0.15, row + 0.45, f"→ {_word(words[num_tokens])}", va="center", fontsize=10
         )
     for column, word in enumerate(words[: len(PROMPT) + step - 1]):
-        axes.text(column + 0.45, -0.25, _word(word), ha="center", fontsize=9, color=INK)
+        axes.text(column + 0.45, -0.25, _word(word), ha="center", fontsize=8, color=INK)
     last = len(PROMPT) + step - 1
     total = sum(len(PROMPT) + row for row in range(step))
     again = last - 1 if step > 1 else 0

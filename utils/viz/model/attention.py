@@ -32,6 +32,10 @@ def plot_attention(weights: torch.Tensor, tokens: Sequence[str], title: str) -> 
             linewidth=0,
         )
         axes.add_patch(hidden)
+    for query, row in enumerate(weights.tolist() if num_keys <= 8 else []):
+        for key, weight in enumerate(row[: num_keys - num_queries + query + 1]):
+            ink = "white" if weight > 0.6 else "black"
+            axes.text(key, query, f"{weight:.2f}", ha="center", va="center", color=ink, fontsize=9)
     future = Patch(facecolor="white", edgecolor="#c4c4c4", hatch="///", label="masked: the future")
     axes.legend(handles=[future], loc="upper right", frameon=True, framealpha=1)
     axes.set_xticks(range(len(tokens)), tokens, rotation=60, ha="right", rotation_mode="anchor")
@@ -91,10 +95,10 @@ def plot_step_seconds(
     panels = [
         ("tokens so far", "milliseconds for one more token", 1e3, lengths, without, with_cache)
     ]
-    titles = ["A step: grows without a cache,\nstays flat with one"]
+    titles = ["A step of our own code: grows without\na cache, stays flat with one"]
     if answers is not None:
         panels.append(("tokens in the answer", "seconds for the whole answer", 1.0, *answers))
-        titles.append("A whole answer: twice the tokens,\ntwice the time with a cache")
+        titles.append("An answer by Hugging Face: twice the\ntokens, twice the time with a cache")
     figure, grid = plt.subplots(1, len(panels), figsize=(4.75 * len(panels), 4), squeeze=False)
     for axes, title, panel in zip(grid[0], titles, panels, strict=True):
         x_label, y_label, scale, x, slow, fast = panel

@@ -29,7 +29,7 @@ def plot_kv_sharing() -> Figure:
     _square(axes, NUM_HEADS / 2, 0.2, "latent", GREEN, width=2.6)
     for head in range(NUM_HEADS):
         axes.plot([head + 0.5, NUM_HEADS / 2], [1.3, 0.65], color=GREY, linewidth=1, linestyle=":")
-    axes.set_title("MLA: 1 short vector")
+    axes.set_title("MLA: 1 latent")
     for axes in panels:
         for head in range(NUM_HEADS):
             _square(axes, head + 0.5, 1.3, "q", "white")
@@ -37,7 +37,7 @@ def plot_kv_sharing() -> Figure:
         axes.set_ylim(-0.15, 1.8)
         axes.axis("off")
     figure.suptitle(
-        "With eight query heads, a token leaves 16 vectors in the cache, or 4, 2, or a short one",
+        "What one token leaves in the cache of one layer, with eight query heads",
         x=0.01,
         ha="left",
         fontsize=12,

@@ -8,23 +8,22 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.viz.explore import Explorer
-from utils.viz.style import BLUE, GREY, ORANGE
+from utils.viz.style import BLUE, ORANGE
 
 # What the course's model writes at temperature 0, token by token.
 PROMPT = ("The", " wind", " was", " gentle", " and")
 ANSWER = (" soothing", ",", " a", " gentle", " breeze", " that", " carried", " the", " scent")
-WEIGHT_MB = 538  # SmolLM2-135M in float32: 134,515,008 parameters of 4 bytes each
 
 
 def plot_passes(step: int) -> Figure:
-    """A row for each pass: the tokens that go in, the token that comes out, the weights fetched.
+    """A row for each pass: the tokens that go in, and the token that comes out.
 
     Args:
         step: passes so far, from 1. The first reads the whole prompt; each later one reads the
             token that the pass before it wrote.
     """
     words = PROMPT + ANSWER
-    figure, axes = plt.subplots(figsize=(8.6, 3.6))
+    figure, axes = plt.subplots(figsize=(8.8, 3.4))
     for row in range(step):
         first, last = (0, len(PROMPT)) if row == 0 else (len(PROMPT) + row - 1, len(PROMPT) + row)
         for column in range(first, last):
@@ -32,16 +31,11 @@ def plot_passes(step: int) -> Figure:
                 Rectangle((column, row), 0.9, 0.8, facecolor=BLUE if row == 0 else ORANGE)
             )
         axes.text(last + 0.1, row + 0.42, f"→ {_word(words[last])}", va="center", fontsize=10)
-        axes.text(-0.2, row + 0.42, f"{WEIGHT_MB} MB", va="center", ha="right", color=GREY)
-    axes.text(-0.2, -0.28, "weights fetched", ha="right", fontsize=9, color=GREY)
     for column, word in enumerate(words[: len(PROMPT) + step - 1]):
         axes.text(column + 0.45, -0.28, _word(word), ha="center", fontsize=8)
     num_tokens, passes = len(PROMPT) + step - 1, "1 pass" if step == 1 else f"{step} passes"
-    axes.set_title(
-        f"{num_tokens} tokens have gone through the network, in {passes}.\n"
-        f"Each pass fetched all the weights: {step * WEIGHT_MB / 1000:.1f} GB so far"
-    )
-    axes.set_xlim(-3.4, len(words) + 1.2)
+    axes.set_title(f"{num_tokens} tokens have gone through the network, in {passes}")
+    axes.set_xlim(-0.1, len(words) + 1.6)
     axes.set_ylim(len(ANSWER), -0.9)
     axes.set_xticks([])
     axes.set_yticks([row + 0.42 for row in range(step)], [f"pass {row + 1}" for row in range(step)])
@@ -52,7 +46,7 @@ def plot_passes(step: int) -> Figure:
         Patch(facecolor=BLUE, label="tokens of the prompt"),
         Patch(facecolor=ORANGE, label="tokens that the model wrote"),
     ]
-    axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(0.18, 0))
+    axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 0))
     return figure
 
 

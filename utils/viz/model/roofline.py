@@ -44,39 +44,44 @@ class Machine:
 def plot_roofline(
     machines: Mapping[str, Machine],
     intensity: Sequence[float],
-    achieved: Sequence[float],
+    achieved: Mapping[str, Sequence[float]],
     labels: Sequence[str],
 ) -> Figure:
     """Measured points under the roof of their machine, and other machines' roofs above them.
 
     Args:
         machines: by name. The first one is the machine that the points were measured on.
-        intensity: FLOPs per byte of each point.
-        achieved: FLOP/s of each point.
-        labels: a word for each point.
+        intensity: FLOPs per byte of each pass.
+        achieved: FLOP/s of each pass, for each way to compute it. The title speaks of the first.
+        labels: a word for each pass.
     """
     figure, axes = plt.subplots(figsize=(8, 4.8))
     ridges = [machine.ridge for machine in machines.values()]
     x = np.geomspace(min(intensity) / 2, max([*intensity, *ridges]) * 3, 200)
-    for (name, machine), color in zip(machines.items(), (INK, ORANGE, GREEN, GREY), strict=False):
+    for (name, machine), color in zip(machines.items(), (INK, GREY, GREEN), strict=False):
         roof = [machine.attainable(v) / 1e9 for v in x]
         axes.loglog(x, roof, color=color, linewidth=2)
         axes.text(x[-1], roof[-1] * 1.15, name, ha="right", va="bottom")
         axes.plot(machine.ridge, machine.flops / 1e9, "D", color=color, markersize=6)
-    axes.scatter(intensity, [v / 1e9 for v in achieved], color=BLUE, s=45, zorder=3)
-    for x_value, y_value, label in zip(intensity, achieved, labels, strict=True):
+    for (name, speeds), color, marker in zip(achieved.items(), (ORANGE, BLUE), "so", strict=False):
+        points = [v / 1e9 for v in speeds]
+        axes.scatter(intensity, points, color=color, marker=marker, s=40, zorder=3, label=name)
+    lowest = [min(speeds) / 1e9 for speeds in zip(*achieved.values(), strict=True)]
+    for x_value, y_value, label in zip(intensity, lowest, labels, strict=True):
         axes.annotate(
-            label, (x_value, y_value / 1e9), textcoords="offset points", xytext=(7, -11), fontsize=9
+            label, (x_value, y_value), textcoords="offset points", xytext=(7, -11), fontsize=9
         )
-    here, fastest = next(iter(machines.values())), max(ridges)
-    shares = [y / here.attainable(v) for v, y in zip(intensity, achieved, strict=True)]
+    here, (best, speeds) = next(iter(machines.values())), next(iter(achieved.items()))
+    shares = [y / here.attainable(v) for v, y in zip(intensity, speeds, strict=True)]
     axes.set_title(
-        f"Our passes reach {min(shares):.0%} to {max(shares):.0%} of the roof. Its corner, the "
-        f"ridge,\nlies at {here.ridge:.0f} FLOPs per byte here, and at up to {fastest:.0f} on a GPU"
+        f"Our passes reach {min(shares):.0%} to {max(shares):.0%} of the roof with {best}. Its\n"
+        f"corner, the ridge, is at {here.ridge:.0f} FLOPs per byte here, and at up to "
+        f"{max(ridges):.0f} on a GPU"
     )
     axes.set_xlabel("arithmetic intensity (FLOPs per byte that must travel), logarithmic")
     axes.set_ylabel("GFLOP/s, logarithmic")
-    axes.set_ylim(bottom=min(achieved) / 1e9 / 3, top=max(m.flops for m in machines.values()) / 2e8)
+    axes.set_ylim(bottom=min(lowest) / 3, top=max(m.flops for m in machines.values()) / 2e8)
+    axes.legend(loc="upper left")
     _plain_ticks(axes)
     return figure
 
@@ -92,39 +97,28 @@ def plot_predicted_measured(
     Args:
         num_tokens: in each pass, ascending.
         predicted: the bound of each pass, in seconds.
-        measured: seconds with the weights as they are loaded.
-        packed: seconds with weights that are laid out in the order in which a product reads them.
+        measured: seconds with PyTorch's kernels.
+        packed: seconds with the engine's own kernels, and the weights in their order.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.8, 4.2))
-    lines = (
-        ("weights as loaded", measured, "o-", BLUE),
-        ("weights packed", packed, "s-", ORANGE),
+    figure, axes = plt.subplots(figsize=(7.5, 4.4))
+    for name, seconds, style, color in (
+        ("PyTorch's kernels", measured, "o-", BLUE),
+        ("our kernels", packed, "s-", ORANGE),
         ("predicted bound", predicted, "--", INK),
+    ):
+        axes.loglog(num_tokens, [1e3 * v for v in seconds], style, color=color, label=name)
+    few = max(n for n in num_tokens if n <= 8)
+    growth = [packed[num_tokens.index(n)] / packed[0] for n in (few, num_tokens[-1])]
+    axes.set_title(
+        f"With our kernels, {few} tokens take {growth[0]:.1f} times as long as one,\n"
+        f"and {num_tokens[-1]} take {growth[1]:.0f} times"
     )
-    for name, seconds, style, color in lines:
-        left.loglog(num_tokens, [1e3 * v for v in seconds], style, color=color, label=name)
-        each = [1e3 * v / n for v, n in zip(seconds, num_tokens, strict=True)]
-        right.loglog(num_tokens, each, style, color=color, label=name)
-    left.set_title(
-        f"A pass of {num_tokens[-1]} takes {measured[-1] / measured[0]:.0f} times\n"
-        f"as long as a pass of one ..."
-    )
-    cheaper = measured[0] / (measured[-1] / num_tokens[-1])
-    right.set_title(f"... so each of its tokens costs a\n{_ordinal(round(cheaper))} of a lone one")
-    left.set_ylabel("milliseconds for the pass, logarithmic")
-    right.set_ylabel("milliseconds per token, logarithmic")
-    left.legend()
-    for axes in (left, right):
-        axes.set_xlabel("tokens in the pass, logarithmic")
-        _plain_ticks(axes)
-        axes.set_xticks(num_tokens, [str(n) for n in num_tokens], rotation=45)
+    axes.set_xlabel("tokens in the pass, logarithmic")
+    axes.set_ylabel("milliseconds for the pass, logarithmic")
+    axes.legend()
+    _plain_ticks(axes)
+    axes.set_xticks(num_tokens, [str(n) for n in num_tokens])
     return figure
-
-
-def _ordinal(number: int) -> str:
-    """22 -> 22nd"""
-    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def _plain_ticks(axes: Axes) -> None:
