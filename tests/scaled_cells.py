@@ -44,7 +44,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "notebooks/06_continuous_batching.ipynb": (
-        ("sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 400]", "sizes = [1, 4, 32, 400]"),
+        ("sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 448]", "sizes = [1, 4, 32, 448]"),
         ("context_lens = [16, 32, 64, 128, 256, 512]", "context_lens = [16, 64, 256]"),
     ),
     "notebooks/07_speculative_decoding.ipynb": (

@@ -82,11 +82,10 @@ def plot_batch_sweep(
             axes.plot(batch_sizes, values, style, color=color, label=label)
         label = f"predicted knee: {knee:.0f} requests"
         axes.axvline(knee, color=GREY, linestyle=":", linewidth=1.5, label=label)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(batch_sizes, [str(b) for b in batch_sizes])
+        axes.set_xticks([b for b in batch_sizes if b >= batch_sizes[-1] / 8 or b == 1])
         axes.set_ylim(bottom=0)
         axes.set_xlabel("requests in the batch")
-    left.legend(loc="upper left", fontsize=9.5)
+    right.legend(loc="upper left", fontsize=9.5)
     left.set_title("A larger batch makes more tokens ...")
     left.set_ylabel("new tokens per second")
     right.set_title("... and each request waits longer")
@@ -117,7 +116,8 @@ def plot_recovery(
             values = [1e3 * s for s in seconds]
             axes.plot(num_tokens, values, style, color=color, linewidth=1.8, label=label)
     wins = sum(s < r for r, s in zip(recompute[1], swap[1], strict=True))
-    axes.set_title(f"Here swapping is cheaper at {wins} of {len(num_tokens)} lengths")
+    where = "every length" if wins == len(num_tokens) else f"{wins} of {len(num_tokens)} lengths"
+    axes.set_title(f"Here swapping is cheaper at {where}")
     axes.set_ylabel("cost of coming back (ms, log scale)")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
