@@ -6,7 +6,7 @@ For 1 and 32 requests and both ways through the layers on a processor (`torch`, 
 and `cpp`, the engine's kernels): the median time of a step that nobody watches, and what the
 profiler counts in steps that it watches, a line per operation with its own time, without that of
 the operations that it calls. The profiler's own work makes a watched step slower, above all where
-there are many operations. So its times are for comparing operations, and a step's time is the first.
+there are many operations. So its times are for comparing operations.
 Writes `results/step_profile.json`, which lesson 08d reads.
 """
 

@@ -67,9 +67,7 @@ def counterparts() -> str:
         rows.append(f"{name:29} {lines_of_code(OURS / name):>5}  {paths:65} {count:>5}")
     whole = sum(map(lines_of_code, OURS.rglob("*.py")))
     native = sum(
-        len(path.read_text().splitlines())
-        for kind in ("*.cpp", "*.h")
-        for path in OURS.rglob(kind)
+        len(path.read_text().splitlines()) for kind in ("*.cpp", "*.h") for path in OURS.rglob(kind)
     )
     rows.append(f"our whole engine: {whole} lines of Python, and {native} of C++ with comments")
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""Two logits on the grid of a number format: move them, and see when rounding swaps or ties them."""
+"""Two logits on the grid of a number format: move them, and see when rounding ties them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def plot_rounded_pair(first: float, gap: float) -> Figure:
     axes.grid(visible=False)
     tie = rounded[0] == rounded[1]
     axes.set_title(
-        "Both become the same number: a tie" if tie else "The best token stays the best",
-        color=INK,
+        "Both become the same number: a tie" if tie else "The best token stays the best", color=INK
     )
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
     return figure
