@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,6 +27,7 @@ from benchmarks.common import write_report  # noqa: E402
 from utils.engine import LLM  # noqa: E402
 from utils.hub import load_tokenizer  # noqa: E402
 from utils.pipeline.studies.mixed_prompts import chats  # noqa: E402
+from utils.pipeline.studies.profiled import profiled  # noqa: E402
 from utils.viz.engine.step_time import decoding  # noqa: E402
 
 BATCHES, WAYS = (1, 32), ("torch", "cpp")
@@ -42,7 +42,7 @@ def steps_profile(llm: LLM, batch: int) -> dict[str, Any]:
         engine.step()
     seconds = [step.end - step.start for step in engine.step_trace]
     engine.step_trace = None
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profiled() as profiler:
         for _ in range(WATCHED):
             engine.step()
     rows = sorted(
