@@ -66,69 +66,38 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "race(llm, prompts[:1], methods, max_tokens=16)",
         ),
     ),
-    # The reference answers are shorter. Where longer ones are compared with them, or where an
-    # output depends on the lengths, the answers keep their 32 tokens, and beginnings are compared.
+    # The answers that are waited for are shorter; in the crowd, whose counts are compared, they
+    # keep their 32 tokens, and beginnings are compared.
     "notebooks/08_the_engine.ipynb": (
         (
             "device, max_tokens = llm.config.device, 32",
             "device, max_tokens = llm.config.device, 12",
         ),
         (
-            "engine.add_request(name, ids, greedy)",
-            "engine.add_request(name, ids, SamplingParams(temperature=0, max_tokens=32))",
-        ),
-        (
-            "    [last] = engine.step()",
-            "    [last] = engine.step()\n"
-            "last.outputs[0].token_ids = last.outputs[0].token_ids[:max_tokens]",
-        ),
-        (
             "outputs = llm.generate(prompts, greedy, use_tqdm=False, priority=priorities)",
             "all_32 = SamplingParams(temperature=0, max_tokens=32)\n"
             "    outputs = llm.generate(prompts, all_32, use_tqdm=False, priority=priorities)",
-        ),
-        (
-            "for i, (a, b) in pairs if a != b]",
-            "for i, (a, b) in pairs if a[: len(b)] != b[: len(a)]]",
-        ),
-        # In bfloat16, which is slow on most CPUs, only the short prompts are answered. The other
-        # answers are empty: the beginning of any, so no difference.
-        (
-            "hf16, _ = hf_answers(hf)",
-            "few = [ids for ids in prompts if len(ids) < 100]\nhf16, _ = hf_answers(hf, few)",
-        ),
-        ("llm16.generate(prompts, greedy", "llm16.generate(few, greedy"),
-        (
-            'answers = {"float32": {"HF": reference',
-            "hf16, ours16 = (\n"
-            "    [next(found) if len(ids) < 100 else [] for ids in prompts]\n"
-            "    for found in map(iter, (hf16, ours16))\n"
-            ")\n"
-            'answers = {"float32": {"HF": reference',
-        ),
-        (
-            "    rounded, best = logits_along(llm16",
-            "    if len(prompt) >= 100:\n        continue\n    rounded, best = logits_along(llm16",
-        ),
-        (
-            "torch.cat(gaps)",
-            "torch.cat([gap for gap, ids in zip(gaps, prompts, strict=True) if len(ids) < 100])",
-        ),
-        ("puzzles = [chat_ids", "PUZZLES = PUZZLES[:4]\npuzzles = [chat_ids"),
-        ("for i in (0, 7, 9, 11, 13):", "for i in (0, 1):"),
-        # vLLM in one format: each is a process of its own.
-        ('["float32", *({"bfloat16"} & {half_dtype()})]', '["float32"]'),
-        ("num_words = 20", "num_words = 4"),
-        ("sizes = (1, 8, 32)", "sizes = (1, 8)"),
-        ('num_steps=12)[""]', 'num_steps=3)[""]'),
-        (
-            "both = measure_step_parts(engines, num_steps=12)",
-            "both = measure_step_parts(engines, num_steps=3)",
         ),
     ),
     "notebooks/08b_async_scheduling.ipynb": (
         ("for _ in range(5):", "for _ in range(1):"),
         ("decode_steps(real, batch=16)", "decode_steps(real, batch=2)"),
+    ),
+    # In bfloat16, which is slow on most CPUs, few questions are asked. vLLM in one format: each is
+    # a process of its own.
+    "notebooks/08c_two_engines_one_model.ipynb": (
+        ('load_tokenizer("bundled"), 24', 'load_tokenizer("bundled"), 5'),
+        ("chats(tokenizer, 6)", "chats(tokenizer, 2)"),
+        ('["float32", *({"bfloat16"} & {half_dtype()})]', '["float32"]'),
+        ("in PUZZLES], 20", "in PUZZLES], 2"),
+    ),
+    "notebooks/08d_making_it_fast.ipynb": (
+        ("sizes, parts = (1, 8, 32), {}", "sizes, parts = (1, 8), {}"),
+        ('num_steps=12)["plain"]', 'num_steps=3)["plain"]'),
+        (
+            "both[size] = measure_step_parts(engines, num_steps=12)",
+            "both[size] = measure_step_parts(engines, num_steps=3)",
+        ),
     ),
     # GPTQ and AWQ of 2 of the 30 layers.
     "notebooks/09b_gptq_and_awq.ipynb": (

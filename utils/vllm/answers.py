@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class VllmAnswers:
 
     Attributes:
         token_ids: by dtype, of each answer, the end-of-sequence token included.
+        logprobs: by dtype, of each answer's tokens, the most likely tokens' log probabilities.
         attention: by dtype, the attention backends that its layers chose, mostly one.
         attention_backends: the names of all that this vLLM registers.
     """
@@ -34,10 +35,15 @@ class VllmAnswers:
     token_ids: dict[str, list[list[int]]]
     attention: dict[str, list[str]]
     attention_backends: list[str]
+    logprobs: dict[str, list[list[dict[int, float]]]] = field(default_factory=dict)
 
 
 def vllm_answers(
-    model_dir: Path, prompts: Sequence[list[int]], dtypes: Sequence[str], max_tokens: int
+    model_dir: Path,
+    prompts: Sequence[list[int]],
+    dtypes: Sequence[str],
+    max_tokens: int,
+    num_logprobs: int = 0,
 ) -> VllmAnswers:
     """Let vLLM answer prompts greedily.
 
@@ -46,6 +52,7 @@ def vllm_answers(
         prompts: token ids of each prompt.
         dtypes: number formats to run the model in, one after the other.
         max_tokens: the longest answer, in tokens.
+        num_logprobs: of how many tokens the log probability comes back, at each place.
 
     Raises:
         WorkerError: vLLM failed; the message holds the end of its output.
@@ -64,6 +71,7 @@ def vllm_answers(
                 "engine": engine.arguments(),
                 "prompts": list(prompts),
                 "max_tokens": max_tokens,
+                "num_logprobs": num_logprobs or None,
                 "result_file": str(result_file),
             }
             job_file.write_text(json.dumps(job))
@@ -74,6 +82,10 @@ def vllm_answers(
             )
             result = json.loads(result_file.read_text())
             answers.token_ids[dtype] = result["token_ids"]
+            answers.logprobs[dtype] = [
+                [{int(token): score for token, score in place.items()} for place in answer]
+                for answer in result["logprobs"]
+            ]
             answers.attention[dtype] = result["attention"]
             answers.attention_backends[:] = result["attention_backends"]
     return answers
@@ -86,12 +98,21 @@ def main(job_file: str) -> None:
 
     job = json.loads(Path(job_file).read_text())
     prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
-    params = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"])
+    params = SamplingParams(
+        temperature=0.0, max_tokens=job["max_tokens"], logprobs=job["num_logprobs"]
+    )
     llm = LLM(job["model"], **job["engine"])
     outputs = llm.generate(prompts, params, use_tqdm=False)
     [attention] = llm.collective_rpc(_attention_of)
     result = {
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
+        "logprobs": [
+            [
+                {token: one.logprob for token, one in place.items()}
+                for place in output.outputs[0].logprobs or []
+            ]
+            for output in outputs
+        ],
         "attention": attention,
         "attention_backends": list(AttentionBackendEnum.__members__),
     }

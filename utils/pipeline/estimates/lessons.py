@@ -17,7 +17,7 @@ from utils.pipeline.estimates.workload import kv_bytes_per_token, shape_of
 from utils.profiles import PROFILES, Profile
 
 PASSING = 0.3e9  # activations, masks, logits of a step
-SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08, 14 and 18
+SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08c, 14 and 18
 # Of Part I: how many models there are at once, in float32 and in 16 bit, and bytes of KV caches.
 ONE_CACHE = float(DEFAULT_KV_CACHE_MEMORY)
 PART_ONE: Mapping[str, tuple[int, int, float]] = {
@@ -30,8 +30,10 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "06": (1, 0, 7 * 256 * 2**20),
     "07": (2, 1, 12 * 100e6),
     "07b": (0, 0, 0.0),  # on the CPU
-    "08": (2, 1, 6 * 400e6 + 0.8e9),
+    "08": (2, 0, 5 * 400e6),
     "08b": (0, 0, 0.0),  # on the CPU
+    "08c": (2, 1, 4 * 200e6),
+    "08d": (0, 0, 0.0),  # on the CPU
 }
 ON_CPU = ("15", "16", "17")
 LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "13", "14", *ON_CPU, "18")
@@ -49,9 +51,8 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
     if lesson in PART_ONE:
         full, half, caches = PART_ONE[lesson]
         held = small * (FLOAT * full + HALF * half) + caches
-        if lesson == "08":  # vLLM is asked before the last engine is made
-            before = held - FLOAT * small - 400e6
-            held = max(held, before + SERVED_SHARE * card.memory_bytes)
+        if lesson == "08c":  # Hugging Face's model is gone when vLLM is asked
+            held = max(held, held - FLOAT * small + SERVED_SHARE * card.memory_bytes)
         return held + CUDA_CONTEXT + PASSING if held else 0.0
     shape = shape_of(profile)
     weights, widest = HALF * shape.num_parameters(), max(w for w, _ in shape.linears().values())

@@ -136,22 +136,22 @@ def _step_parts(engine: LLMEngine) -> dict[str, float]:
 
 
 def plot_step_parts(parts: Mapping[int, Mapping[str, float]], title: str) -> Figure:
-    """A bar for each batch size: its step, split into parts.
+    """A bar for each batch size: its step, split into parts, in milliseconds.
 
     Args:
         parts: batch size -> seconds of each part, in the order of a step.
         title: the finding.
     """
     figure, axes = plt.subplots(figsize=(9.5, 0.62 * len(parts) + 1.9))
-    labels = []
+    labels, longest = [], 1e3 * max(sum(seconds.values()) for seconds in parts.values())
     for row, (batch_size, seconds) in enumerate(parts.items()):
         total, left = sum(seconds.values()), 0.0
         for part, color in zip(PARTS, COLORS, strict=True):
-            share = 100 * seconds[part] / total
+            milliseconds = 1e3 * seconds[part]
             label = part if row == 0 else None
             axes.barh(
                 row,
-                share,
+                milliseconds,
                 left=left,
                 height=0.72,
                 color=color,
@@ -159,24 +159,24 @@ def plot_step_parts(parts: Mapping[int, Mapping[str, float]], title: str) -> Fig
                 linewidth=0.7,
                 label=label,
             )
-            if share >= 4:
+            if milliseconds >= 0.04 * longest:
                 dark = sum(plt.matplotlib.colors.to_rgb(color)) < 1.5
                 axes.text(
-                    left + share / 2,
+                    left + milliseconds / 2,
                     row,
-                    f"{share:.0f}",
+                    f"{milliseconds:.0f}",
                     ha="center",
                     va="center",
                     fontsize=9,
                     color="white" if dark else INK,
                 )
-            left += share
+            left += milliseconds
         labels.append(f"{batch_size} request{'s'[: batch_size > 1]}\n{1e3 * total:.0f} ms")
     axes.set_yticks(range(len(parts)), labels)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("share of the step's time (%)")
+    axes.set_xlim(0, longest)
+    axes.set_xlabel("milliseconds in a step")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", color=INK)
     figure.legend(loc="outside lower center", ncols=4, fontsize=9.5)
     return figure

@@ -8,52 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from utils.viz.style import BLUE, INK, ORANGE
-
-
-def plot_logit_gaps(
-    gaps: Sequence[float], changed: Sequence[float], spacing: float, title: str
-) -> Figure:
-    """Histogram of top-2 logit gaps, all tokens against those where two runs chose differently.
-
-    Args:
-        gaps: best logit minus second best, of every token.
-        changed: the gaps of those tokens where the choices differ.
-        spacing: distance between neighbouring numbers of the coarse format, at the logits' size.
-        title: the finding.
-    """
-    figure, axes = plt.subplots(figsize=(8.5, 4))
-    # The smallest of thousands of gaps is far below what the axis needs to show.
-    low = min(1e-2, 0.8 * min([*changed, 1e-2]))
-    bins = np.geomspace(low, max(gaps) * 1.05, 31).tolist()
-    heights, _, _ = axes.hist(
-        np.clip(gaps, low, None), bins, color="#a9c6ea", label=f"all {len(gaps):,} tokens"
-    )
-    most = float(np.max(heights))
-    axes.hist(
-        np.clip(changed, low, None),
-        bins,
-        color=ORANGE,
-        edgecolor=INK,
-        hatch="////",
-        label=f"the {len(changed)} tokens that bfloat16 changes",
-    )
-    axes.vlines(
-        spacing,
-        0,
-        most,
-        color=BLUE,
-        linestyle="--",
-        linewidth=1.6,
-        label=f"{spacing:g}: neighbouring bfloat16 numbers at 16 to 32",
-    )
-    axes.set_xscale("log")
-    axes.set_xlabel("float32 logit of the best token minus that of the second best")
-    axes.set_ylabel("tokens")
-    axes.set_title(title)
-    axes.set_ylim(0, 1.45 * most)  # room for the legend
-    axes.legend(loc="upper left")
-    return figure
+from utils.viz.style import INK, ORANGE
 
 
 def plot_noise(
