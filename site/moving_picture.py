@@ -94,7 +94,7 @@ def _moment(
             texts[name] = answers[name].outputs[0].text  # type: ignore[attr-defined]
         running = name in answers and not answers[name].finished  # type: ignore[attr-defined]
         states[name] = (
-            "runs" if running else "waits" if name in waiting else ("done" if name in texts else "")
+            "running" if running else "waiting" if name in waiting else _end(name, answers, before)
         )
         if running:
             for block in engine.kv_cache_manager.get_block_ids(name):
@@ -103,6 +103,14 @@ def _moment(
     kept = {b.block_id for b in pool.blocks if b.block_hash is not None and b.ref_cnt == 0}
     num_tokens = sum(tokens.num_new for tokens in engine.step_trace[-1].tokens.values())
     return Moment(texts, states, owners, kept, num_tokens)
+
+
+def _end(name: str, answers: dict[str, object], before: Moment | None) -> str:
+    """How a request ended, in this step or in one before it."""
+    if name not in answers:
+        return before.states[name] if before else ""
+    cut = answers[name].outputs[0].finish_reason == "length"  # type: ignore[attr-defined]
+    return f"stopped at {MAX_TOKENS} tokens" if cut else "done"
 
 
 def draw(moment: Moment, step: int) -> Figure:
@@ -118,7 +126,7 @@ def draw(moment: Moment, step: int) -> Figure:
     _draw_pool(right, moment)
     labels = [
         Patch(facecolor=INK, label="shared by several"),
-        Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, kept for a hit"),
+        Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, but kept in case"),
         Patch(facecolor="white", edgecolor=GREY, label="free"),
     ]
     figure.legend(
@@ -140,14 +148,14 @@ def _draw_requests(ax: Axes, moment: Moment) -> None:
         state = moment.states[name]
         if not state:
             continue
-        faded = GREY if state == "waits" else INK
+        faded = GREY if state == "waiting" else INK
         ax.add_patch(
             Rectangle(
                 (0, row + 0.1),
                 0.016,
                 0.78,
                 color=COLORS[row],
-                alpha=0.25 if state == "waits" else 1,
+                alpha=0.25 if state == "waiting" else 1,
             )
         )
         ax.text(0.04, row + 0.22, name, size=11.5, weight="bold", color=faded, va="center")

@@ -39,14 +39,15 @@ _BLOCKS = (
 # From a floor that another part needs first: (x, y) of the arrow's tail and of its head.
 _ARROWS = (
     ((9.55, 0.41), (10.45, 0.41)),  # 01 -> 09
-    ((9.55, 4.41), (10.45, 4.41)),  # 05 to 07 -> 13
-    ((9.55, 5.41), (10.45, 5.41)),  # 08 -> 14
-    ((1.85, 5.8), (1.85, 6.45)),  # 08 -> 15
-    ((5.0, 5.8), (5.0, 6.45)),  # 08 -> 16
-    ((8.7, 5.8), (8.7, 6.45)),  # 08 -> 17
+    ((9.68, 4.41), (10.45, 4.41)),  # 05 to 07 -> 13
+    ((9.68, 5.41), (10.45, 5.41)),  # 08 -> 14
+    ((1.85, 5.9), (1.85, 6.45)),  # 08 -> 15
+    ((5.0, 5.9), (5.0, 6.45)),  # 08 -> 16
+    ((8.7, 5.9), (8.7, 6.45)),  # 08 -> 17
     ((10.95, 5.8), (10.95, 6.45)),  # 14 -> 17
     ((13.55, 5.8), (13.55, 6.45)),  # 14 -> 18
 )
+_SHARED_FLOORS = (4, 5)  # of Part I, of several notebooks each
 SHARED_LABS = {"08b": "08", "09b": "09"}  # lessons whose exercises are in another one's lab
 _PART_OF = {
     BLUE: "Part I: build the engine",
@@ -54,6 +55,7 @@ _PART_OF = {
     GREEN: "Part III: scale out",
 }
 HEIGHT = 0.82  # of a block
+BAND = 0.08  # of the band behind a shared floor, around its blocks
 BAR = 0.17  # of the bar at a block's foot
 PALE = 0.82  # how much of a block's colour is white before its lab is done
 
@@ -73,6 +75,10 @@ PARTS = {
 def draw_course_map() -> Figure:
     """Draw the notebooks as the floors of three buildings, with arrows from one to another."""
     figure, axes = _house()
+    for floor in _SHARED_FLOORS:
+        look = {"facecolor": _pale(BLUE), "edgecolor": "none", "zorder": 0.5}
+        band = (-BAND, floor - BAND), 9.6 + 2 * BAND, HEIGHT + 2 * BAND
+        axes.add_patch(Rectangle(*band, **look))  # type: ignore[arg-type]
     for left, bottom, width, text, color in _BLOCKS:
         axes.add_patch(_block(left, bottom, width, facecolor=color, edgecolor="none"))
         ink = INK if color == GREEN else "white"
@@ -80,7 +86,7 @@ def draw_course_map() -> Figure:
     for tail, head in _ARROWS:
         look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6, "mutation_scale": 13}
         axes.annotate("", xy=head, xytext=tail, arrowprops={**look, "shrinkA": 0, "shrinkB": 0})
-    axes.set_title("Go up floor by floor; an arrow leads from what another part needs first")
+    axes.set_title("Start at the bottom, and finish a floor before you follow its arrow")
     return figure
 
 
@@ -110,7 +116,7 @@ def draw_progress(points: Mapping[str, tuple[float, float]]) -> Figure:
         axes.add_patch(bar)
         bar.set_clip_path(box)
         ink = "white" if share == 1 and color == BLUE else INK
-        score = f"{so_far:g}/{of:g}" if of else "(no lab)"
+        score = f"({so_far:g}/{of:g})" if of else "(no lab)"
         if number in SHARED_LABS:
             score = f"(lab {SHARED_LABS[number]})"
         # Where there are two lines, the score stands on the first, behind the number.

@@ -66,7 +66,7 @@ def test_the_token_that_ends_a_text_ends_it(tokenizer) -> None:
 def test_the_picture_says_what_is_likeliest(text: str) -> None:
     figure = plot_top_tokens(text, [" $", "\n", ""], torch.tensor([0.1, 0.6, 0.002, 0.298]))
     figure.canvas.draw()  # a formula that cannot be read would fail here
-    assert "with 60%" in figure_text(figure)
+    assert "at 60%" in figure_text(figure)
     texts = [t.get_text() for t in figure.axes[0].texts]
     assert texts[:3] == ["60%", "30%", "10%"]
     assert texts[3] == "all other 1 tokens together: 0.2%"

@@ -42,11 +42,11 @@ def plot_top_tokens(text: str, tokens: Sequence[str], probabilities: torch.Tenso
         axes.text(share + 0.008, row, _percent(share), va="center", fontsize=10)
     # A dollar sign would begin a formula.
     names = [visible(token).replace("$", r"\$") for token in tokens]
-    axes.set_yticks(rows, [f"{name}   {row + 1}" for row, name in zip(rows, names, strict=True)])
+    axes.set_yticks(rows, [f"{row + 1}   {name}" for row, name in zip(rows, names, strict=True)])
     axes.set_ylim(len(tokens) - 0.4, -0.6)
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
-    axes.set_xlabel("probability of being the next token")
+    axes.set_xlabel("probability that this token comes next")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     others = len(probabilities) - len(tokens)
@@ -54,9 +54,7 @@ def plot_top_tokens(text: str, tokens: Sequence[str], probabilities: torch.Tenso
     axes.text(1.07, len(tokens) - 1, rest, ha="right", va="center", color=GREY)
     text = " ".join(text.split("\n")).replace("$", r"\$")
     shown = text if len(text) <= MAX_TEXT else f"… {text[-MAX_TEXT:].lstrip()}"
-    axes.set_title(
-        f"“{shown} …”\nThe likeliest next token is “{names[0]}”, with {_percent(top[0])}"
-    )
+    axes.set_title(f"“{shown} …”\nThe likeliest next token is “{names[0]}”, at {_percent(top[0])}")
     return figure
 
 
