@@ -3,7 +3,7 @@
 A policy looks at a block at the moment when no running request uses it any more, and returns its
 rank: the block of the smallest rank is evicted first. `position` is the block's place in its
 prompt, from 0, so `-position` puts tails before heads. All policies but one break ties that way:
-a block without the blocks before it can never be hit.
+a block can't be hit while the blocks before it are missing.
 """
 
 from __future__ import annotations

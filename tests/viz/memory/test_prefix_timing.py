@@ -20,7 +20,7 @@ def test_ttft_is_drawn_in_milliseconds() -> None:
     assert left == [pytest.approx([100, 300]), pytest.approx([100, 120])]
     assert right == [pytest.approx(line) for line in ([100, 120], [100, 100], [100, 120])]
     assert "with attention" in figure.axes[1].get_legend_handles_labels()[1]
-    assert figure.get_suptitle().startswith("Behind 64 cached tokens, the answer starts 2 times")
+    assert figure.get_suptitle().startswith("With 64 tokens cached, the first token comes 2 times")
     plt.close(figure)
 
 

@@ -33,7 +33,7 @@ def plot_hit_rates(
     title: str,
     lowest: float = 0.0,
 ) -> Figure:
-    """Hit rate against cache size, a line per policy.
+    """Hit rate against cache size, a line per policy. The first one is a wide band.
 
     Args:
         rates: policy -> hit rates in 0..1, one per cache size.
@@ -53,7 +53,9 @@ def plot_hit_rates(
     figure, axes = plt.subplots(figsize=(8, 4.4))
     for (name, values), (color, marker, dashes) in zip(rates.items(), _LINES, strict=False):
         percent = [100 * value for value in values]
-        axes.plot(num_tokens, percent, color=color, marker=marker, linestyle=dashes, label=name)
+        (line,) = axes.plot(num_tokens, percent, dashes, color=color, marker=marker, label=name)
+        if not axes.lines[1:]:  # a wide band, so that lines upon it can be seen
+            line.set(linewidth=9, alpha=0.35, marker="")
     axes.axhline(100 * bound, color=INK, linewidth=1, label="no limit (whole blocks)")
     axes.set_xscale("log", base=2)
     axes.set_xticks(num_tokens, [f"{n:,}" for n in num_tokens])

@@ -21,13 +21,13 @@ def plot_same_tokens_other_prefix(
     """
     figure, axes = plt.subplots(figsize=(8, 3.6))
     layers = range(len(other_prefix))
-    axes.bar(layers, other_prefix, color=ORANGE, label="after another beginning")
+    axes.bar(layers, other_prefix, color=ORANGE, label="after a different beginning")
     axes.plot(
         layers, same_prefix, color=BLUE, marker="o", markersize=4, label="after the same beginning"
     )
     axes.set_xlabel("layer (0 is the first)")
     axes.set_ylabel("relative difference")
-    axes.set_title("The same four tokens after another beginning: only the first layer agrees")
+    axes.set_title("The same four tokens after a different beginning: only the first layer agrees")
     axes.legend(loc="upper left", ncols=2)
     axes.set_ylim(0, 1.25 * max(other_prefix))
     return figure
@@ -64,8 +64,8 @@ def plot_ttft(
     for axes in (left, right):
         axes.legend(loc="upper left")
     figure.suptitle(
-        f"Behind {shared[-1]:,} cached tokens, the answer starts "
-        f"{miss[-1] / hit[-1]:.0f} times sooner",
+        f"With {shared[-1]:,} tokens cached, the first token comes "
+        f"{miss[-1] / hit[-1]:.0f} times faster",
         x=0.01,
         ha="left",
         weight="bold",
