@@ -50,17 +50,17 @@ MOVED = [name for name in RECORDED if not isinstance(PLANS[name], Prompts)]  # h
 def test_a_slider_moved_by_keyboard_changes_picture_and_words(site: str, page: Page) -> None:
     open_widget(page, site, "04_paged_allocator")
     before = page.evaluate(WORDS), page.evaluate("shown.querySelector('img').src")
-    assert before[0].startswith("6.")
+    assert before[0].startswith("5.")
     focus(page, "input[type=range]")
     press(page, "ArrowRight")
-    page.wait_for(f"{WORDS}.startsWith('7.')")
+    page.wait_for(f"{WORDS}.startsWith('6.')")
     page.wait_for(f"shown.querySelector('img').src !== {before[1]!r}")
     page.wait_for("shown.querySelector('img').complete")
     image = "shown.querySelector('img')"
-    assert page.evaluate(f"{image}.alt").startswith("7.")
+    assert page.evaluate(f"{image}.alt").startswith("6.")
     assert page.evaluate(f"{image}.naturalWidth") > 300
-    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "7"
-    assert page.evaluate("shown.querySelector('output').textContent") == "7"
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "6"
+    assert page.evaluate("shown.querySelector('output').textContent") == "6"
     live = page.evaluate("shown.querySelector('.frames-words').getAttribute('aria-live')")
     assert live == "polite"
 
@@ -79,8 +79,8 @@ def test_pictures_are_fetched_when_they_are_needed(site: str, page: Page) -> Non
     assert len(start) == 1
     focus(page, "input[type=range]")
     press(page, "ArrowRight")
-    page.wait_for(f"{WORDS}.startsWith('7.')")
-    page.wait_for("shown.querySelector('img').alt.startsWith('7.')")
+    page.wait_for(f"{WORDS}.startsWith('6.')")
+    page.wait_for("shown.querySelector('img').alt.startsWith('6.')")
     # The new picture, and one step on from it; one step back is the first.
     assert {name for name in fetched() if name.endswith(".webp")} > start
     assert len({name for name in fetched() if name.endswith(".webp")}) <= 3

@@ -54,7 +54,7 @@ def test_only_the_first_writer_after_a_fork_copies(block_size: int) -> None:
     moment = moments[WRITE_AFTER_FORK]
     [(source, target)] = moment.copies
     assert moment.state.tables["A2"][-1] == source and moment.state.tables["A"][-1] == target
-    assert str(source) in moment.caption and "copy-on-write" in moment.caption
+    assert f"but A2 uses block {source}: copy-on-write" in moment.caption
     assert [bool(m.copies) for m in moments].count(True) == 1
     before = moments[WRITE_AFTER_FORK - 1].state
     assert before.tables["A"] == before.tables["A2"]
@@ -139,8 +139,20 @@ def test_picture_of_a_pool() -> None:
     plt.close(figure)
 
 
+def test_long_names_fit_beside_their_tables() -> None:
+    state = PoolState(2, [1], {"a long name": [0]}, {0: ["red", "blue"]}, [])
+    figure = plot_pool(state, "a finding")
+    figure.canvas.draw()
+    tables = figure.axes[0]
+    assert tables.texts[0].get_window_extent().x0 > figure.bbox.x0
+    plt.close(figure)
+
+
 def test_blocks_over_steps() -> None:
-    figure = plot_blocks_over_steps([2, 3, 1], [2, 6, 6], "a finding", block_size=16)
+    notes = {2: "a copy"}
+    figure = plot_blocks_over_steps([2, 3, 1], [2, 6, 6], "a finding", block_size=16, notes=notes)
+    [note] = figure.axes[0].texts
+    assert note.get_text() == "a copy" and note.xy == (2, 3)
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines == {"a copy for each answer": [2, 6, 6], "shared, as measured": [2, 3, 1]}
     assert "16 tokens" in figure.axes[0].get_ylabel()

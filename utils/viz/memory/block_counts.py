@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
-COMPUTED, NEWEST, EMPTY = "#cfe0f5", "#e8a04c", "white"
+COMPUTED, NEWEST, EMPTY = "#cfe0f5", "#f2dc7a", "white"  # orange: shared blocks
 
 
 def plot_blocks_over_steps(
@@ -20,6 +20,7 @@ def plot_blocks_over_steps(
     title: str,
     block_size: int,
     each: str = "answer",
+    notes: Mapping[int, str] | None = None,
 ) -> Figure:
     """Blocks held after each step: shared, and what separate copies would have taken.
 
@@ -29,6 +30,7 @@ def plot_blocks_over_steps(
         title: the finding.
         block_size: tokens per block, for the label.
         each: what has a table of its own: an answer, or a beam.
+        notes: words to write under the measured line, by the step at which they begin.
     """
     figure, axes = plt.subplots()
     steps = range(1, len(in_use) + 1)
@@ -37,7 +39,12 @@ def plot_blocks_over_steps(
         (in_use, "shared, as measured", BLUE, "-"),
     ):
         axes.step(steps, values, where="post", color=color, linestyle=style, label=label)
+    for step, note in (notes or {}).items():
+        axes.annotate(
+            note, (step, in_use[step - 1]), xytext=(4, -6), textcoords="offset points", va="top"
+        )
     axes.set_ylim(bottom=0)
+    axes.set_xlim(left=1)
     axes.set_xlabel(f"step (one token more for each {each})")
     axes.set_ylabel(f"blocks of {block_size} tokens")
     axes.set_title(title)
@@ -91,7 +98,9 @@ def plot_slots_after_steps(
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold")
     kinds = {"keys and values are stored": COMPUTED, "newest token, nothing stored yet": NEWEST}
     patches = [Patch(facecolor=color, edgecolor=INK, label=text) for text, color in kinds.items()]
-    patches.append(Patch(facecolor=EMPTY, edgecolor=GREY, hatch="////", label="free slot"))
+    patches.append(
+        Patch(facecolor=EMPTY, edgecolor=GREY, hatch="////", label="allocated, not filled yet")
+    )
     figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9.5)
     return figure
 

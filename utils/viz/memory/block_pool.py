@@ -100,7 +100,7 @@ def _draw_tables(axes: Axes, state: PoolState, lines: int, changed: Sequence[int
         for column, block in enumerate(table):
             _box(axes, column, row, 0.9, 0.8, _color(state, block), block in changed)
             axes.text(column + 0.45, row + 0.4, str(block), ha="center", va="center")
-    axes.set_xlim(-1.0, longest)
+    axes.set_xlim(-max(1.0, 0.3 * max(map(len, state.tables), default=0)), longest)
     axes.set_ylim(max(lines, len(state.tables)), -0.1)
     _bare(axes, "block tables")
 

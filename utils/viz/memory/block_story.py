@@ -72,7 +72,9 @@ class BlockStory:
         copies = self.manager.take_block_copies().copy
         last = self.manager.get_block_ids(name)[-1]
         if copies:
-            caption = f"{name} writes {word!r}, but others read block {copies[0][0]}: copy-on-write"
+            shared = copies[0][0]
+            others = [n for n in self.requests if shared in self.manager.get_block_ids(n)]
+            caption = f"{name} writes {word!r}, but {_use(others)} block {shared}: copy-on-write"
         elif blocks:
             caption = f"{name} writes {word!r}: its last block is full, so it gets block {last}"
         else:
@@ -118,6 +120,10 @@ def _blocks(ids: Sequence[int]) -> str:
     return f"block {numbers}" if len(ids) == 1 else f"blocks {numbers}"
 
 
+def _use(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'uses' if len(names) == 1 else 'use'}"
+
+
 def tell_story(block_size: int) -> list[Moment]:
     """The widget's story, from an empty pool to an empty pool."""
     story = BlockStory(block_size)
@@ -152,7 +158,7 @@ def block_pool_explorer() -> Explorer:
 
     return Explorer(
         draw,
-        step=ipywidgets.IntSlider(6, min=0, max=len(stories[4]) - 1, description="step"),
+        step=ipywidgets.IntSlider(5, min=0, max=len(stories[4]) - 1, description="step"),
         block_size=ipywidgets.ToggleButtons(
             options=list(stories), value=4, description="block size"
         ),
