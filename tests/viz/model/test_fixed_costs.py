@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.viz.engine.fixed_costs import fixed_costs_explorer, plot_fixed_costs
+from utils.viz.model.fixed_costs import fixed_costs_explorer, plot_fixed_costs
 
 
 def test_the_parts_are_what_the_numbers_say() -> None:
