@@ -151,6 +151,7 @@ def run_data(settings: dict[str, Any], inputs: dict[str, Path], out: Path) -> di
         max_num_seqs=128,
         kernels=kernels,
         enable_prefix_caching=False,  # the hidden states of all tokens are to be computed
+        kv_cache_memory_bytes=2 << 30,  # in float32, too, 128 of them fit without a preemption
     )
     messages = conversations(
         "train", settings["num_chats"], settings["num_extractions"], settings["seed"]
