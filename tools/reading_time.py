@@ -21,7 +21,8 @@ CODE_WORDS_PER_MINUTE = 30  # of code, however it is laid out: about four lines
 TOLERANCE = 0.15
 SLACK = 2.5  # minutes, since those stated end with 0 or 5
 STATED = re.compile(r"\*\*Time\.\*\* (\d+) minutes")
-STATED_OPTIONAL = re.compile(r"\*\*Time\.\*\*[^*]*?(\d+) more for (?:what is marked|the) \*optional\*")
+OPTIONAL = r"(\d+) more for (?:what is marked|the) \*optional\*"
+STATED_OPTIONAL = re.compile(rf"\*\*Time\.\*\*[^*]*?{OPTIONAL}")
 # Lines of links: to be clicked on, not read.
 LINKS = re.compile(r"^\*\*(In the cloud|Before and after|Go on)\.\*\*.*$", re.MULTILINE)
 CODE_WORD = re.compile(r"\w+")

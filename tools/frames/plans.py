@@ -137,7 +137,14 @@ PLANS: dict[str, Plan] = {
     "08c_two_engines_one_model": Grid(
         {"first": [17.14, 17.22, 17.3, 17.38, 17.46], "gap": [0.0, 0.02, 0.06, 0.1, 0.16]}
     ),
-    "08d_making_it_fast": Grid(),
+    "08d_making_it_fast": Grid(
+        {
+            "megabytes": [540, 16000],
+            "bandwidth": [20, 1000, 4000],
+            "operations": [30, 300, 2000],
+            "each_us": [1, 10],
+        }
+    ),
     "09_quantization": Grid(
         {"bits": [2, 4, 8], "group_size": [16, 64, 576], "outlier": [0, 20, 60]}
     ),
