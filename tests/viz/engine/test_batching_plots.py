@@ -87,7 +87,7 @@ def test_padded_batch_counts_its_waste() -> None:
 
 def test_other_plots_show_what_they_are_given() -> None:
     sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], 2.0)
-    assert [t.get_text() for t in sweep.axes[0].get_legend().texts][-1].endswith("2 requests")
+    assert [t.get_text() for t in sweep.axes[1].get_legend().texts][-1].endswith("2 requests")
     throughput, seconds = ([line.get_ydata() for line in axes.lines] for axes in sweep.axes)
     assert [list(map(round, y)) for y in throughput[:2]] == [[10, 20, 20], [5, 10, 20]]
     assert [list(map(round, y)) for y in seconds[:2]] == [[100, 100, 200], [200, 200, 200]]
