@@ -226,7 +226,7 @@ def plot_waste(
                 left += width
             if left < 99.5:
                 axes.barh(row + offset, 100 - left, left=left, height=0.36, **look)
-                unknown = [Patch(**look, label="the paper doesn't say")]
+                unknown = [Patch(**look, label="the paper doesn't say")]  # type: ignore[arg-type]
             axes.text(101, row + offset, label, va="center", fontsize=9.5, color=INK)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

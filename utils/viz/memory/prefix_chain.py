@@ -92,8 +92,8 @@ def _draw_request(
     for number, name in enumerate(names):
         left, right = number * size + 0.06, (number + 1) * size - 0.06
         axes.plot([left, right], [top + 0.88] * 2, color=INK, linewidth=1.5, clip_on=False)
-        text = axes.text((left + right) / 2, top + 1.06, name[: 3 if size == 1 else 6])
-        text.set(fontsize=8.5, family="monospace", ha="center", va="center")
+        short, style = name[: 3 if size == 1 else 6], {"ha": "center", "va": "center"}
+        axes.text((left + right) / 2, top + 1.06, short, fontsize=8.5, family="monospace", **style)  # type: ignore[arg-type]
 
 
 def prefix_chain_explorer() -> Explorer:
