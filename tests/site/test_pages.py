@@ -107,7 +107,7 @@ def test_a_link_to_a_page_shows_what_it_is_about(read: dict[str, Read], pages: P
         assert (pages / picture).is_file() and page.meta["og:image"].startswith("https://")
     about = read["notebooks/02_kv_cache.html"].meta
     assert about["og:title"] == "02 · The KV cache"
-    assert about["description"].startswith("You find out what each decode step computes")
+    assert about["description"].startswith("You find out what each decode step recomputes")
 
 
 def test_next_leads_from_a_lesson_to_its_lab_and_on(pages: Path) -> None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-FEWEST, MOST = 10, 20
+FEWEST, MOST = 9, 20
 MAX_CODE_LINES = 12
 MAX_POINTS, MAX_LEAD = 4, 180  # characters
 MAX_TABLE_ROWS = 7
