@@ -8,11 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.viz.explore import Explorer
+from utils.viz.memory.repeated_work import ANSWER, PROMPT
 from utils.viz.style import BLUE, ORANGE
-
-# What the course's model writes at temperature 0, token by token.
-PROMPT = ("The", " wind", " was", " gentle", " and")
-ANSWER = (" soothing", ",", " a", " gentle", " breeze", " that", " carried", " the", " scent")
 
 
 def plot_passes(step: int) -> Figure:
