@@ -15,7 +15,7 @@ MOST_PYTHON, MOST = 1300, 1700  # lines of Python, and with words and edits
 # They may shrink.
 LARGER = {
     "lab_03": (1950, 2170),
-    "lab_04": (1900, 2170),
+    "lab_04": (2000, 2290),
     "lab_05": (1810, 2130),
     "lab_06": (2430, 2830),
     "lab_07": (2190, 2490),

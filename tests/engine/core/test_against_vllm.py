@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.engine.core.bare_requests import make_request
+from utils.checks.lab_04 import counted
 from utils.engine import (
     BlockHash,
     BlockPool,
@@ -226,3 +227,28 @@ def test_the_comparison_finds_a_wrong_eviction_order(
     with pytest.raises(AssertionError):
         for _ in range(2000):
             story.step()
+
+
+def test_lab_04_counts_tokens_slots_and_blocks_as_both_managers_do(vllm: Any) -> None:
+    dice = random.Random(0)
+    for name in map(str, range(30)):
+        size, prompt = dice.choice((1, 3, 4, 16)), dice.randint(1, 40)
+        ours, request = KVCacheManager(90, size, False), make_request([1] * prompt, name)
+        theirs, their_request = (
+            vllm.manager(90, size, False),
+            vllm.request(name, [1] * prompt, size),
+        )
+        for step in range(1, 41):
+            for manager, one in ((ours, request), (theirs, their_request)):
+                missing = one.num_tokens - one.num_computed_tokens
+                assert manager.allocate_slots(one, missing) is not None
+                one.num_computed_tokens += missing
+            request.append_token(1)
+            their_request.append_output_token_ids(1)
+            expected = counted(prompt, step, size)
+            for one, blocks in (
+                (request, ours.get_block_ids(name)),
+                (their_request, theirs.get_block_ids(name)[0]),
+            ):
+                got = one.num_tokens, one.num_computed_tokens, len(blocks) * size, len(blocks)
+                assert got == expected

@@ -100,7 +100,26 @@ def asks_forgiveness(block_pool, block_table, num_tokens, block_size):
     return new
 
 
-# 4 fork
+# 4 counts_after
+
+
+@right("counts_after")
+def counts_step_by_step(num_prompt_tokens, num_steps, block_size):
+    tokens, computed, blocks = num_prompt_tokens, 0, 0
+    for _ in range(num_steps):
+        blocks += max(0, (tokens - blocks * block_size + block_size - 1) // block_size)
+        tokens, computed = tokens + 1, tokens
+    return [tokens, computed, blocks * block_size, blocks]
+
+
+@wrong("counts_after", "number of slots is")
+def rounds_prompt_and_answer_apart(num_prompt_tokens, num_steps, block_size):
+    blocks = math.ceil(num_prompt_tokens / block_size) + math.ceil((num_steps - 1) / block_size)
+    tokens = num_prompt_tokens + num_steps
+    return tokens, tokens - 1, blocks * block_size, blocks
+
+
+# 5 fork
 
 
 @right("fork")
@@ -112,7 +131,7 @@ def one_by_one(block_pool, block_table):
     return child
 
 
-# 5 copy_on_write
+# 6 copy_on_write
 
 
 @right("copy_on_write")
@@ -135,7 +154,7 @@ def checked_position_by_position(block_pool, block_table, start, end, block_size
     return copies
 
 
-# 6 paged_attention
+# 7 paged_attention
 
 
 @wrong("paged_attention", "more in memory")
@@ -238,7 +257,7 @@ def query_by_query(query, key_cache, value_cache, block_table, seq_len, scale):
     return out
 
 
-# 7 engine
+# 8 engine
 
 GOOD = Parts(
     answers.BlockPool,
@@ -260,7 +279,7 @@ def right_until_the_engine(query, key_cache, value_cache, block_table, seq_len, 
 
 
 for name, says, parts in (
-    ("with_never_rescales", "Exercise 6 is not right yet", never_rescales),
+    ("with_never_rescales", "Exercise 7 is not right yet", never_rescales),
     (
         "with_wide_heads",
         "With another `paged_attention` in place of yours it is right",

@@ -126,7 +126,7 @@ block_pool = LAB.check(
     examples=250,
 )
 
-# Exercises 3 to 5: the tables of requests that grow, are forked, and write
+# Exercises 3, 5 and 6: the tables of requests that grow, are forked, and write
 
 
 def praise_growth(answer: Any) -> Passed:
@@ -181,6 +181,60 @@ allocate_slots = LAB.check(
     passed=praise_growth,
     examples=200,
 )
+
+# Exercise 4: the four numbers of a request
+
+NUMBERS = "tokens", "computed", "slots", "blocks"
+
+
+def draw_counts(c: Choices) -> Given:
+    """Requests that end just before, at, or just behind the end of a block, and any others."""
+    size, num_steps = c.pick((4, c.size(1, 300))), c.size(1, 400, small=8)
+    if c.rarely(2):
+        return Given(c.size(1, 3000, small=12), num_steps, size)
+    end = c.size(1, 40, small=3) * size + c.integer(-1, 2)  # tokens after these steps
+    return Given(max(1, end - num_steps), num_steps, size)
+
+
+def counted(num_prompt_tokens: int, num_steps: int, block_size: int) -> tuple[int, ...]:
+    """Run the steps one by one: room for what is missing, compute it, one more token."""
+    tokens, computed, slots = num_prompt_tokens, 0, list[int]()
+    for _ in range(num_steps):
+        while len(slots) < tokens:
+            slots += [0] * block_size
+        computed = tokens
+        tokens += 1
+    return tokens, computed, len(slots), len(slots) // block_size
+
+
+def other_counts(expected: tuple[int, ...], got: Any, _: Given) -> Fault | None:
+    wrong_type = not isinstance(got, tuple | list) or len(got) != len(expected)
+    if wrong_type or not all(isinstance(n, int) and not isinstance(n, bool) for n in got):
+        return Fault("form", "", expected, got)
+    for name, right, yours in zip(NUMBERS, expected, got, strict=True):
+        if right != yours:
+            return Fault(name, "", right, yours)
+    return None
+
+
+def praise_counts(answer: Callable[..., Any]) -> Passed:
+    rows = [tuple(answer(6, step, 4)) for step in range(1, 6)]
+    return Passed(
+        "Equal to running the steps one by one, for 200 random requests. The picture: a prompt of "
+        "6 tokens and blocks of 4. The token that was chosen last has no slot yet, so after step "
+        "3, a request of 9 tokens still fits into 8 slots.",
+        block_pictures.growth([(computed, blocks) for _, computed, _, blocks in rows], 4),
+        "The slots of a request with 6 prompt tokens, after each of its first five steps.",
+    )
+
+
+counts_after = LAB.check(
+    answers.counts_after,
+    draw_counts,
+    Returns(counted, wrong=other_counts),
+    passed=praise_counts,
+    examples=200,
+)
 fork = LAB.check(answers.fork, ForkStory.draw, ForkStory.judge(answers.fork), passed=praise_fork)
 copy_on_write = LAB.check(
     answers.copy_on_write,
@@ -190,7 +244,7 @@ copy_on_write = LAB.check(
     examples=300,
 )
 
-# Exercise 6: attention that follows a block table
+# Exercise 7: attention that follows a block table
 
 
 class Attention(Returns):
@@ -223,7 +277,7 @@ paged_attention = LAB.check(
 )
 
 
-# Exercise 7: the learner's parts in the engine
+# Exercise 8: the learner's parts in the engine
 
 # Of each part: its check, and a right one to put in its place; the one that computes first is last.
 PARTS: dict[str, tuple[Any, Any]] = {

@@ -62,6 +62,15 @@ def allocate_slots(
     return new_blocks
 
 
+def counts_after(
+    num_prompt_tokens: int, num_steps: int, block_size: int
+) -> tuple[int, int, int, int]:
+    num_tokens = num_prompt_tokens + num_steps
+    num_computed_tokens = num_tokens - 1
+    num_blocks = math.ceil(num_computed_tokens / block_size)
+    return num_tokens, num_computed_tokens, num_blocks * block_size, num_blocks
+
+
 def fork(block_pool: BlockPool, block_table: list[KVCacheBlock]) -> list[KVCacheBlock]:
     block_pool.touch(block_table)
     return list(block_table)

@@ -1,5 +1,5 @@
 """Paged attention on inputs of all kinds, against torch's attention over contiguous keys; and how
-much memory it takes: exercise 6."""
+much memory it takes: exercise 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that share a pool, and what happens to their block tables: exercises 3, 4 and 5."""
+"""Requests that share a pool, and what happens to their block tables: exercises 3, 5 and 6."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class GrowthStory(TableStory):
 
 
 class ForkStory(TableStory):
-    """Requests that are forked by the learner's function: exercise 4."""
+    """Requests that are forked by the learner's function: exercise 5."""
 
     kinds = ("fork", "fork", "fork", "grow", "finish")
     most = 7
@@ -332,7 +332,7 @@ class ForkStory(TableStory):
 
 
 class WriteStory(TableStory):
-    """Requests that write into blocks they share: exercise 5."""
+    """Requests that write into blocks they share: exercise 6."""
 
     kinds = ("write", "fork", "write", "fork", "write", "finish")
     most = 9
