@@ -10,6 +10,7 @@ from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
+import measured_tables
 import widgets
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -94,6 +95,7 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = json.dumps(page_of(json.loads(source[0]), folder, lesson))
     else:
         text = PICTURE.sub(r"![\2](\1)", BADGE.sub("", source[0]))
+        text = measured_tables.filled(text, HERE / "benchmarks" / "results")
         source[0] = linked(HEAD.sub("", text), folder)
         if name == "README":
             source[0] = f"# From KV Cache to vLLM\n\n{source[0]}"
