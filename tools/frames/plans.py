@@ -117,7 +117,7 @@ PLANS: dict[str, Plan] = {
     "01_prefill_and_decode-passes": Grid(),
     "02_kv_cache": Calculator("memory"),
     "02_kv_cache-steps": Grid(),
-    "03_kv_memory_waste": Grid({"max_model_len": [32, 64, 128], "block_size": [1, 4, 8, 32]}),
+    "03_kv_memory_waste": Grid({"block_size": [1, 4, 8, 32]}),
     "03_kv_memory_waste-slots": Grid(),
     "03_kv_memory_waste-spread": Grid(),
     "04_paged_allocator": Grid(),

@@ -100,7 +100,7 @@ def test_lengths() -> None:
     axes = pictures.plot_lengths(np.array([450, 900]), np.array([450, 900]), 2048).axes[0]
     assert sum(patch.get_height() for patch in axes.patches) == 2
     title = axes.get_title(loc="left") or axes.get_title()
-    assert title.startswith("50% of the requests need less than half")
+    assert title.startswith("50% of the requests need fewer than 1,024 tokens")
 
 
 def _title(figure: Figure) -> str:
@@ -117,7 +117,10 @@ def test_eight_slots_say_when_c_comes_in() -> None:
     assert move_everything(explorer) >= 4
     exactly, blocks = "reserve exactly", "blocks of two"
     draw = memory_explorer.plot_eight_slots
-    assert "C waits, and 5 of the 8 slots belong to nobody" in _title(draw(exactly, 2))
+    assert "C and D wait, and all 8 slots are taken" in _title(
+        draw("reserve the maximum, 4 slots", 0)
+    )
+    assert "C and D wait, and 5 of the 8 slots belong to nobody" in _title(draw(exactly, 2))
     assert "since step 3" in _title(draw(exactly, 3))
     assert "since step 1" in _title(draw(blocks, 1))
     assert {"C and D wait", "D waits"}.isdisjoint(_words(draw(blocks, 1), row=1))

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from utils.sim.memory_map import NOBODY, MemoryMap, map_memory
-from utils.sim.memory_policies import Contiguous, Paged, Policy
+from utils.sim.memory_policies import STATES, Contiguous, Paged, Policy
 from utils.sim.memory_waste import simulate
 from utils.sim.traces import sharegpt_like_lengths
 from utils.viz.explore import Explorer
@@ -72,7 +72,7 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
             left.text(slot + 0.3, step + 0.3, letter(request), color="white", va="top", fontsize=9)
     right.barh(range(num_steps), 100 * used, height=1.0, color=BLUE)
     right.set_xlim(0, 100)
-    right.set_xlabel("% used")
+    right.set_xlabel("% of the slots used")
     preempted = f", {memory.num_preemptions} preemptions" if memory.num_preemptions else ""
     figure.suptitle(
         f"{allocator[0].upper()}{allocator[1:]}: tokens fill {used[:last_entry].mean():.0%} "
@@ -82,7 +82,7 @@ def plot_policy(allocator: str, max_model_len: int, block_size: int) -> Figure:
         x=0.01,
         ha="left",
     )
-    draw_legend(figure)
+    draw_legend(figure, [STATES[i] for i in np.unique(memory.states)])
     return figure
 
 
@@ -104,22 +104,26 @@ def plot_eight_slots(rule: str, step: int) -> Figure:
     if isinstance(policy := RULES[rule], Paged):
         draw_blocks(axes, shown, policy.block_size)
     for row in range(len(shown.states)):
-        late = [name for name, first_step in first_steps.items() if first_step > row]
-        if late:
-            verb = "waits" if len(late) == 1 else "wait"
-            axes.text(7.65, row, f"{' and '.join(late)} {verb}", va="center", fontsize=10)
+        axes.text(7.65, row, _who_waits(first_steps, row), va="center", fontsize=10)
     axes.set_ylim(_LAST_STEP + 0.5, -0.5)
     axes.set_yticks(range(_LAST_STEP + 1))
     if step >= num_steps:
         found = f"Step {step}: all requests are done, the last one ended in step {num_steps - 1}"
     elif step < begins:
         empty = int((memory.owners[step] == NOBODY).sum())
-        found = f"Step {step}: C waits, and {empty} of the 8 slots belong to nobody"
+        taken = f"{empty} of the 8 slots belong to nobody" if empty else "all 8 slots are taken"
+        found = f"Step {step}: {_who_waits(first_steps, step)}, and {taken}"
     else:
         found = f"Step {step}: C has been in memory since step {begins}"
     axes.set_title(found)
     draw_legend(figure)
     return figure
+
+
+def _who_waits(first_steps: Mapping[str, int], step: int) -> str:
+    """ "C and D wait", or nothing if all requests have entered by that step."""
+    late = [name for name, first_step in first_steps.items() if first_step > step]
+    return f"{' and '.join(late)} {'waits' if len(late) == 1 else 'wait'}" if late else ""
 
 
 def eight_slots_explorer() -> Explorer:

@@ -147,6 +147,7 @@ def plot_card(weights: float, pool: Mapping[str, float], rest: float, title: str
     axes.set_xlim(0, left)
     axes.set_ylim(-0.45, 0.85)
     axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
     axes.set_xlabel("GiB of the card's memory")
     axes.set_title(title)
     axes.grid(visible=False)
@@ -174,8 +175,9 @@ def plot_lengths(prompt_lens: np.ndarray, output_lens: np.ndarray, max_model_len
     axes.set_xlim(0, max_model_len * 1.01)
     axes.set_xlabel("tokens of a request, prompt and answer")
     axes.set_ylabel("requests")
-    few = (totals < max_model_len / 2).mean()
-    axes.set_title(f"{few:.0%} of the requests need less than half of {max_model_len:,} tokens")
+    half = max_model_len // 2
+    few = (totals < half).mean()
+    axes.set_title(f"{few:.0%} of the requests need fewer than {half:,} tokens, half of the limit")
     return figure
 
 
