@@ -34,10 +34,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/05_prefix_caching.ipynb": (
         ("rounds=5", "rounds=1"),
-        (
-            "shared_lengths, miss, hit = [0, 512, 1024, 1536]",
-            "shared_lengths, miss, hit = [0, 256]",
-        ),
+        ("own, shared_lengths = 32, [0, 512, 1024, 1536]", "own, shared_lengths = 32, [0, 256]"),
         (
             "for _ in range(3):\n        llm.reset_prefix_cache()",
             "for _ in range(1):\n        llm.reset_prefix_cache()",

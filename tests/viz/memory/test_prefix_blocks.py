@@ -82,7 +82,7 @@ def test_order_of_reuse_is_the_order_in_which_blocks_are_handed_out(
 
 
 def test_a_picture_can_have_a_title_of_its_own(widget: PrefixBlocksWidget) -> None:
-    for title, drawn_title in (("", "0 running, 0 tokens found of 0 so far"), ("mine", "mine")):
+    for title, drawn_title in (("", "0 running. Found so far: 0 of 0 tokens"), ("mine", "mine")):
         figure = widget.draw(title)
         axes = figure.axes[0]
         assert (axes.get_title() or axes.get_title(loc="left")) == drawn_title

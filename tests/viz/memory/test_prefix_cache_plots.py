@@ -38,6 +38,7 @@ def test_hit_rates_are_told_apart_without_color() -> None:
     looks = {(line.get_marker(), line.get_linestyle()) for line in lines[:3]}
     assert len(looks) == 3
     assert lines[0].get_linewidth() > 2 * lines[1].get_linewidth()  # a band below the others
+    assert [line.get_label() for line in lines[:2]] == ["LRU (drawn wide)", "FIFO"]
 
 
 def test_an_axis_that_does_not_begin_at_zero_says_so() -> None:

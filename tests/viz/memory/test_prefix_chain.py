@@ -38,8 +38,8 @@ def test_found_blocks_are_counted(changed: int, block_size: int) -> None:
     figure = plot_prefix_chain(changed, block_size)
     axes = figure.axes[0]
     title = axes.get_title() or axes.get_title(loc="left")
-    assert f": {found} of {len(FIRST) // block_size} blocks are found" in title
-    assert f"and {len(FIRST) - found * block_size} of 16 words are computed" in title
+    assert f"Found: {found} of {len(FIRST) // block_size} blocks." in title
+    assert title.endswith(f"Computed: {len(FIRST) - found * block_size} of 16 words")
     plt.close(figure)
 
 

@@ -40,5 +40,5 @@ def test_keys_are_compared_in_every_layer() -> None:
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.0, 0.1, 0.2]
     assert list(axes.lines[0].get_ydata()) == [0.0, 0.0, 0.0]
-    assert axes.get_ylim()[1] > 0.2
+    assert axes.get_ylim()[0] < 0 and axes.get_ylim()[1] > 0.2
     plt.close(figure)

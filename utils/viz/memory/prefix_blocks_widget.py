@@ -83,11 +83,10 @@ class PrefixBlocksWidget(ipywidgets.VBox):
     def draw(self, title: str = "") -> Figure:
         """The blocks as they are now. Without a title, the picture counts what was found."""
         stats = self.manager.prefix_cache_stats
-        counts = f"{len(self.running)} running, {stats.hits} tokens found of {stats.queries} so far"
+        found = f"Found so far: {stats.hits} of {stats.queries} tokens"
         tokenizer = self.inputs.tokenizer
-        return plot_prefix_blocks(
-            self.manager, self.running, tokenizer, title or counts, self.ended
-        )
+        title = title or f"{len(self.running)} running. {found}"
+        return plot_prefix_blocks(self.manager, self.running, tokenizer, title, self.ended)
 
     def start_again(self) -> str:
         """Empty the pool. This and the two below return what there is to say."""

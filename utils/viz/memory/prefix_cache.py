@@ -55,7 +55,7 @@ def plot_hit_rates(
         percent = [100 * value for value in values]
         (line,) = axes.plot(num_tokens, percent, dashes, color=color, marker=marker, label=name)
         if not axes.lines[1:]:  # a wide band, so that lines upon it can be seen
-            line.set(linewidth=9, alpha=0.35, marker="")
+            line.set(linewidth=9, alpha=0.35, marker="", label=f"{name} (drawn wide)")
     axes.axhline(100 * bound, color=INK, linewidth=1, label="no limit (whole blocks)")
     axes.set_xscale("log", base=2)
     axes.set_xticks(num_tokens, [f"{n:,}" for n in num_tokens])

@@ -50,8 +50,7 @@ def plot_prefix_chain(changed: int, block_size: int) -> Figure:
     what = f"Word {changed} changes" if changed else "The same prompt again"
     left = len(FIRST) - num_found * block_size
     axes.set_title(
-        f"{what}: {num_found} of {len(names)} blocks are found, "
-        f"and {left} of {len(FIRST)} words are computed"
+        f"{what}. Found: {num_found} of {len(names)} blocks. Computed: {left} of {len(FIRST)} words"
     )
     axes.set_xlim(-1.3, len(FIRST) + 0.1)
     axes.set_ylim(3.45, -0.3)
