@@ -52,7 +52,7 @@ def test_kind_follows_the_heads(name: str) -> None:
         "Llama-2-13B": "MHA",
         "OPT-13B": "MHA",
         "DeepSeek-V3": "MLA",
-        "Hunyuan-Large": "GQA, shared by 2 layers",
+        "Hunyuan-Large": "GQA, a cache per 2 layers",
     }
     assert shape.kind == expected.get(name, "GQA")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from utils.viz.explore import DPI, LIVE_DPI, PLAY_MS, Explorer
-from utils.viz.memory.kv_memory import memory_calculator
+from utils.viz.memory.kv_memory import memory_calculator, plot_memory_split
 from utils.viz.model.tokens import TokenViewer, tokens_as_html
 
 
@@ -35,6 +35,34 @@ def test_memory_calculator() -> None:
     calculator = memory_calculator()
     assert move_everything(calculator) > 20  # the picture really changes
     assert plt.get_fignums() == []  # and no figure is left open
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "weight_bits", "room"),
+    [
+        ("Llama-2-7B", 24, 16, 5),
+        ("Mistral-7B", 24, 16, 18),
+        ("Llama-2-7B", 24, 4, 9),
+        ("Mistral-7B", 24, 4, 38),
+        ("Llama-2-7B", 80, 16, 31),
+        ("Llama-2-7B", 80, 4, 36),
+        ("DeepSeek-V3", 80, 16, 0),
+    ],
+)
+def test_the_calculator_says_what_lesson_02_says(
+    model: str, memory_gib: int, weight_bits: int, room: int
+) -> None:
+    figure = plot_memory_split(model, memory_gib, 4096, 8, kv_bits=16, weight_bits=weight_bits)
+    title = figure.axes[0].get_title() or figure.axes[0].get_title(loc="left")
+    assert f"room for {room} requests of this length" in title
+    plt.close(figure)
+
+
+def test_deepseeks_cache_in_lesson_02() -> None:
+    figure = plot_memory_split("DeepSeek-V3", 80, 8192, 128, kv_bits=16, weight_bits=16)
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "KV cache: 68.6 GiB" in names
+    plt.close(figure)
 
 
 def test_explorer_shows_an_error_in_words() -> None:

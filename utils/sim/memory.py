@@ -44,7 +44,9 @@ class ModelShape:
             name = "MHA"
         else:
             name = "MQA" if self.num_key_value_heads == 1 else "GQA"
-        return name if self.layers_per_kv == 1 else f"{name}, shared by {self.layers_per_kv} layers"
+        return (
+            name if self.layers_per_kv == 1 else f"{name}, a cache per {self.layers_per_kv} layers"
+        )
 
 
 # Each row is read from the model's published config.json; Hunyuan-Large from arXiv 2411.02265,

@@ -9,7 +9,14 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.sim.memory import GIB, MODEL_SHAPES, ModelShape, kv_bytes_per_token, weight_bytes
+from utils.sim.memory import (
+    GIB,
+    MODEL_SHAPES,
+    ModelShape,
+    kv_bytes_per_token,
+    requests_that_fit,
+    weight_bytes,
+)
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE, RED
 
@@ -27,7 +34,7 @@ def plot_kv_per_token(shapes: Sequence[ModelShape]) -> Figure:
     axes.set_xlim(right=max(values) * 1.12)
     axes.set_xlabel("KiB of KV cache per token (16 bit)")
     axes.set_title(
-        "Within MHA, larger models need more;\nat equal size, fewer KV heads need far less"
+        "Among MHA models, larger ones need more;\nat equal size, sharing KV heads saves most of it"
     )
     patches = [
         Patch(facecolor=ORANGE, label="MHA: a KV head per query head"),
@@ -80,9 +87,18 @@ def plot_memory_split(
     verdict = (
         "does not fit" if used > memory_gib else f"fits, {memory_gib - used:,.1f} GiB to spare"
     )
+    room = requests_that_fit(
+        shape,
+        memory_gib * GIB,
+        num_tokens,
+        bytes_per_parameter=weight_bits / 8,
+        bytes_per_value=kv_bits / 8,
+    )
+    requests = "request" if room == 1 else "requests"
     axes.set_title(
-        f"{shape.name}, {batch} x {num_tokens:,} tokens: {verdict}\n"
-        f"{shape.kind}: {per_token / 1024:,.1f} KiB of KV per token"
+        f"{shape.name}, {batch} × {num_tokens:,} tokens: {verdict}\n"
+        f"{shape.kind}: {per_token / 1024:,.1f} KiB of KV per token, "
+        f"room for {room:,} {requests} of this length"
     )
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.45), ncols=3)
     return figure

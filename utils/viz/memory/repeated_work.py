@@ -67,5 +67,5 @@ def _word(token: str) -> str:
 
 def repeated_work_explorer() -> Explorer:
     """`plot_repeated_work` with a slider for the step."""
-    slider = ipywidgets.IntSlider(3, min=1, max=len(ANSWER), description="step")
+    slider = ipywidgets.IntSlider(6, min=1, max=len(ANSWER), description="step")
     return Explorer(plot_repeated_work, step=slider)

@@ -98,7 +98,7 @@ def plot_step_seconds(
     titles = ["A step of our own code: grows without\na cache, stays flat with one"]
     if answers is not None:
         panels.append(("tokens in the answer", "seconds for the whole answer", 1.0, *answers))
-        titles.append("An answer by Hugging Face: twice the\ntokens, twice the time with a cache")
+        titles.append("An answer by Hugging Face: linear with\na cache, grows faster without one")
     figure, grid = plt.subplots(1, len(panels), figsize=(4.75 * len(panels), 4), squeeze=False)
     for axes, title, panel in zip(grid[0], titles, panels, strict=True):
         x_label, y_label, scale, x, slow, fast = panel
