@@ -51,4 +51,4 @@ def test_titles_say_what_the_points_show() -> None:
     figure = plot_roofline(machines, [1.0, 100.0], achieved, ["1 token", "512"])
     title = figure.axes[0].get_title().replace("\n", " ")
     assert "50% to 75% of the roof with fast" in title
-    assert "10 FLOPs per byte here, and at up to 300 on a GPU" in title
+    assert "The ridge is at 10 FLOPs per byte here, and at up to 300 on a GPU" in title

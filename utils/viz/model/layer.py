@@ -31,7 +31,7 @@ def plot_layer(config: ModelConfig) -> Figure:
             (1.8, f"q, k, v\n{heads} + {kv_heads} + {kv_heads}\nheads", ORANGE),
             (3.3, "RoPE\n(q and k)", BLUE),
             (4.8, f"attention\n{heads} heads\nof {config.head_dim}", BLUE),
-            (6.3, f"output\n{config.hidden_size}", ORANGE),
+            (6.3, f"o_proj\n{config.hidden_size}", ORANGE),
         ],
         "attention mixes the tokens",
     )
@@ -40,8 +40,8 @@ def plot_layer(config: ModelConfig) -> Figure:
         [
             (8.5, "RMSNorm", BLUE),
             (10.0, f"gate, up\n2 × {wide}", ORANGE),
-            (11.5, f"silu, times\n{wide}", BLUE),
-            (13.0, f"down\n{config.hidden_size}", ORANGE),
+            (11.5, f"silu(gate)\n× up\n{wide}", BLUE),
+            (13.0, f"down_proj\n{config.hidden_size}", ORANGE),
         ],
         "the MLP works on each token alone",
     )
@@ -71,16 +71,16 @@ def _branch(axes: Axes, boxes: list[tuple[float, str, str]], name: str) -> None:
                 linewidth=1.8,
             )
         )
-        axes.text(x, BRANCH + 0.14, text, ha="center", va="center", fontsize=8.5)
+        axes.text(x, BRANCH + 0.14, text, ha="center", va="center", fontsize=8)
     for (left, *_), (right, *_) in pairwise(boxes):
         axes.annotate(
             "", (right - 0.6, BRANCH + 0.14), (left + 0.6, BRANCH + 0.14), arrowprops=_ARROW
         )
-    axes.annotate("", (down, BRANCH + 0.4), (down, STREAM), arrowprops=_ARROW)
-    axes.annotate("", (up, STREAM - 0.05), (up, BRANCH + 0.4), arrowprops=_ARROW)
+    axes.annotate("", (down, BRANCH + 0.36), (down, STREAM), arrowprops=_ARROW)
+    axes.annotate("", (up, STREAM - 0.05), (up, BRANCH + 0.37), arrowprops=_ARROW)
     axes.text(up, STREAM, "+", ha="center", va="center", fontsize=13, bbox=_CIRCLE)
     axes.text((down + up) / 2, -0.2, name, ha="center", color=GREY)
 
 
-_ARROW = {"arrowstyle": "->", "color": INK, "lw": 1.2}
+_ARROW = {"arrowstyle": "->", "color": INK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
 _CIRCLE = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": INK}

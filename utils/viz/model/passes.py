@@ -53,5 +53,5 @@ def _word(token: str) -> str:
 
 def passes_explorer() -> Explorer:
     """`plot_passes` with a slider for the number of passes."""
-    slider = ipywidgets.IntSlider(3, min=1, max=len(ANSWER), description="step")
+    slider = ipywidgets.IntSlider(3, min=1, max=len(ANSWER), description="passes")
     return Explorer(plot_passes, step=slider)

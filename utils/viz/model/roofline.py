@@ -53,7 +53,7 @@ def plot_roofline(
         machines: by name. The first one is the machine that the points were measured on.
         intensity: FLOPs per byte of each pass.
         achieved: FLOP/s of each pass, for each way to compute it. The title speaks of the first.
-        labels: a word for each pass.
+        labels: a word for each pass; an empty one leaves its points without a label.
     """
     figure, axes = plt.subplots(figsize=(8, 4.8))
     ridges = [machine.ridge for machine in machines.values()]
@@ -65,7 +65,19 @@ def plot_roofline(
         axes.plot(machine.ridge, machine.flops / 1e9, "D", color=color, markersize=6)
     for (name, speeds), color, marker in zip(achieved.items(), (ORANGE, BLUE), "so", strict=False):
         points = [v / 1e9 for v in speeds]
-        axes.scatter(intensity, points, color=color, marker=marker, s=40, zorder=3, label=name)
+        # Hollow circles: where both ways are equally fast, the square behind one is still seen.
+        face = color if marker == "s" else "none"
+        axes.scatter(
+            intensity,
+            points,
+            s=40,
+            marker=marker,
+            facecolors=face,
+            edgecolors=color,
+            linewidths=1.8,
+            zorder=3,
+            label=name,
+        )
     lowest = [min(speeds) / 1e9 for speeds in zip(*achieved.values(), strict=True)]
     for x_value, y_value, label in zip(intensity, lowest, labels, strict=True):
         axes.annotate(
@@ -74,8 +86,8 @@ def plot_roofline(
     here, (best, speeds) = next(iter(machines.values())), next(iter(achieved.items()))
     shares = [y / here.attainable(v) for v, y in zip(intensity, speeds, strict=True)]
     axes.set_title(
-        f"Our passes reach {min(shares):.0%} to {max(shares):.0%} of the roof with {best}. Its\n"
-        f"corner, the ridge, is at {here.ridge:.0f} FLOPs per byte here, and at up to "
+        f"Our passes reach {min(shares):.0%} to {max(shares):.0%} of the roof with {best}.\n"
+        f"The ridge is at {here.ridge:.0f} FLOPs per byte here, and at up to "
         f"{max(ridges):.0f} on a GPU"
     )
     axes.set_xlabel("arithmetic intensity (FLOPs per byte that must travel), logarithmic")
