@@ -126,7 +126,7 @@ def draw(moment: Moment, step: int) -> Figure:
     _draw_pool(right, moment)
     labels = [
         Patch(facecolor=INK, label="shared by several"),
-        Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, but kept in case"),
+        Patch(facecolor="white", edgecolor=GREY, hatch="////", label="free, notes kept"),
         Patch(facecolor="white", edgecolor=GREY, label="free"),
     ]
     figure.legend(

@@ -1,4 +1,4 @@
-# Finds the course's code. On Colab and Kaggle it fetches the code first (a few MB).
+# Finds the course's code. On Colab and Kaggle it first fetches code (20 MB) and model (98 MB).
 import importlib.util
 import pathlib
 import subprocess

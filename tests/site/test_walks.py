@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.viz.serving.test_dashboard import StandIn
 from tools.frames import walk
-from tools.frames.plans import Grid, Guesses, Loads, Texts
+from tools.frames.plans import Grid, Guesses, Loads, NextTokens, Texts
+from utils.viz.model.next_token import NextTokenWidget
 from utils.viz.serving.dashboard import Dashboard
 from utils.viz.spec_decode.guess_stepper import GuessStep, GuessStepper
 
@@ -49,6 +51,26 @@ def test_guesses_are_walked_step_by_step(tmp_path: Path, monkeypatch: Any) -> No
     assert words[1].endswith("So far 5 tokens in 2 passes.")
     shown = [found["frames"][i]["html"] for i in found["index"]]
     assert ">g</span>" in shown[1] and ">g</span>" not in shown[0]
+
+
+def test_bars_are_chosen_and_the_start_is_warmed(
+    tmp_path: Path, monkeypatch: Any, tokenizer: Any
+) -> None:
+    scores = torch.arange(len(tokenizer)).float() / 1e3
+    widget = NextTokenWidget(lambda ids: scores.roll(ids[-1]).softmax(dim=-1), tokenizer, "The")
+    plan = NextTokens(choices=1, depth=2, temperatures=(0.5, 2.0))
+    found = recorded(widget, plan, tmp_path, monkeypatch)
+    assert found["buttons"] == ["Bar 1", "Temperature 0.5", "Temperature 2", "Start again"]
+    again, cold, hot = [0, ""], [3, ""], [4, ""]
+    assert found["edges"] == [
+        [[1, ""], cold, hot, again],
+        [[2, ""], None, None, again],
+        [None, None, None, again],
+        [None, cold, hot, again],
+        [None, cold, hot, again],
+    ]
+    words = [found["frames"][i]["words"] for i in found["index"]]
+    assert ["At temperature" in text for text in words] == [False] * 3 + [True] * 2
 
 
 def test_a_dashboard_is_put_under_each_load(tmp_path: Path, monkeypatch: Any) -> None:

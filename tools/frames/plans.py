@@ -49,10 +49,12 @@ class NextTokens:
     Attributes:
         choices: bars that have a button.
         depth: tokens chosen one after another; what lies beyond is not recorded.
+        temperatures: beside 1; each is recorded for the text at the start, and has a button.
     """
 
     choices: int
     depth: int
+    temperatures: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Calculator:
 Plan = Grid | Texts | NextTokens | Guesses | Prompts | Loads | Calculator
 
 PLANS: dict[str, Plan] = {
-    "00_start_here-next": NextTokens(choices=4, depth=3),
+    "00_start_here-next": NextTokens(choices=4, depth=3, temperatures=(0.5, 2.0)),
     "00_start_here": Texts(
         (
             "The gentle breeze moved 1,299 leaves in Zürich.",

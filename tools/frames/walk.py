@@ -80,6 +80,7 @@ def record_tokens(widget: TokenViewer, plan: Texts) -> Recording:
 def record_next_tokens(widget: NextTokenWidget, plan: NextTokens) -> Recording:
     """All texts that come of choosing among the first bars, again and again."""
     names = [f"Bar {number + 1}" for number in range(plan.choices)]
+    names += [f"Temperature {temperature:g}" for temperature in plan.temperatures]
     recording = Recording("graph", buttons=[*names, "Start again"])
 
     def frame_after(taken: tuple[int, ...]) -> int:
@@ -91,12 +92,21 @@ def record_next_tokens(widget: NextTokenWidget, plan: NextTokens) -> Recording:
     states: list[tuple[int, ...]] = [()]
     recording.index.append(frame_after(()))
     for state in states:  # which grows meanwhile
-        edges: list[tuple[int, str] | None] = [None] * plan.choices
+        edges: list[tuple[int, str] | None] = [None] * len(names)
         for number in range(plan.choices if len(state) < plan.depth else 0):
             edges[number] = (len(states), "")
             states.append((*state, number))
             recording.index.append(frame_after(states[-1]))
         recording.edges.append([*edges, (0, "")])
+    warmer: list[tuple[int, str] | None] = []
+    for temperature in plan.temperatures:
+        warmer.append((len(recording.index), ""))
+        widget.temperature.value = temperature
+        recording.index.append(frame_after(()))
+    widget.temperature.value = 1.0
+    recording.edges[0][plan.choices : -1] = warmer
+    for _ in plan.temperatures:
+        recording.edges.append([*[None] * plan.choices, *warmer, (0, "")])
     return recording
 
 

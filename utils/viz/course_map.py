@@ -22,8 +22,10 @@ _BLOCKS = (
     (2.43, 4, 2.3, "06  continuous\nbatching", BLUE),
     (4.87, 4, 2.3, "07  speculative\ndecoding", BLUE),
     (7.3, 4, 2.3, "07b  Medusa\nto EAGLE", BLUE),
-    (0.0, 5, 5.9, "08  the engine: all parts together", BLUE),
-    (6.05, 5, 3.55, "08b  asynchronous\nscheduling", BLUE),
+    (0.0, 5, 2.3, "08  the\nengine", BLUE),
+    (2.43, 5, 2.3, "08b  async\nscheduling", BLUE),
+    (4.87, 5, 2.3, "08c  two\nengines", BLUE),
+    (7.3, 5, 2.3, "08d  making\nit fast", BLUE),
     (10.4, 0, 2.4, "09  number\nformats, NF4", ORANGE),
     (13.0, 0, 2.4, "09b  GPTQ\nand AWQ", ORANGE),
     (10.4, 1, 5.0, "10  QLoRA fine-tuning", ORANGE),
@@ -48,7 +50,8 @@ _ARROWS = (
     ((13.55, 5.8), (13.55, 6.45)),  # 14 -> 18
 )
 _SHARED_FLOORS = (4, 5)  # of Part I, of several notebooks each
-SHARED_LABS = {"08b": "08", "09b": "09"}  # lessons whose exercises are in another one's lab
+# Lessons whose exercises are in another one's lab.
+SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09"}
 _PART_OF = {
     BLUE: "Part I: build the engine",
     ORANGE: "Part II: run the real pipeline",

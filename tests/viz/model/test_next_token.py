@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from utils.viz.figure_text import figure_text
-from utils.viz.model.next_token import NUM_BARS, NextTokenWidget, plot_top_tokens, visible
+from utils.viz.model.next_token import (
+    NUM_BARS,
+    NextTokenWidget,
+    at_temperature,
+    plot_top_tokens,
+    visible,
+)
 
 
 def favors(token: int, vocab: int) -> Callable[[list[int]], torch.Tensor]:
@@ -60,6 +66,19 @@ def test_the_token_that_ends_a_text_ends_it(tokenizer) -> None:
     assert "ends the text" in widget._message.value
     widget.restart.click()
     assert not any(button.disabled for button in widget.buttons)
+
+
+def test_the_temperature_divides_the_scores_and_one_changes_nothing(widget) -> None:
+    scores = torch.tensor([1.0, 3.0, -2.0, 0.5])
+    for temperature in (0.2, 1.0, 2.0):
+        expected = (scores / temperature).softmax(dim=-1)
+        torch.testing.assert_close(at_temperature(scores.softmax(dim=-1), temperature), expected)
+    before, likeliest = bytes(widget._image.value), list(widget.likeliest)
+    widget.temperature.value = 0.5
+    assert bytes(widget._image.value) != before and widget.likeliest == likeliest
+    figure = widget.draw()
+    assert "At temperature 0.5, the likeliest" in figure_text(figure)
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("text", ["The sun", "costs $5 or $6", "a\nb", "word " * 60])

@@ -26,13 +26,27 @@ def visible(piece: str) -> str:
     return piece.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥") or "(nothing)"
 
 
-def plot_top_tokens(text: str, tokens: Sequence[str], probabilities: torch.Tensor) -> Figure:
+def at_temperature(probabilities: torch.Tensor, temperature: float) -> torch.Tensor:
+    """What an engine draws from: softmax of the model's scores, each divided by the temperature.
+
+    Args:
+        probabilities: the model's own, `[vocab]`. Their logarithms are its scores, but for a
+            constant, which softmax takes out.
+        temperature: above 0. At 1 nothing changes.
+    """
+    return (probabilities.log() / temperature).softmax(dim=-1)
+
+
+def plot_top_tokens(
+    text: str, tokens: Sequence[str], probabilities: torch.Tensor, temperature: float = 1.0
+) -> Figure:
     """Bars of the likeliest next tokens, the likeliest on top.
 
     Args:
         text: the text so far.
         tokens: the text of each of the likeliest tokens; decides how many bars there are.
-        probabilities: of all tokens, `[vocab]`.
+        probabilities: of all tokens, `[vocab]`, at this temperature.
+        temperature: what the title says of it; at 1 nothing.
     """
     top = probabilities.topk(len(tokens)).values.tolist()
     figure, axes = plt.subplots(figsize=(8, 3.9))
@@ -40,9 +54,11 @@ def plot_top_tokens(text: str, tokens: Sequence[str], probabilities: torch.Tenso
     axes.barh(rows, top, height=0.72, color=BLUE)
     for row, share in zip(rows, top, strict=True):
         axes.text(share + 0.008, row, _percent(share), va="center", fontsize=10)
-    # A dollar sign would begin a formula.
-    names = [visible(token).replace("$", r"\$") for token in tokens]
-    axes.set_yticks(rows, [f"{row + 1}   {name}" for row, name in zip(rows, names, strict=True)])
+    # Ranks stand in a column of their own. A dollar sign would begin a formula.
+    names = [visible(token) for token in tokens]
+    width = max(map(len, names))
+    labels = [f"{row + 1:>2}  {name:>{width}}" for row, name in zip(rows, names, strict=True)]
+    axes.set_yticks(rows, [label.replace("$", r"\$") for label in labels], family="monospace")
     axes.set_ylim(len(tokens) - 0.4, -0.6)
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
@@ -54,7 +70,12 @@ def plot_top_tokens(text: str, tokens: Sequence[str], probabilities: torch.Tenso
     axes.text(1.07, len(tokens) - 1, rest, ha="right", va="center", color=GREY)
     text = " ".join(text.split("\n")).replace("$", r"\$")
     shown = text if len(text) <= MAX_TEXT else f"… {text[-MAX_TEXT:].lstrip()}"
-    axes.set_title(f"“{shown} …”\nThe likeliest next token is “{names[0]}”, at {_percent(top[0])}")
+    name, share = names[0].replace("$", r"\$"), _percent(top[0])
+    if temperature == 1:
+        axes.set_title(f"“{shown} …”\nThe likeliest next token is “{name}”, at {share}")
+    else:
+        at = f"At temperature {temperature:g}"
+        axes.set_title(f"“{shown} …”\n{at}, the likeliest next token, “{name}”, has {share}")
     return figure
 
 
@@ -64,6 +85,8 @@ def _percent(share: float) -> str:
 
 class NextTokenWidget(ipywidgets.VBox):
     """Choose the next token, look at the next bars, and so on. You are the sampler.
+
+    A slider sets the temperature at which the bars are drawn.
 
     Args:
         probabilities: from the numbers of a text's tokens to the probability of each token to be
@@ -85,6 +108,15 @@ class NextTokenWidget(ipywidgets.VBox):
             continuous_update=False,
             layout=ipywidgets.Layout(width="95%"),
         )
+        self.temperature = ipywidgets.FloatSlider(
+            value=1.0,
+            min=0.2,
+            max=2.0,
+            step=0.1,
+            description="temperature",
+            continuous_update=False,
+            readout_format=".1f",
+        )
         narrow = ipywidgets.Layout(width="auto")
         self.buttons = [ipywidgets.Button(layout=narrow) for _ in range(NUM_BARS)]
         self.restart = ipywidgets.Button(description="Start again", layout=narrow)
@@ -92,11 +124,13 @@ class NextTokenWidget(ipywidgets.VBox):
         self._image = ipywidgets.Image(format="png")
         wrap = ipywidgets.Layout(flex_flow="row wrap")
         row = ipywidgets.Box([*self.buttons, self.restart], layout=wrap)
-        super().__init__([self.field, row, self._message, self._image, ipywidgets.HTML(CSS)])
+        above = [self.field, row, self.temperature, self._message]
+        super().__init__([*above, self._image, ipywidgets.HTML(CSS)])
         for number, button in enumerate(self.buttons):
             button.on_click(lambda _, number=number: self._do(lambda: self.take(number)))
         self.restart.on_click(lambda _: self._do(self.start_again))
         self.field.observe(lambda _: self._do(self.start_again), names="value")
+        self.temperature.observe(lambda _: self._do(lambda: None), names="value")
         self._do(self.start_again)
 
     def start_again(self) -> None:
@@ -122,7 +156,9 @@ class NextTokenWidget(ipywidgets.VBox):
     def draw(self) -> Figure:
         """The bars after the text so far."""
         pieces = [self._tokenizer.decode([token]) for token in self.likeliest]
-        return plot_top_tokens(self._tokenizer.decode(self.ids), pieces, self.probabilities)
+        temperature = round(self.temperature.value, 1)
+        bars = at_temperature(self.probabilities, temperature)
+        return plot_top_tokens(self._tokenizer.decode(self.ids), pieces, bars, temperature)
 
     def _be(self, ids: list[int]) -> None:
         self.ids, self.probabilities = ids, self._ask(ids)
