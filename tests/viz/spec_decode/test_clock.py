@@ -13,12 +13,14 @@ from utils.engine import LLM, SpeculativeConfig
 from utils.viz.engine.step_time import decoding
 from utils.viz.spec_decode import clock
 from utils.viz.spec_decode.clock import (
+    StepParts,
     decode_steps,
     guess_seconds,
     pass_seconds,
     race,
     run,
     seconds_per_token,
+    step_parts,
 )
 from utils.viz.spec_decode.drafts import same_keys, slots_of_steps
 
@@ -55,6 +57,10 @@ def test_clocks_count_decode_steps_only(tiny: LLM, monkeypatch: pytest.MonkeyPat
     assert seconds_per_token(engines["none"]) == 4
     assert seconds_per_token(engines["copy"]) == 4 * len(decode_steps(engines["copy"])) / 11
     assert [guess_seconds(engine) for engine in engines.values()] == [1, 1]
+    for engine in engines.values():
+        parts = step_parts(engine)
+        assert parts.drafting == 1 and parts.verification + parts.drafting + parts.rest == 4
+    assert str(StepParts(0.02, 0.003, 0.0004)) == "verification 20.0, drafting 3.0, rest 0.4 ms"
 
 
 def test_a_pass_of_each_size_takes_time(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

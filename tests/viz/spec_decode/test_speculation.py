@@ -16,6 +16,7 @@ from utils.engine import LLMEngine, ModelConfig, SamplingParams, SpeculativeConf
 from utils.engine.attention.tree_attention import tree_attention_mask
 from utils.engine.config.engine import EngineConfig
 from utils.engine.models.llama import LlamaForCausalLM
+from utils.viz.spec_decode.clock import StepParts
 from utils.viz.spec_decode.drafts import (
     BEFORE,
     EMPTY,
@@ -25,6 +26,7 @@ from utils.viz.spec_decode.drafts import (
     plot_slots,
     plot_tree_mask,
 )
+from utils.viz.spec_decode.gains import plot_batches, plot_choices, plot_speedups
 from utils.viz.spec_decode.guess_stepper import (
     STYLES,
     GuessStep,
@@ -32,14 +34,8 @@ from utils.viz.spec_decode.guess_stepper import (
     record_guesses,
     step_as_html,
 )
-from utils.viz.spec_decode.speculation import (
-    plot_batches,
-    plot_expected_tokens,
-    plot_residual,
-    plot_speedups,
-    plot_verify_cost,
-)
-from utils.viz.style import BLUE, GREY, INK, ORANGE, use_course_style
+from utils.viz.spec_decode.speculation import plot_expected_tokens, plot_residual, plot_verify_cost
+from utils.viz.style import BLUE, INK, ORANGE, use_course_style
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPT = [5, 9, 300, 17]
@@ -231,37 +227,56 @@ def test_accepted_and_recovered_add_up_to_the_target() -> None:
     assert heights(figure, 0, 0) == q and heights(figure, 0, 1) == p
 
 
-def test_costs_are_relative_to_a_pass_of_one_token() -> None:
-    figure = plot_verify_cost([1, 2, 4], {"x": [0.02, 0.03, 0.04]}, [1, 1, 1.5])
-    each, roofline, x = (line.get_ydata() for line in figure.axes[0].lines)
-    assert list(each) == [1, 2, 4] and list(roofline) == [1, 1, 1.5]
-    assert list(x) == pytest.approx([1, 1.5, 2])
-    assert figure.axes[0].get_title(loc="left") == "A pass of 4 tokens costs 2.0 passes of one"
+def test_costs_stand_beside_their_bound_and_the_knee() -> None:
+    figure = plot_verify_cost([1, 5, 40], [0.02, 0.03, 0.08], [0.01, 0.01, 0.02], knee=20)
+    apart, measured, bound, _ = (line.get_ydata() for line in figure.axes[0].lines)
+    assert list(apart) == pytest.approx([20, 100, 800])
+    assert list(measured) == pytest.approx([20, 30, 80])
+    assert list(bound) == pytest.approx([10, 10, 20])
+    assert figure.axes[0].texts[0].get_text().strip() == "knee: 20 tokens"
+    title = figure.axes[0].get_title(loc="left")
+    assert "over 5 tokens takes 1.50 times" in title and "over 40 tokens 4.0 times" in title
+    beyond = plot_verify_cost([1, 5], [0.02, 0.03], [0.01, 0.01], knee=20)
+    assert not beyond.axes[0].texts  # it would lie outside
 
 
 def test_expected_tokens_follow_the_formula() -> None:
-    figure = plot_expected_tokens({"x": 0.5}, {"x": {2: 1.8}}, most=3)
-    _, line, points = figure.axes[0].lines
-    assert list(line.get_ydata()) == [1, 1.5, 1.75, 1.875]
-    assert (list(points.get_xdata()), list(points.get_ydata())) == ([2], [1.8])
+    tries = [1.7, 1.74, 1.78]
+    figure = plot_expected_tokens(0.5, {2: 1.6}, {2: tries}, most=3)
+    line, *_, counted = figure.axes[0].lines
+    assert list(line.get_ydata()) == [1.5, 1.75, 1.875]
+    assert (list(counted.get_xdata()), list(counted.get_ydata())) == ([2], [1.6])
+    assert "give 1.60 tokens per pass, and 1.74" in figure.axes[0].get_title(loc="left")
 
 
 def test_speedups_name_the_best_and_mark_what_is_slower() -> None:
-    predicted = {"x": {"a": 1.4, "b": 1.1}, "y": {"a": 1.2, "b": 0.9}}
-    measured = {"x": {"a": 1.03, "b": 0.7}, "y": {"a": 0.9, "b": 1.6}}
-    figure = plot_speedups(predicted, measured, noise=0.05)
-    assert figure.get_suptitle() == "The largest gain: b, in y"
-    for axes, name, colors in zip(figure.axes, "xy", ([GREY, ORANGE], [ORANGE, BLUE]), strict=True):
-        assert [bar.get_width() for bar in axes.patches] == list(measured[name].values())
-        assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == colors
-        marks = axes.collections[0].get_offsets()[:, 0]
-        assert list(marks) == list(predicted[name].values())
+    measured = {"a": 1.3, "b": 0.7}
+    figure = plot_speedups({"b": 1.1}, {"a": 1.4, "b": 0.9}, measured)
+    axes = figure.axes[0]
+    assert axes.get_title(loc="left").startswith("a: decoding is 1.30 times as fast")
+    assert [bar.get_width() for bar in axes.patches] == [1.3, 0.7]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [BLUE, ORANGE]
+    formula, replayed = (marks.get_offsets().tolist() for marks in axes.collections)
+    assert formula == [[1.1, 1]] and replayed == [[1.4, 0], [0.9, 1]]
 
 
-@pytest.mark.parametrize(
-    ("measured", "title"),
-    [([1.6, 1.2, 0.8], "Company eats the gain"), ([1.1, 1.2, 1.3], "does not fall")],
-)
-def test_title_of_batches_says_what_was_found(measured: list[float], title: str) -> None:
-    figure = plot_batches([1, 4, 16], [1.5, 1.1, 0.7], measured)
-    assert title in figure.axes[0].get_title(loc="left")
+def test_choices_name_the_best_of_both() -> None:
+    figure = plot_choices({0: 1, 1: 1.4, 2: 1.5}, {0: 1, 1: 1.3, 2: 1.2}, {0: 1, 2: 1.25})
+    title = figure.axes[0].get_title(loc="left")
+    assert title == "Predicted best: k = 1; fastest in the race: k = 2"
+
+
+def test_batches_show_the_parts_of_a_step() -> None:
+    without = [StepParts(0.02, 0, 0.001), StepParts(0.03, 0, 0.002)]
+    guessing = [StepParts(0.022, 0.004, 0.001), StepParts(0.07, 0.01, 0.002)]
+    figure = plot_batches([1, 16], [1.2, 0.6], {"without": without, "with": guessing})
+    speed, parts = figure.axes
+    assert list(speed.lines[1].get_ydata()) == [1.2, 0.6]
+    assert figure.get_suptitle().endswith(
+        "1.20 times as fast with 1 request, and 0.60 times with 16"
+    )
+    bars = [[bar.get_height() for bar in group] for group in parts.containers]
+    assert bars[:3] == [pytest.approx([0, 0]), pytest.approx([20, 30]), pytest.approx([1, 2])]
+    assert bars[3:5] == [pytest.approx([4, 10]), pytest.approx([22, 70])]
+    tops = [text.get_position()[1] for text in parts.texts]
+    assert tops == pytest.approx([21, 32, 27, 82])

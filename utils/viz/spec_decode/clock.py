@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 import torch
 
@@ -122,3 +123,42 @@ def seconds_per_token(engine: LLMEngine) -> float:
 def guess_seconds(engine: LLMEngine) -> float:
     """Median seconds from when a step's new tokens are booked to when the next guesses are made."""
     return median(step.end - step.processed for step in decode_steps(engine))
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step of the engine is made of, in seconds.
+
+    Args:
+        verification: the model's pass over the new tokens and the guesses.
+        drafting: making the next guesses.
+        rest: everything else: scheduling, booking the new tokens.
+    """
+
+    verification: float
+    drafting: float
+    rest: float
+
+    def __str__(self) -> str:
+        """In milliseconds."""
+        named = {"verification": self.verification, "drafting": self.drafting, "rest": self.rest}
+        return ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in named.items()) + " ms"
+
+
+def step_parts(engine: LLMEngine) -> StepParts:
+    """Mean parts of an engine's decode steps.
+
+    Each time counts as the median of those of steps of its size, against noise.
+    """
+    of_size = defaultdict(list)
+    for step in decode_steps(engine):
+        verification, drafting = step.executed - step.started, step.end - step.processed
+        rest = step.end - step.start - verification - drafting
+        size = sum(tokens.num_new for tokens in step.tokens.values())
+        of_size[size].append((verification, drafting, rest))
+    typical = [
+        tuple(median(part) for part in zip(*steps, strict=True))
+        for steps in of_size.values()
+        for _ in steps
+    ]
+    return StepParts(*(mean(part) for part in zip(*typical, strict=True)))

@@ -168,7 +168,7 @@ def _slot(axes: Axes, step: SlotsAfterStep, position: int, row: int) -> None:
         axes.text(
             position + 0.5,
             row + 0.55,
-            step.tokens[position].strip()[:7],
+            step.tokens[position].replace(" ", "·")[:8],
             ha="center",
             va="center",
             fontsize=8.5,

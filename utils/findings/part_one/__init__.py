@@ -1,1 +1,0 @@
-"""Of Part I: the engine."""
