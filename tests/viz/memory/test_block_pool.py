@@ -152,7 +152,7 @@ def test_blocks_over_steps() -> None:
     notes = {2: "a copy"}
     figure = plot_blocks_over_steps([2, 3, 1], [2, 6, 6], "a finding", block_size=16, notes=notes)
     [note] = figure.axes[0].texts
-    assert note.get_text() == "a copy" and note.xy == (2, 3)
+    assert note.get_text() == "a copy" and note.xy == (2, 2.5)  # beside the rise
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines == {"a copy for each answer": [2, 6, 6], "shared, as measured": [2, 3, 1]}
     assert "16 tokens" in figure.axes[0].get_ylabel()

@@ -30,7 +30,7 @@ def plot_blocks_over_steps(
         title: the finding.
         block_size: tokens per block, for the label.
         each: what has a table of its own: an answer, or a beam.
-        notes: words to write under the measured line, by the step at which they begin.
+        notes: words to write beside the measured line, by the step at which it rises or falls.
     """
     figure, axes = plt.subplots()
     steps = range(1, len(in_use) + 1)
@@ -40,9 +40,8 @@ def plot_blocks_over_steps(
     ):
         axes.step(steps, values, where="post", color=color, linestyle=style, label=label)
     for step, note in (notes or {}).items():
-        axes.annotate(
-            note, (step, in_use[step - 1]), xytext=(4, -6), textcoords="offset points", va="top"
-        )
+        middle = (in_use[step - 2] + in_use[step - 1]) / 2
+        axes.annotate(note, (step, middle), xytext=(5, 0), textcoords="offset points", va="center")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=1)
     axes.set_xlabel(f"step (one token more for each {each})")

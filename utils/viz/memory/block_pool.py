@@ -64,7 +64,7 @@ def plot_pool(
     Args:
         state: what to draw.
         title: the finding.
-        changed: blocks to draw with a thick edge.
+        changed: blocks that the title is about, drawn with a thick edge.
         copies: arrows from block to block.
     """
     slots = len(state.ref_cnts) * state.block_size
@@ -80,7 +80,10 @@ def plot_pool(
     patches.append(
         Patch(facecolor=EMPTY, edgecolor=GREY, hatch="////", label="allocated, not filled yet")
     )
-    figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9.5)
+    if changed:
+        label = "what the title is about"
+        patches.append(Patch(facecolor=EMPTY, edgecolor=INK, linewidth=2.8, label=label))
+    figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=9.5)
     return figure
 
 

@@ -88,7 +88,8 @@ class BlockStory:
         self.manager.fork(request, twin)
         self.requests[child], self.words[child] = twin, list(self.words[parent])
         ids = self.manager.get_block_ids(child)
-        self._tell(f"{parent} forks {child}: both tables name the same blocks, none is copied", ids)
+        caption = f"{parent} is forked into {child}: both tables list the same blocks"
+        self._tell(f"{caption}, and nothing is copied", ids)
 
     def finish(self, name: str, verb: str) -> None:
         """Take a request's blocks back."""
