@@ -86,11 +86,15 @@ def test_padded_batch_counts_its_waste() -> None:
 
 
 def test_other_plots_show_what_they_are_given() -> None:
-    sweep = plot_batch_sweep([1, 2, 4], [0.1, 0.1, 0.2], [0.2, 0.2, 0.2], 2.0)
-    assert [t.get_text() for t in sweep.axes[1].get_legend().texts][-1].endswith("2 requests")
-    throughput, seconds = ([line.get_ydata() for line in axes.lines] for axes in sweep.axes)
-    assert [list(map(round, y)) for y in throughput[:2]] == [[10, 20, 20], [5, 10, 20]]
-    assert [list(map(round, y)) for y in seconds[:2]] == [[100, 100, 200], [200, 200, 200]]
+    sweep = plot_batch_sweep([1, 2, 8], lambda b: max(0.1, b / 30), [0.2, 0.2, 0.2], 3.0)
+    assert [t.get_text() for t in sweep.legends[0].texts][-1].endswith("3 requests")
+    for axes, at_knee, measured in zip(
+        sweep.axes, (30, 100), ([5, 10, 40], [200, 200, 200]), strict=True
+    ):
+        bound, points = axes.lines[:2]
+        # The bend stands on the dotted line, between two batch sizes that were measured.
+        assert dict(zip(*bound.get_data(), strict=True))[3.0] == pytest.approx(at_knee)
+        assert list(map(round, points.get_ydata())) == measured
 
     both = ([0.1, 0.2, 0.3], [0.1, 0.4, 0.5]), ([0.2, 0.2, 0.2], [0.2, 0.3, 0.4])
     recovery = plot_recovery([1, 2, 3], *both)
@@ -125,7 +129,7 @@ def crowded(llm: LLM) -> EngineRun:
 def test_run_of_an_engine(crowded: EngineRun, llm: LLM) -> None:
     assert crowded.prompt_lens == dict.fromkeys("ABCD", 6)
     assert crowded.output_lens == dict.fromkeys("ABCD", 8)
-    assert crowded.max_num_batched_tokens == 8
+    assert (crowded.max_num_batched_tokens, crowded.num_blocks) == (8, 10)
     assert any(s.preempted_req_ids for s in crowded.steps)
     with pytest.raises(ValueError, match="no step_trace"):
         EngineRun.of(llm.new_engine(), {})
@@ -133,11 +137,11 @@ def test_run_of_an_engine(crowded: EngineRun, llm: LLM) -> None:
 
 def test_states_follow_the_tokens(crowded: EngineRun) -> None:
     computed = dict.fromkeys("ABCD", 0)
-    most = dict.fromkeys("ABCD", 0)
+    most, before = dict.fromkeys("ABCD", 0), dict.fromkeys("ABCD", 0)
     gone: set[str] = set()
     for index, record in enumerate(crowded.steps):
         for name in record.preempted_req_ids:
-            computed[name] = 0
+            computed[name], before[name] = 0, most[name]
         states = states_at(crowded, index)
         for name, state in states.items():
             assert state.num_computed == (most[name] if name in gone else computed[name])
@@ -149,6 +153,8 @@ def test_states_follow_the_tokens(crowded: EngineRun) -> None:
             assert (state.status == "finished") == (name in gone)
             assert (state.status == "preempted") == (lost > 0 and state.num_new == 0)
             assert (state.status == "not running yet") == (most[name] == 0)
+            again = state.num_new > 0 and state.num_computed < before[name]
+            assert (state.status == "recompute") == again
         gone |= set(record.finished_req_ids)
     assert gone == set("ABCD")
 
@@ -157,10 +163,10 @@ def test_step_picture_and_widget(crowded: EngineRun) -> None:
     index = next(i for i, s in enumerate(crowded.steps) if s.preempted_req_ids)
     figure = plot_step(crowded, index)
     victim = crowded.steps[index].preempted_req_ids[0]
-    assert f"{victim} preempted" in figure.get_suptitle()
+    assert f"request {victim} preempted" in figure.get_suptitle()
     assert figure.get_suptitle().startswith(f"Step {index + 1} of {len(crowded.steps)}")
     explorer = step_scrubber(
-        {"long": crowded, "short": EngineRun(STEPS[:2], {"A": 5, "B": 4}, {"A": 2, "B": 5}, 8)}
+        {"long": crowded, "short": EngineRun(STEPS[:2], {"A": 5, "B": 4}, {"A": 2, "B": 5}, 8, 4)}
     )
     assert move_everything(explorer) >= 3
     for number in range(1, len(crowded.steps) + 1):

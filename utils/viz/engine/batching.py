@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -63,29 +64,36 @@ def plot_padded_batch(
 
 
 def plot_batch_sweep(
-    batch_sizes: Sequence[int], bounds: Sequence[float], measured: Sequence[float], knee: float
+    batch_sizes: Sequence[int],
+    bound: Callable[[float], float],
+    measured: Sequence[float],
+    knee: float,
 ) -> Figure:
     """Throughput and time per output token against the number of requests in a decode step.
 
     Args:
         batch_sizes: requests, one token each.
-        bounds, measured: seconds of a step.
+        bound: the least seconds of a step with so many requests. Drawn between batch sizes, too,
+            so that it bends where it does.
+        measured: seconds of a step.
         knee: the batch size at which the bound begins to rise.
     """
+    fine = np.unique([*np.linspace(batch_sizes[0], batch_sizes[-1], 256), knee])
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4))
     for axes, scale in ((left, lambda b, s: b / s), (right, lambda b, s: 1e3 * s)):
-        for seconds, style, color, label in (
-            (bounds, "--", INK, "the best that the peaks allow"),
-            (measured, "o-", BLUE, "measured"),
+        for sizes, seconds, style, color, label in (
+            (fine, [bound(b) for b in fine], "--", INK, "the best that the peaks allow"),
+            (batch_sizes, measured, "o-", BLUE, "measured"),
         ):
-            values = [scale(b, s) for b, s in zip(batch_sizes, seconds, strict=True)]
-            axes.plot(batch_sizes, values, style, color=color, label=label)
+            values = [scale(b, s) for b, s in zip(sizes, seconds, strict=True)]
+            axes.plot(sizes, values, style, color=color, label=label)
         label = f"predicted knee: {knee:.0f} requests"
         axes.axvline(knee, color=GREY, linestyle=":", linewidth=1.5, label=label)
         axes.set_xticks([b for b in batch_sizes if b >= batch_sizes[-1] / 8 or b == 1])
         axes.set_ylim(bottom=0)
         axes.set_xlabel("requests in the batch")
-    right.legend(loc="upper left", fontsize=9.5)
+    handles = right.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9.5)
     left.set_title("A larger batch makes more tokens ...")
     left.set_ylabel("new tokens per second")
     right.set_title("... and each request waits longer")

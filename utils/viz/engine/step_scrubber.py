@@ -28,12 +28,14 @@ class EngineRun:
         prompt_lens: by request id, in order of arrival: tokens of the prompt.
         output_lens: by request id: tokens of the finished answer.
         max_num_batched_tokens: the budget of a step.
+        num_blocks: of the KV cache.
     """
 
     steps: Sequence[StepRecord]
     prompt_lens: Mapping[str, int]
     output_lens: Mapping[str, int]
     max_num_batched_tokens: int
+    num_blocks: int
 
     @classmethod
     def of(cls, engine: LLMEngine, outputs: Mapping[str, RequestOutput]) -> EngineRun:
@@ -50,6 +52,7 @@ class EngineRun:
             {name: len(output.prompt_token_ids) for name, output in ordered},
             {name: len(output.outputs[0].token_ids) for name, output in ordered},
             engine.config.max_num_batched_tokens,
+            engine.kv_cache_manager.block_pool.num_gpu_blocks,
         )
 
 
@@ -58,7 +61,7 @@ class RequestState:
     """One request in one step.
 
     Attributes:
-        status: "not running yet", "prefill", "decode", "preempted" or "finished".
+        status: "not running yet", "prefill", "decode", "preempted", "recompute" or "finished".
         num_computed: tokens whose keys and values were there before the step.
         num_new: tokens that the step computes.
         num_lost: tokens that were computed once and are not there now.
@@ -78,14 +81,16 @@ def states_at(run: EngineRun, index: int) -> dict[str, RequestState]:
 
 
 def _state(steps: Sequence[StepRecord], request_id: str) -> RequestState:
-    most, status, last = 0, "not running yet", None
+    most, before, status, last = 0, 0, "not running yet", None
     for step in steps:
         if request_id in step.preempted_req_ids:
-            status = "preempted"
+            status, before = "preempted", most
         if request_id in step.tokens:
             last = step.tokens[request_id]
             prefill = last.num_new - last.num_draft > 1 or last.num_sampled == 0
             status = "prefill" if prefill else "decode"
+            if last.start < before:  # it comes back, and computes these tokens again
+                status = "recompute"
             most = max(most, last.start + last.num_new)
     if last is not None and request_id in steps[-1].tokens:
         num_lost = max(0, most - last.start - last.num_new)
@@ -108,7 +113,7 @@ def plot_step(run: EngineRun, index: int) -> Figure:
         f"{1e3 * (step.end - step.start):.0f} ms"
     )
     events = [
-        f"{', '.join(names)} {what}"
+        f"{'request' if len(names) == 1 else 'requests'} {' and '.join(names)} {what}"
         for names, what in (
             (step.preempted_req_ids, "preempted"),
             (step.resumed_req_ids, "resumed"),
@@ -116,7 +121,7 @@ def plot_step(run: EngineRun, index: int) -> Figure:
         )
         if names
     ]
-    figure.suptitle(". ".join([title, *events]), x=0.01, ha="left", fontsize=12, weight="bold")
+    figure.suptitle("; ".join([title, *events]), x=0.01, ha="left", fontsize=12, weight="bold")
     labels = (
         (COMPUTED, "computed before"),
         (NOW, "computed in this step"),
@@ -183,7 +188,10 @@ def _draw_meters(axes: Axes, run: EngineRun, step: StepRecord) -> None:
             num_tokens / run.max_num_batched_tokens,
             f"{num_tokens}/{run.max_num_batched_tokens}",
         ),
-        "KV\nblocks": (step.kv_cache_usage, f"{step.kv_cache_usage:.0%}"),
+        "KV\nblocks": (
+            step.kv_cache_usage,
+            f"{round(step.kv_cache_usage * run.num_blocks)}/{run.num_blocks}",
+        ),
     }
     for column, (share, text) in enumerate(meters.values()):
         axes.bar(column, 1, width=0.6, color="white", edgecolor="#d0d0d0")
