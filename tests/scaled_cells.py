@@ -94,8 +94,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sizes, parts = (1, 8, 32), {}", "sizes, parts = (1, 8), {}"),
         ('num_steps=12)["plain"]', 'num_steps=3)["plain"]'),
         (
-            "both[size] = measure_step_parts(engines, num_steps=12)",
-            "both[size] = measure_step_parts(engines, num_steps=3)",
+            "all_parts = measure_step_parts(engines, num_steps=12)",
+            "all_parts = measure_step_parts(engines, num_steps=3)",
         ),
     ),
     # GPTQ and AWQ of 2 of the 30 layers.

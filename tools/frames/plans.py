@@ -143,7 +143,7 @@ PLANS: dict[str, Plan] = {
         {
             "megabytes": [540, 16000],
             "bandwidth": [20, 1000, 4000],
-            "operations": [30, 300, 2000],
+            "operations": [10, 300, 6000],
             "each_us": [1, 10],
         }
     ),

@@ -17,7 +17,7 @@ from utils.engine.attention.paged_kv_cache import slot_mapping
 from utils.viz.engine import step_time
 from utils.viz.engine.anatomy_record import StepAnatomy, record_anatomy
 from utils.viz.engine.step_anatomy import REQUEST_COLORS, anatomy_explorer, plot_anatomy
-from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
+from utils.viz.engine.step_time import BARS, PARTS, measure_step_parts, plot_step_parts
 from utils.viz.engine.throughput import (
     FILES,
     RESULTS,
@@ -197,11 +197,13 @@ def test_measuring_needs_work_to_do(tiny: LLM) -> None:
 
 def test_bars_are_milliseconds_of_the_step() -> None:
     parts = {8: {part: 0.01 * (i + 1) for i, part in enumerate(PARTS)}}
-    axes = plot_step_parts(parts, "title").axes[0]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx(
-        [10 * (i + 1) for i in range(8)]
-    )
+    axes = plot_step_parts(parts, "title", least_ms=17).axes[0]
+    widths = dict(zip(BARS, (bar.get_width() for bar in axes.patches), strict=True))
+    expected = [10 + 20 + 80, 30, 60, 40, 50, 70]  # the first is three parts of `PARTS`
+    assert widths == pytest.approx(dict(zip(BARS, expected, strict=True)))
+    assert sorted(part for _, of in BARS.values() for part in of) == sorted(PARTS)
     assert "360 ms" in axes.get_yticklabels()[0].get_text()
+    assert set(axes.lines[0].get_xdata()) == {17}
 
 
 def test_changed_tokens_stand_out() -> None:
@@ -233,14 +235,14 @@ def test_rounds_range_around_their_median() -> None:
 def test_the_finding_is_that_of_the_largest_batch() -> None:
     found = {"ours": {"ours_is_faster": 1.0}, "vLLM": {"ours_is_faster": 1.5}, "HF": {"error": "x"}}
     engines = {"float32": {"batch 64": found, "batch 8": {}, "ShareGPT-like": {}}}
-    assert throughput_finding(engines) == "float32, batch 64: ours is 1.50 times vLLM"
+    assert throughput_finding(engines) == "float32, batch 64: ours is 1.50 times as fast as vLLM"
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_committed_benchmarks_can_be_drawn(file: str) -> None:
     measured = read_report(RESULTS / file)
     engines = measured["results"]["engines"]
-    assert engines and throughput_finding(engines).count("times vLLM") == len(engines)
+    assert engines and throughput_finding(engines).count("as fast as vLLM") == len(engines)
     assert plot_throughput(measured).axes
 
 

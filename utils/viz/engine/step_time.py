@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from torch import nn
 
 from utils.engine import LLM, LLMEngine, ModelRunner, SamplingParams
@@ -28,7 +29,15 @@ PARTS = (
     "sample",
     "process",
 )
-COLORS = (ORANGE, "#f7c48a", BLUE, "#7aa6dc", "#c9dcf2", GREY, GREEN, INK)
+# What a bar shows: three parts of Python, too short to be seen one by one, are drawn as one.
+BARS = {
+    "the engine's Python": (ORANGE, ("schedule", "prepare the batch", "process")),
+    "linear layers": (BLUE, ("linear layers",)),
+    "lm_head": (GREY, ("lm_head",)),
+    "attention": ("#7aa6dc", ("attention",)),
+    "norms, gates, sums": ("#c9dcf2", ("norms, gates, sums",)),
+    "sample": (GREEN, ("sample",)),
+}
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
@@ -135,43 +144,35 @@ def _step_parts(engine: LLMEngine) -> dict[str, float]:
     return dict(zip(PARTS, lasted, strict=True))
 
 
-def plot_step_parts(parts: Mapping[int, Mapping[str, float]], title: str) -> Figure:
-    """A bar for each batch size: its step, split into parts, in milliseconds.
+def plot_step_parts(
+    parts: Mapping[int, Mapping[str, float]], title: str, least_ms: float
+) -> Figure:
+    """A bar for each batch size: its step, split into `BARS`, in milliseconds.
 
     Args:
-        parts: batch size -> seconds of each part, in the order of a step.
+        parts: batch size -> seconds of each of `PARTS`.
         title: the finding.
+        least_ms: what reading the bytes of one request's step takes, drawn as a line.
     """
     figure, axes = plt.subplots(figsize=(9.5, 0.62 * len(parts) + 1.9))
     labels, longest = [], 1e3 * max(sum(seconds.values()) for seconds in parts.values())
     for row, (batch_size, seconds) in enumerate(parts.items()):
-        total, left = sum(seconds.values()), 0.0
-        for part, color in zip(PARTS, COLORS, strict=True):
-            milliseconds = 1e3 * seconds[part]
-            label = part if row == 0 else None
-            axes.barh(
-                row,
-                milliseconds,
-                left=left,
-                height=0.72,
-                color=color,
-                edgecolor="white",
-                linewidth=0.7,
-                label=label,
-            )
-            if milliseconds >= 0.04 * longest:
+        left = 0.0
+        for bar, (color, of) in BARS.items():
+            ms = 1e3 * sum(seconds[part] for part in of)
+            label = bar if row == 0 else None
+            look = {"color": color, "edgecolor": "white", "linewidth": 0.7}
+            axes.barh(row, ms, left=left, height=0.72, label=label, **look)
+            if ms >= 0.02 * longest:
                 dark = sum(plt.matplotlib.colors.to_rgb(color)) < 1.5
-                axes.text(
-                    left + milliseconds / 2,
-                    row,
-                    f"{milliseconds:.0f}",
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color="white" if dark else INK,
-                )
-            left += milliseconds
-        labels.append(f"{batch_size} request{'s'[: batch_size > 1]}\n{1e3 * total:.0f} ms")
+                place = {"ha": "center", "va": "center", "fontsize": 9}
+                ink = "white" if dark else INK
+                axes.text(left + ms / 2, row, f"{ms:.0f}", color=ink, **place)
+            left += ms
+        labels.append(f"{batch_size} request{'s'[: batch_size > 1]}\n{left:.0f} ms")
+    limit = f"memory allows {least_ms:.0f} ms"
+    halo = [withStroke(linewidth=3.5, foreground="white")]  # for dark bars behind it
+    axes.axvline(least_ms, color=INK, linestyle="--", linewidth=1.6, label=limit, path_effects=halo)
     axes.set_yticks(range(len(parts)), labels)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

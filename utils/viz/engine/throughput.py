@@ -51,7 +51,10 @@ def plot_throughput(report: dict[str, Any]) -> Figure:
     """
     engines = report["results"]["engines"]
     size = (10.5, 4.3)
-    figure, panels = plt.subplots(1, len(engines), figsize=size, sharey=True, squeeze=False)
+    widths = {"width_ratios": [len(workloads) for workloads in engines.values()]}
+    figure, panels = plt.subplots(
+        1, len(engines), figsize=size, sharey=True, squeeze=False, gridspec_kw=widths
+    )
     for axes, (dtype, workloads) in zip(panels[0], engines.items(), strict=True):
         names = [
             n for n in LOOKS if any("tokens_per_s" in w.get(n, {}) for w in workloads.values())
@@ -102,8 +105,11 @@ def throughput_finding(engines: dict[str, dict[str, dict[str, Any]]]) -> str:
     parts = []
     for dtype, workloads in engines.items():
         largest = max((w for w in workloads if w.startswith("batch")), key=in_order)
-        times = [f"{ratio:.2f} times {name}" for name, ratio in ratios(workloads[largest]).items()]
-        parts.append(f"{dtype}, {largest}: ours is {', '.join(times)}")
+        times = [
+            f"{ratio:.2f} times as fast as {name}"
+            for name, ratio in ratios(workloads[largest]).items()
+        ]
+        parts.append(f"{dtype}, {largest}: ours is {' and '.join(times)}")
     return "\n".join(parts)
 
 

@@ -42,6 +42,6 @@ def fixed_costs_explorer() -> Explorer:
         plot_fixed_costs,
         megabytes=choose("MB", [270, 540, 3400, 16000], 540),
         bandwidth=choose("GB/s", [10, 20, 50, 1000, 4000], 20),
-        operations=choose("operations", [1, 30, 300, 1000, 2000], 2000),
-        each_us=choose("µs each", [1, 5, 10, 20], 10),
+        operations=choose("operations", [1, 10, 30, 300, 1000, 6000], 6000),
+        each_us=choose("µs each", [1, 2, 5, 10], 1),
     )
