@@ -78,10 +78,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "    outputs = llm.generate(prompts, all_32, use_tqdm=False, priority=priorities)",
         ),
     ),
-    "notebooks/08b_async_scheduling.ipynb": (
-        ("for _ in range(5):", "for _ in range(1):"),
-        ("decode_steps(real, batch=16)", "decode_steps(real, batch=2)"),
-    ),
+    "notebooks/08b_async_scheduling.ipynb": (("ROUNDS, MODES = 5,", "ROUNDS, MODES = 2,"),),
     # In bfloat16, which is slow on most CPUs, few questions are asked. vLLM in one format: each is
     # a process of its own.
     "notebooks/08c_two_engines_one_model.ipynb": (
