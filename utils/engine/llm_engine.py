@@ -157,7 +157,7 @@ class LLMEngine:
         return True
 
     def _end_step(self) -> list[RequestState]:
-        """Book the oldest step in flight: the answers that got a new token."""
+        """Process the oldest step in flight: the answers that got a new token."""
         # If it has failed: the error holds this frame, so nothing here may hold the error.
         result, started, executed = self.steps[0].executed.result()
         step, collected = self.steps.popleft(), perf_counter()

@@ -16,8 +16,18 @@ from utils.engine import LLM, ContiguousKVCache, LLMEngine, SamplingParams, Spec
 from utils.engine.attention.paged_kv_cache import slot_mapping
 from utils.viz.engine import step_time
 from utils.viz.engine.anatomy_record import StepAnatomy, record_anatomy
+<<<<<<< HEAD
 from utils.viz.engine.step_anatomy import REQUEST_COLORS, anatomy_explorer, plot_anatomy
 from utils.viz.engine.step_time import BARS, PARTS, measure_step_parts, plot_step_parts
+=======
+from utils.viz.engine.step_anatomy import (
+    REQUEST_COLORS,
+    anatomy_explorer,
+    distinct_colors,
+    plot_anatomy,
+)
+from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
+>>>>>>> m08
 from utils.viz.engine.throughput import (
     FILES,
     RESULTS,
@@ -140,8 +150,22 @@ def test_explorer_draws_every_step(tiny: LLM) -> None:
 def test_explorer_begins_where_something_happens(tiny: LLM) -> None:
     steps = record(busy(tiny, num_gpu_blocks=16))
     explorer = anatomy_explorer(steps, tiny.get_tokenizer(), num_blocks=16, block_size=4)
-    shown = steps[explorer.controls["step"].value - 1].record
+    number = explorer.controls["step"].value
+    shown = steps[number - 1].record
     assert shown.preempted_req_ids or shown.resumed_req_ids or shown.finished_req_ids
+    title = explorer.draw(step=number).get_suptitle()
+    assert all(f"request {name}" in title for name in shown.finished_req_ids[:1])
+
+
+def test_requests_that_share_a_step_differ_in_color(tiny: LLM) -> None:
+    engine = tiny.new_engine(changes=CONFIG)
+    for i in range(12):
+        engine.add_request(str(i), [3 + i % 9, 4, 5], LONG)
+    steps = record(engine)
+    colors = distinct_colors(steps)
+    assert len(colors) == 12
+    for step in steps:
+        assert len({colors[name] for name in step.block_tables}) == len(step.block_tables)
 
 
 def test_an_engine_without_blocks_is_refused(tiny: LLM) -> None:

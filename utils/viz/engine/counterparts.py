@@ -8,6 +8,7 @@ from pathlib import Path
 
 import utils.engine
 
+# The files of vLLM's default model runner, V2. Only the older runner has Medusa.
 OURS = Path(utils.engine.__file__).parent
 COUNTERPARTS = {
     "llm.py": "entrypoints/llm.py",
@@ -26,14 +27,14 @@ COUNTERPARTS = {
     "attention/batch.py": "v1/worker/gpu/input_batch.py v1/worker/gpu/block_table.py",
     "attention/paged_attention.py": "v1/attention/backends/flash_attn.py",
     "models/llama.py": "model_executor/models/llama.py",
-    "sample/sampler.py": "v1/sample/sampler.py",
+    "sample/sampler.py": "v1/worker/gpu/sample/sampler.py",
     "sample/draw.py": "v1/worker/gpu/sample/gumbel.py",
-    "sample/rejection_sampler.py": "v1/sample/rejection_sampler.py",
-    "spec_decode/ngram_proposer.py": "v1/spec_decode/ngram_proposer.py",
-    "spec_decode/llm_base_proposer.py": "v1/spec_decode/llm_base_proposer.py",
-    "spec_decode/draft_model.py": "v1/spec_decode/draft_model.py",
+    "sample/rejection_sampler.py": "v1/worker/gpu/spec_decode/rejection_sampler.py",
+    "spec_decode/ngram_proposer.py": "v1/worker/gpu/spec_decode/ngram/speculator.py",
+    "spec_decode/llm_base_proposer.py": "v1/worker/gpu/spec_decode/speculator.py",
+    "spec_decode/draft_model.py": "v1/worker/gpu/spec_decode/standalone_ar/speculator.py",
     "spec_decode/medusa.py": "v1/spec_decode/medusa.py model_executor/models/medusa.py",
-    "spec_decode/eagle.py": "v1/spec_decode/eagle.py",
+    "spec_decode/eagle.py": "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py",
     "models/llama_eagle.py": "model_executor/models/llama_eagle.py",
     "metrics.py": "v1/metrics/stats.py",
 }
@@ -61,13 +62,16 @@ def counterparts() -> str:
     """A table: our files and their lines, vLLM's files and theirs ("?" where it is missing)."""
     spec = importlib.util.find_spec("vllm")
     theirs = Path(spec.origin).parent if spec and spec.origin else None
-    rows = [f"{'ours, lines of code':29}        vLLM, lines of code"]
+    rows, sums = [f"{'ours, lines of code':34}   vLLM, lines of code"], [0, 0]
     for name, paths in COUNTERPARTS.items():
-        count = str(sum(lines_of_code(theirs / path) for path in paths.split())) if theirs else "?"
-        rows.append(f"{name:29} {lines_of_code(OURS / name):>5}  {paths:65} {count:>5}")
-    whole = sum(map(lines_of_code, OURS.rglob("*.py")))
+        ours = lines_of_code(OURS / name)
+        count = sum(lines_of_code(theirs / path) for path in paths.split()) if theirs else 0
+        sums = [sums[0] + ours, sums[1] + count]
+        rows.append(f"{name:29} {ours:>5}  {paths:61} {count if theirs else '?':>6}")
+    rows.append(f"{'together':29} {sums[0]:>5}  {'':61} {sums[1] if theirs else '?':>6}")
+    rest = sum(map(lines_of_code, OURS.rglob("*.py"))) - sums[0]
     native = sum(
         len(path.read_text().splitlines()) for kind in ("*.cpp", "*.h") for path in OURS.rglob(kind)
     )
-    rows.append(f"our whole engine: {whole} lines of Python, and {native} of C++ with comments")
+    rows.append(f"the rest of our engine: {rest} lines of Python, {native} of C++ with comments")
     return "\n".join(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 
 from utils.engine.core.step_record import StepRecord
 from utils.viz.engine.anatomy_record import StepAnatomy, _events
@@ -26,6 +27,8 @@ REQUEST_COLORS = (BLUE, ORANGE, GREEN, "#7a4fa3", "#c9b037", "#3f8f8a", RED, "#8
 EMPTY = "#f4f4f4"
 BLOCKS_PER_ROW = 8
 MAX_CELLS = 32  # of the flat batch in one row
+HALO = [withStroke(linewidth=1.6, foreground="white")]  # words can be read on any color
+SHORT = 0.05  # ms: what is printed as 0.0 isn't named
 
 
 def plot_anatomy(
@@ -34,7 +37,7 @@ def plot_anatomy(
     num_blocks: int,
     block_size: int,
     title: str = "",
-    names: Sequence[str] = (),
+    colors: dict[str, str] | None = None,
 ) -> Figure:
     """The flat batch, token by token; the KV memory, slot by slot; and the time of each part.
 
@@ -42,16 +45,15 @@ def plot_anatomy(
         num_blocks: in the KV cache.
         block_size: tokens in a block.
         title: the finding. Empty: what was scheduled.
-        names: all requests of the run, so that each has the same color in every step. Empty:
-            those of this step.
+        colors: by request id, so that each has the same color in every step. None: the first
+            ones, in the order of this step.
     """
     rows = -(-len(step.input_ids) // MAX_CELLS)
     memory_rows = -(-num_blocks // BLOCKS_PER_ROW)
-    heights = (0.62 + 1.12 * rows, 0.55 + 0.31 * memory_rows, 0.78)
+    heights = (0.62 + 1.12 * rows, 0.4 + 0.31 * memory_rows, 0.6)
     figure = plt.figure(figsize=(10, min(sum(heights) + 0.35, MAX_HEIGHT)))
     batch, memory, times = figure.subplots(3, 1, height_ratios=heights)
-    names = names or list(step.block_tables)
-    colors = {name: REQUEST_COLORS[i % len(REQUEST_COLORS)] for i, name in enumerate(names)}
+    colors = colors or distinct_colors([step])
     _draw_flat_batch(batch, step, tokenizer, colors)
     _draw_memory(memory, step, num_blocks, block_size, colors)
     _draw_times(times, step.record)
@@ -68,7 +70,7 @@ def anatomy_explorer(
     block_size: int,
 ) -> Explorer:
     """A slider over recorded steps. It begins at the most eventful one."""
-    names = list(dict.fromkeys(name for step in steps for name in step.block_tables))
+    colors = distinct_colors(steps)
     first = max(range(len(steps)), key=lambda i: _events(steps[i].record))
     slider = ipywidgets.IntSlider(first + 1, min=1, max=len(steps), description="step")
     slider.continuous_update = False
@@ -86,11 +88,25 @@ def anatomy_explorer(
             (record.resumed_req_ids, "back again"),
             (record.finished_req_ids, "finished"),
         ):
-            events += [f"{what}: {', '.join(ids)}"] if ids else []
+            events += [f"request{'s'[: len(ids) > 1]} {', '.join(ids)} {what}"] if ids else []
         title = f"Step {step} of {len(steps)}: " + "; ".join(events)
-        return plot_anatomy(anatomy, tokenizer, num_blocks, block_size, title, names)
+        return plot_anatomy(anatomy, tokenizer, num_blocks, block_size, title, colors)
 
     return Explorer(draw, step=slider)
+
+
+def distinct_colors(steps: Sequence[StepAnatomy]) -> dict[str, str]:
+    """By request id, a color for the whole run: two that share a step differ, while colors last."""
+    colors: dict[str, str] = {}
+    for name in dict.fromkeys(name for step in steps for name in step.block_tables):
+        beside = {
+            other for step in steps if name in step.block_tables for other in step.block_tables
+        }
+        taken = {colors[other] for other in beside if other in colors}
+        next_one = len(colors) % len(REQUEST_COLORS)
+        order = REQUEST_COLORS[next_one:] + REQUEST_COLORS[:next_one]
+        colors[name] = next((color for color in order if color not in taken), order[0])
+    return colors
 
 
 def _draw_flat_batch(
@@ -133,6 +149,7 @@ def _draw_flat_batch(
             va="bottom",
             fontsize=8,
             color=INK,
+            path_effects=HALO if hatch else None,
         )
         axes.text(x + 0.47, y - 0.1, str(position), ha="center", va="top", fontsize=7, color=INK)
         axes.text(x + 0.47, y - 0.65, str(slot), ha="center", va="top", fontsize=7, color=GREY)
@@ -181,52 +198,47 @@ def _draw_memory(
     for row in range(1, num_rows):
         axes.axhline(row - 0.5, color="white", linewidth=4)
     for block in range(num_blocks):
-        x = block % BLOCKS_PER_ROW * width + block_size / 2 - 0.5
-        if block < BLOCKS_PER_ROW:
-            axes.text(x, -0.62, f"+{block}", ha="center", fontsize=7.5, color=GREY)
-    axes.set_yticks(
-        range(num_rows), [str(row * BLOCKS_PER_ROW) for row in range(num_rows)], fontsize=7.5
-    )
+        row, right = block // BLOCKS_PER_ROW, block % BLOCKS_PER_ROW * width + block_size - 0.6
+        style: dict[str, Any] = dict(
+            fontsize=7, ha="right", va="center", color="#555555", path_effects=HALO
+        )
+        axes.text(right, row, str(block), **style)
+    axes.set_yticks([])
     axes.set_xticks([])
-    axes.set_ylabel("block", fontsize=8.5)
     axes.grid(visible=False)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0)
     axes.set_title(
-        f"KV memory, {num_blocks} blocks of {block_size} slots. "
-        "Dark: written in this step. Grey: shared.",
+        f"KV memory, blocks 0 to {num_blocks - 1} of {block_size} slots. "
+        "Dark: written in this step. Gray: shared.",
         fontsize=10.5,
         weight="normal",
-        pad=13,
     )
 
 
 def _draw_times(axes: Axes, record: StepRecord) -> None:
     marks = (record.start, record.scheduled, record.executed, record.processed, record.end)
     names = ("schedule", "execute: forward and sampling", "process", "draft")
-    colors = (ORANGE, "#a9c6ea", INK, GREEN)
-    left = 0.0
-    for begin, end, color in zip(marks, marks[1:], colors, strict=False):
-        axes.barh(0, 1e3 * (end - begin), left=left, height=0.5, color=color)
-        left += 1e3 * (end - begin)
-    for i, (name, begin, end) in enumerate(zip(names, marks, marks[1:], strict=False)):
-        axes.text(
-            (0, 0.16, 0.52, 0.74)[i],
-            -0.25,
-            f"■ {name} {1e3 * (end - begin):.1f} ms",
-            transform=axes.transAxes,
-            va="top",
-            fontsize=9,
-            color=(ORANGE, BLUE, INK, "#4b8f3b")[i],
-        )
+    colors, inks = (ORANGE, BLUE, INK, GREEN), (ORANGE, BLUE, INK, "#4b8f3b")
+    left, place = 0.0, 0.0
+    for name, begin, end, color, ink in zip(names, marks, marks[1:], colors, inks, strict=False):
+        took = 1e3 * (end - begin)
+        axes.barh(0, took, left=left, height=0.5, color=color)
+        left += took
+        if took >= SHORT:
+            style: dict[str, Any] = dict(transform=axes.transAxes, va="top", fontsize=9, color=ink)
+            axes.text(place, -0.25, f"■ {name} {took:.1f} ms", **style)
+            place += 0.08 + 0.0105 * len(name)
     axes.set_xlim(0, left)
     axes.set_yticks([])
     axes.set_xticks([])
     axes.grid(visible=False)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.set_title("Time of the step", fontsize=10.5, weight="normal")
+    share = (record.executed - record.scheduled) / (record.end - record.start)
+    title = f"Time of the step: {left:.1f} ms, {share:.1%} of it in the model"
+    axes.set_title(title, fontsize=10.5, weight="normal")
 
 
 def _tint(color: str, strength: float) -> tuple[float, float, float]:
