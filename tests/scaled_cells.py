@@ -45,7 +45,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("context_lens = [16, 32, 64, 128, 256, 512]", "context_lens = [16, 64, 256]"),
     ),
     "notebooks/07_speculative_decoding.ipynb": (
-        ("pass_seconds(llm, sizes)", "pass_seconds(llm, sizes, 1)"),
+        ("fastest_passes(llm, sizes)", "fastest_passes(llm, sizes, 1)"),
         (
             "known_answers(llm, drafter, prompts, max_tokens=48)",
             "known_answers(llm, drafter, prompts[:4], max_tokens=16)",
@@ -54,7 +54,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ks, chats = (1, 2, 3, 4, 6, 8)", "ks, chats = (1, 4)"),
         ("batch_sizes, gain, parts = [1, 4, 16]", "batch_sizes, gain, parts = [1, 4]"),
         ("max_tokens=48), {}", "max_tokens=16), {}"),
-        ("batch=2, max_tokens=48", "batch=2, max_tokens=16"),
     ),
     "notebooks/07b_medusa_eagle_mtp.ipynb": (
         ('two_tasks(llm)["chat"]', 'two_tasks(llm)["chat"][:4]'),

@@ -62,11 +62,12 @@ def test_a_changed_answer_is_noticed(tiny: tuple[LLM, Path]) -> None:
     spec = SpeculativeConfig("ngram", num_speculative_tokens=3, prompt_lookup_min=1)
     [answer], _ = run(llm, PROMPTS[:1], max_tokens=8)
     right = KnownAnswer(PROMPTS[0], answer, answer)
-    engines = race_over(llm, [right], {"copy": spec})
+    engines, price = race_over(llm, [right], {"copy": spec}, sizes=[1, 4])
+    assert price(1) > 0 and min(price(1), price(4)) <= price(2) <= max(price(1), price(4))
     assert list(engines) == ["none", "copy"] and times_as_fast(engines, "none") == 1
     other = KnownAnswer(PROMPTS[0], [*answer[:-1], answer[-1] + 1], answer)
     with pytest.raises(AssertionError, match="changed an answer"):
-        race_over(llm, [other], {"copy": spec})
+        race_over(llm, [other], {"copy": spec}, sizes=[1])
     with pytest.raises(AssertionError, match="changed an answer"):
         count_tokens_per_pass(llm, [other], spec)
 

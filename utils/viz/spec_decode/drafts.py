@@ -171,7 +171,7 @@ def _slot(axes: Axes, step: SlotsAfterStep, position: int, row: int) -> None:
             step.tokens[position].replace(" ", "·")[:8],
             ha="center",
             va="center",
-            fontsize=8.5,
+            fontsize=8.5 if len(step.tokens[position]) > 1 else 14,
             color=ink,
             bbox=box,
             parse_math=False,

@@ -53,26 +53,26 @@ def plot_speedups(
     axes.set_yticks(places, rows)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("times as fast as without guesses")
-    best = max(rows, key=measured.__getitem__)
-    axes.set_title(f"{best}: decoding is {measured[best]:.2f} times as fast as without guesses")
+    axes.set_xlabel("times as fast as without guesses (orange: slower)")
+    best, worst = (of(rows, key=measured.__getitem__) for of in (max, min))
+    axes.set_title(
+        f"Fastest: {best.replace(':', ' by')} ({measured[best]:.2f} times as fast); "
+        f"slowest: {worst.replace(':', ' by')} ({measured[worst]:.2f})",
+        fontsize=11,
+    )
     figure.legend(loc="outside lower center", ncols=3, fontsize=9.5)
     return figure
 
 
-def plot_choices(
-    formula: Mapping[int, float], predicted: Mapping[int, float], raced: Mapping[int, float]
-) -> Figure:
+def plot_choices(predicted: Mapping[int, float], raced: Mapping[int, float]) -> Figure:
     """Speed over the number of guesses per pass.
 
     Args:
-        formula: number of guesses -> times as fast as without, by the formula.
-        predicted: the same, by replayed passes and their prices.
+        predicted: number of guesses -> times as fast as without, by replayed passes and prices.
         raced: the same, by the clock.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     axes.axhline(1, color=GREY, linewidth=1.4, linestyle="--")
-    axes.plot(list(formula), list(formula.values()), color=GREEN, marker="s", label="formula")
     axes.plot(
         list(predicted),
         list(predicted.values()),
@@ -80,14 +80,14 @@ def plot_choices(
         linestyle=":",
         marker="D",
         markerfacecolor="white",
-        label="replayed passes",
+        label="predicted: replayed passes",
     )
     axes.plot(list(raced), list(raced.values()), color=BLUE, marker="o", label="raced")
-    axes.set_xticks(list(formula))
+    axes.set_xticks(list(predicted))
     axes.set_xlabel("guesses per pass, k")
     axes.set_ylabel("times as fast as without guesses")
     best, best_raced = (max(of, key=of.__getitem__) for of in (predicted, raced))
-    axes.set_title(f"Predicted best: k = {best}; fastest in the race: k = {best_raced}")
+    axes.set_title(f"Replay predicts k = {best} as the best; fastest in the race: k = {best_raced}")
     axes.legend()
     return figure
 
@@ -109,7 +109,8 @@ def plot_batches(
     for place, value in zip(places, measured, strict=True):
         left.annotate(
             f"{value:.2f}", (place, value), xytext=(0, 8), textcoords="offset points", ha="center"
-        )
+        ).set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+    left.set_xlim(-0.4, len(batch_sizes) - 0.6)
     left.set_ylim(0, 1.25 * max(*measured, 1))
     left.set_xticks(places, [str(size) for size in batch_sizes])
     left.set_xlabel("requests in a batch")
@@ -136,9 +137,9 @@ def plot_batches(
     right.set_xlabel("requests in a batch")
     right.set_ylabel("time of a step (ms)")
     right.legend(loc="upper left")
-    ends = f"{measured[0]:.2f} times as fast with {batch_sizes[0]} request"
+    speeds = [f"{value:.2f} with {size}" for size, value in zip(batch_sizes, measured, strict=True)]
     figure.suptitle(
-        f"Guessing makes decoding {ends}, and {measured[-1]:.2f} times with {batch_sizes[-1]}",
+        f"Times as fast with guesses, by requests in a batch: {', '.join(speeds)}",
         x=0.01,
         ha="left",
         weight="bold",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from statistics import mean
 
 import torch
 
-from utils.engine import LLM, LLMEngine, SpeculativeConfig
+from utils.engine import LLM, LLMEngine, SamplingParams, SpeculativeConfig
 from utils.engine.spec_decode.draft_model import DraftModelProposer
 from utils.engine.spec_decode.draft_vocabulary import named
-from utils.viz.spec_decode.clock import decode_steps, race, run, seconds_per_token
+from utils.viz.spec_decode.clock import decode_steps, run, seconds_per_token
+from utils.viz.spec_decode.prices import PassPrices, priced_race
 
 WRONG = -1  # no token's number
 
@@ -93,18 +95,34 @@ def weights_per_guess(drafter: DraftModelProposer) -> int:
 
 
 def race_over(
-    llm: LLM, known: Sequence[KnownAnswer], methods: Mapping[str, SpeculativeConfig], batch: int = 1
-) -> dict[str, LLMEngine]:
-    """Engines that guess by these methods, and "none", side by side (see `race`), by method.
+    llm: LLM,
+    known: Sequence[KnownAnswer],
+    methods: Mapping[str, SpeculativeConfig],
+    sizes: Sequence[int],
+    batch: int = 1,
+) -> tuple[dict[str, LLMEngine], PassPrices]:
+    """Engines that guess by these methods, and "none", side by side (see `priced_race`).
+
+    Args:
+        sizes: the tokens of the passes for the price list. They follow as many tokens as an
+            answer's tokens do on average.
+        batch: requests at a time. Only steps with so many stay in the engines' traces.
+
+    Returns:
+        By method: the engine. And the prices of passes, timed in turns with the engines' steps.
 
     Raises:
         AssertionError: an answer is not the known one.
     """
-    max_tokens = max(len(one.answer) for one in known)
-    engines, written = race(llm, [one.prompt for one in known], methods, batch, max_tokens)
+    before = round(mean(len(one.prompt) + len(one.answer) / 2 for one in known))
+    longest = max(len(one.answer) for one in known)
+    params = SamplingParams(temperature=0, max_tokens=longest, ignore_eos=True)
+    prices = PassPrices(llm, sizes, before)
+    prompts = [one.prompt for one in known]
+    engines, written = priced_race(llm, prompts, methods, batch, params, prices)
     for method, answers in written.items():
         assert answers == [one.answer for one in known], f"{method} changed an answer"
-    return engines
+    return engines, prices
 
 
 def times_as_fast(engines: Mapping[str, LLMEngine], method: str) -> float:

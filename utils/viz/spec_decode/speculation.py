@@ -151,8 +151,8 @@ def plot_expected_tokens(
     largest = max(counted)
     real, mixed = counted[largest], middles[list(shuffled).index(largest)]
     axes.set_title(
-        f"With {largest} guesses, the hits as they come give {real:.2f} tokens per pass, "
-        f"and {mixed:.2f} shuffled"
+        f"With {largest} guesses, hits as they come give {real:.3f} tokens per pass,\n"
+        f"and shuffled hits {mixed:.3f}"
     )
     axes.legend(loc="lower right")
     return figure
