@@ -16,18 +16,13 @@ from utils.engine import LLM, ContiguousKVCache, LLMEngine, SamplingParams, Spec
 from utils.engine.attention.paged_kv_cache import slot_mapping
 from utils.viz.engine import step_time
 from utils.viz.engine.anatomy_record import StepAnatomy, record_anatomy
-<<<<<<< HEAD
-from utils.viz.engine.step_anatomy import REQUEST_COLORS, anatomy_explorer, plot_anatomy
-from utils.viz.engine.step_time import BARS, PARTS, measure_step_parts, plot_step_parts
-=======
 from utils.viz.engine.step_anatomy import (
     REQUEST_COLORS,
     anatomy_explorer,
     distinct_colors,
     plot_anatomy,
 )
-from utils.viz.engine.step_time import PARTS, measure_step_parts, plot_step_parts
->>>>>>> m08
+from utils.viz.engine.step_time import BARS, PARTS, measure_step_parts, plot_step_parts
 from utils.viz.engine.throughput import (
     FILES,
     RESULTS,
