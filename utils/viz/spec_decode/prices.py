@@ -10,6 +10,7 @@ import torch
 
 from utils.engine import LLM, LLMEngine, SamplingParams, SpeculativeConfig
 from utils.engine.attention.batch import Span, paged_batch
+from utils.engine.worker.forward_pass import forward_pass
 from utils.timing import median_seconds
 from utils.viz.spec_decode.clock import decode_steps
 
@@ -34,7 +35,9 @@ class PassPrices:
     def _one_pass(self, n: int) -> None:
         positions = torch.arange(self.before, self.before + n, device=self.token_ids.device)
         batch = paged_batch(self.kv_cache, [Span(self.block_ids, self.before, n)])
-        self.model.compute_logits(self.model(self.token_ids[:n], positions, batch))
+        hidden = forward_pass(self.model, self.token_ids[:n], positions, batch)  # as the engine's
+        assert hidden is not None
+        self.model.compute_logits(hidden)
 
     def time_next(self) -> None:
         """Time one pass, of the size that was timed the fewest times."""
