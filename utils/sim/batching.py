@@ -219,8 +219,7 @@ class PretendDevice:
     """An executor in place of the model. Like a GPU, it needs none of this processor.
 
     Args:
-        seconds: that a step takes by the device's own clock, whatever is in it. The call returns
-            later: its thread must wake up, and wait until Python lets it run.
+        seconds: that a step takes by the device's own clock; its thread wakes up a little later.
         token_id: that all requests get, in every step.
     """
 
