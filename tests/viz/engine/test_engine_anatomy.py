@@ -226,10 +226,14 @@ def test_bars_are_milliseconds_of_the_step() -> None:
 
 
 def test_changed_tokens_stand_out() -> None:
-    axes = plot_noise([0.1, 2.0, 3.0], [0.3, 0.1, -0.1], [True, False, False], "title").axes[0]
-    same, changed = axes.collections
-    assert same.get_offsets().tolist() == [[2.0, 0.1], [3.0, -0.1]]
-    assert changed.get_offsets().tolist() == [[0.1, 0.3]]
+    points = {"HF": [(0.1, 0.3, True), (2.0, 0.1, False)], "ours": [(3.0, -0.1, False)]}
+    axes = plot_noise(points, "title").axes[0]
+    placed = [dots.get_offsets().tolist() for dots in axes.collections]
+    assert placed[:4] == [[[2.0, 0.1]], [[0.1, 0.3]], [[3.0, -0.1]], []]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == [
+        "HF: another token",
+        "ours: another token",
+    ]
 
 
 def report(engines: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def plot_rounded_pair(first: float, gap: float) -> Figure:
     step = 16 * torch.finfo(torch.bfloat16).eps
     for i in range(int(LEFT / step), int(RIGHT / step) + 2):
         axes.axvline(i * step, color=GREY, linewidth=0.8, alpha=0.6, zorder=0)
+        axes.axvline((i + 0.5) * step, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     for logit, to, color, name, shift in zip(
         exact, rounded, (BLUE, ORANGE), ("best", "second"), (0.05, -0.05), strict=True
     ):
@@ -35,7 +36,7 @@ def plot_rounded_pair(first: float, gap: float) -> Figure:
     axes.set_yticks([0, 1], ["bfloat16", "exact"])
     axes.set_ylim(-0.35, 1.35)
     axes.set_xlim(LEFT, RIGHT)
-    axes.set_xlabel("logit (gray lines: the numbers that bfloat16 has there)")
+    axes.set_xlabel("logit (solid: the numbers that bfloat16 has there; dashed: midpoints)")
     axes.grid(visible=False)
     tie = rounded[0] == rounded[1]
     axes.set_title(
