@@ -101,9 +101,9 @@ def test_sharing_is_at_least_as_good_as_any_routing() -> None:
 
 
 def test_load_makes_copies() -> None:
-    rows = queues(trace(*[[0, 10 + n % 7, 20 + n % 7] for n in range(70)]), {
-        "hit_rate": 0.5, "prefill_seconds": 0.1
-    }, faster=100.0)  # fmt: skip
+    shared = {"hit_rate": 0.5, "prefill_seconds": 0.1}
+    prompts = [[0, 10 + n % 7, 20 + n % 7] for n in range(70)]
+    rows = queues(trace(*prompts), shared, faster=100.0)
     copies = [row["copies"] for row in rows.values()]
     assert copies[0] <= copies[-1] and copies[-1] > 1
     assert rows["1"]["hit_rate_times"] == 0.5 / rows["1"]["hit_rate"]

@@ -11,6 +11,7 @@ from utils.sim.cluster.compare import (
     compare_policies,
     every_policy,
     over_seeds,
+    spread,
     summary,
 )
 from utils.sim.cluster.cost import llama3_70b_on_a800
@@ -50,3 +51,8 @@ def test_every_policy_gets_the_same_traces() -> None:
     assert rows["one"] == rows["other"] and len(rows["one"]) == 3
     assert rows["one"][2] == summary(simulate(make_trace(2), RoundRobin(), 2, CONFIG))
     assert rows["one"][0] != rows["one"][1]
+
+
+def test_a_spread_in_words() -> None:
+    assert spread([4.61, 3.92, 4.5]) == "4.5 (3.9 to 4.6)"
+    assert spread([46, 41], 0) == "44 (41 to 46)"
