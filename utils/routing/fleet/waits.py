@@ -17,7 +17,7 @@ from utils.serving.load_report import LoadReport
 
 
 def mixed_notes(
-    num_long: int = 4, num_short: int = 8, questions: int = 4, seed: int = 0
+    num_long: int = 3, num_short: int = 6, questions: int = 3, seed: int = 0
 ) -> list[GroupedPrompt]:
     """Prompts about long notes (some 430 tokens) and short ones (some 30), in mixed order.
 
