@@ -193,6 +193,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "num_groups=6, requests_per_group=4, seed=seed",
             "num_groups=4, requests_per_group=3, seed=seed",
         ),
+        ("for turn in range(3):\n    for number", "for turn in range(1):\n    for number"),
+        ("mixed_notes(seed", "mixed_notes(2, 2, 2, seed"),
         ("warm_behind(replicas, 10, seed=seed)", "warm_behind(replicas, 4, seed=seed)"),
     ),
     "notebooks/18_vllm_by_hand.ipynb": (
