@@ -120,6 +120,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ('stages["data"], 8)', 'stages["data"], 2)'),
         ("tokens, group = [256, 512, 1024, 4096]", "tokens, group = [256, 1024]"),
     ),
+    "notebooks/12b_formats_of_today.ipynb": (
+        ("[load_text()], 4096, 512)", "[load_text()], 256, 256)"),
+        ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
+    ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
         ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
         ("num_judged = 10", "num_judged = 2"),
