@@ -36,7 +36,7 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "08d": (0, 0, 0.0),  # on the CPU
 }
 ON_CPU = ("15", "16", "17")
-LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "13", "14", *ON_CPU, "18")
+LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "13", "13b", "14", *ON_CPU, "18")
 
 
 def on_card(lesson: str, profile: Profile, card: Card) -> float:
@@ -69,6 +69,7 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
         "11": 6 * FLOAT * small + ONE_CACHE + max(bundled["finetune"], bundled["merge"]),
         "12": max(stages["gptq"], stages["awq"], weights + CUDA_CONTEXT + PASSING),
         "13": max(stages["serve"], stages["gptq"]),
+        "13b": max(stages["serve"], stages["gptq"]),
         "14": FLOAT * small + 2 * ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
         "18": FLOAT * small + ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
     }[lesson]
