@@ -41,8 +41,8 @@ def plot_mask(vocabulary: Sequence[str], choices: Sequence[str], answer: str, st
         left.text(0, row, choice[:step], color=BLUE if choice in still else GREY, **_FONT)
         left.text(0, row, " " * step + choice[step:], color=color, **_FONT)
         if choice not in still:
-            left.plot([0, 0.062 * len(choice)], [row, row], color=GREY, linewidth=1.2)
-    left.set_title("the answer must be one of these")
+            left.plot([0, 0.029 * len(choice)], [row, row], color=GREY, linewidth=1.2)
+    left.set_title("the choices")
     names = [repr(token)[1:-1] for token in allowed[:_SHOWN]] or ["<end of the answer>"]
     right.set_ylim(_SHOWN // _COLUMNS + 0.6, -0.6)
     for i, name in enumerate(names):
