@@ -125,8 +125,12 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
     ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
+        ("default_rng(0), 5", "default_rng(0), 2"),
         ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
-        ("num_judged = 10", "num_judged = 2"),
+    ),
+    "notebooks/13b_structured_output.ipynb": (
+        ('generate("held_out", 16)', 'generate("held_out", 2)'),
+        ('free = {"max_tokens": 110}', 'free = {"max_tokens": 40}'),
     ),
     "notebooks/14_serving.ipynb": (
         ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),

@@ -170,13 +170,10 @@ PLANS: dict[str, Plan] = {
             "own": [80],
             "block_size": [16, 128, 256],
             "tenants": [1, 3, 8],
-            "cache": [1024, 2048, 8192],
-        },
-        {
-            "per_step": (r"a step with one token: ([\d.]+) ms", 1e-3),
-            "per_token": (r"each further token: ([\d.]+) ms", 1e-3),
-        },
+            "cache_tokens": [1024, 2048, 8192],
+        }
     ),
+    "13b_structured_output": Grid({"step": [0, 1, 2, 4, 6, 8, 13]}),
     "14_serving": Loads((1, 4, 8, 16, 32), moments=6),
     "15_distributed": Grid(
         {

@@ -36,7 +36,7 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "08d": (0, 0, 0.0),  # on the CPU
 }
 ON_CPU = ("15", "16", "17")
-LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "12b", "13", "14", *ON_CPU, "18")
+LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "12b", "13", "13b", "14", *ON_CPU, "18")
 
 
 def on_card(lesson: str, profile: Profile, card: Card) -> float:
@@ -71,6 +71,7 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
         # The bundled model three times in float32, our engine, and vLLM.
         "12b": 4 * FLOAT * small + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT + PASSING,
         "13": max(stages["serve"], stages["gptq"]),
+        "13b": max(stages["serve"], stages["gptq"]),
         "14": FLOAT * small + 2 * ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
         "18": FLOAT * small + ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
     }[lesson]
