@@ -111,8 +111,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("lora_alpha, steps=12", "lora_alpha, steps=4"),
     ),
     "notebooks/11_merge.ipynb": (
-        ("for _ in range(10):  # by turns", "for _ in range(3):  # by turns"),
-        ("questions = held_out[:24]", "questions = held_out[:4]"),
+        ("for _ in range(10):  # in turn", "for _ in range(3):  # in turn"),
+        ("questions = held_out[:120]", "questions = held_out[:4]"),
         ("max_tokens=120", "max_tokens=40"),
     ),
     "notebooks/12_gptq_awq.ipynb": (
