@@ -12,6 +12,11 @@ def test_every_row_is_told_by_somebody() -> None:
     assert all(link.source and link.latency > 0 for link in LINKS.values())
 
 
+def test_a_latency_that_nobody_states_is_marked_as_an_assumption() -> None:
+    for link in LINKS.values():
+        assert ("assumed" in link.latency_source) == link.name.startswith("Ethernet")
+
+
 def test_units() -> None:
     """A gigabit is an eighth of a gigabyte; a byte crosses PCIe as 8 x 130 / 128 bits."""
     assert LINKS["InfiniBand NDR"].bandwidth == 50e9
