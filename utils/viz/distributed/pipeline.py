@@ -75,14 +75,13 @@ def plot_pipelines(
     grid[0, 0].set_xlim(0, 1.01 * max(times))
     grid[-1, 0].set_xlabel(f"time ({unit})")
     first, *_, last = timelines.values()
-    bubble = "Less" if idle_share(last) < idle_share(first) else "No less"
+    less = idle_share(last) < idle_share(first)
     change = times[-1] / times[0] - 1
-    figure.suptitle(
-        f"{bubble} bubble, and the work is done {abs(change):.0%} "
-        f"{'sooner' if change < 0 else 'later'}",
-        x=0.02,
-        ha="left",
-    )
+    told = "about the same time" if abs(change) < 0.03 else f"{abs(change):.0%} "
+    if abs(change) >= 0.03:
+        told += "less time" if change < 0 else "more time"
+    link = "and" if less == (change <= -0.03) else "but"
+    figure.suptitle(f"{'Less' if less else 'No less'} bubble, {link} {told}", x=0.02, ha="left")
     return figure
 
 
