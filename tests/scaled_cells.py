@@ -147,7 +147,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch.randint(100, 40_000, (8, 64)", "torch.randint(100, 40_000, (8, 16)"),
         ("[timeline(m) for _ in range(3)]", "[timeline(m) for _ in range(1)]"),
         ("[timeline(4) for _ in range(3)]", "[timeline(4) for _ in range(1)]"),
-        ("for piece in pieces) for _ in range(3)]", "for piece in pieces) for _ in range(1)]"),
         (
             "for _ in range(3):\n    for name, n in taken",
             "for _ in range(1):\n    for name, n in taken",
