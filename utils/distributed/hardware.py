@@ -53,8 +53,8 @@ class Link:
     @property
     def latency_source(self) -> str:
         """NCCL's number, or ours: then replace it by what you measure."""
-        assumed = self.latency == TCP_LATENCY
-        return "assumed here, measure yours" if assumed else "NCCL 2.18, tuning.cc"
+        of_nccl = self.latency in (NVLINK_LATENCY, PCI_LATENCY, NETWORK_LATENCY)
+        return "NCCL 2.18, tuning.cc" if of_nccl else "assumed here, measure yours"
 
 
 _SHEET = "NVIDIA's data sheet of the {}"
