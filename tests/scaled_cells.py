@@ -165,10 +165,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("token_ids(ep2.chat(chats, greedy", "token_ids(ep2.chat(chats, brief"),
         # Of the two layouts one writes all tokens: its steps are counted, and compared.
         (
-            "verdicts.append(token_ids(llm.chat(chats, greedy, use_tqdm=False)) == answers)",
+            "assert token_ids(llm.chat(chats, greedy, use_tqdm=False)) == answers",
             "params, end = (brief, 4) if llm is tp3 else (greedy, 16)\n"
             "        written = token_ids(llm.chat(chats, params, use_tqdm=False))\n"
-            "        verdicts.append(written == [ids[:end] for ids in answers])",
+            "        assert written == [ids[:end] for ids in answers]",
         ),
     ),
     "notebooks/16_disaggregation_and_kv_sharing.ipynb": (
