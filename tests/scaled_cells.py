@@ -145,7 +145,14 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/15_distributed.ipynb": (
         ("torch.randint(100, 40_000, (8, 64)", "torch.randint(100, 40_000, (8, 16)"),
-        ("idle_share(timeline(m)) for _ in range(3)", "idle_share(timeline(m)) for _ in range(1)"),
+        ("[timeline(m) for _ in range(3)]", "[timeline(m) for _ in range(1)]"),
+        ("[timeline(4) for _ in range(3)]", "[timeline(4) for _ in range(1)]"),
+        (
+            "for _ in range(3):\n    for name, n in taken",
+            "for _ in range(1):\n    for name, n in taken",
+        ),
+        ("for n in (1, 16) for name in layouts", "for n in (1, 4) for name in layouts"),
+        ("for n in (1, 16):\n    alone_ms", "for n in (1, 4):\n    alone_ms"),
         ("chat_ids, 16, tensor_parallel_size=3", "chat_ids, 4, tensor_parallel_size=3"),
         ("chat_ids, 16, data_parallel_size=2", "chat_ids, 4, data_parallel_size=2"),
         ("sum(a == b for a, b in zip(run", "sum(a == b[:4] for a, b in zip(run"),
@@ -158,10 +165,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("token_ids(ep2.chat(chats, greedy", "token_ids(ep2.chat(chats, brief"),
         # Of the two layouts one writes all tokens: its steps are counted, and compared.
         (
-            "verdicts.append(token_ids(llm.chat(chats, greedy, use_tqdm=False)) == answers)",
+            "assert token_ids(llm.chat(chats, greedy, use_tqdm=False)) == answers",
             "params, end = (brief, 4) if llm is tp3 else (greedy, 16)\n"
             "        written = token_ids(llm.chat(chats, params, use_tqdm=False))\n"
-            "        verdicts.append(written == [ids[:end] for ids in answers])",
+            "        assert written == [ids[:end] for ids in answers]",
         ),
     ),
     "notebooks/16_disaggregation_and_kv_sharing.ipynb": (

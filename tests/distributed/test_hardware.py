@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from utils.distributed.hardware import GIB, GPUS, LINKS, cluster
@@ -10,6 +12,13 @@ from utils.distributed.hardware import GIB, GPUS, LINKS, cluster
 def test_every_row_is_told_by_somebody() -> None:
     assert all(gpu.source and gpu.memory >= 16 * GIB for gpu in GPUS.values())
     assert all(link.source and link.latency > 0 for link in LINKS.values())
+
+
+def test_a_latency_that_nobody_states_is_marked_as_an_assumption() -> None:
+    for link in LINKS.values():
+        assert ("assumed" in link.latency_source) == link.name.startswith("Ethernet")
+    measured = replace(LINKS["Ethernet 10G"], latency=31e-6)
+    assert "NCCL" not in measured.latency_source
 
 
 def test_units() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from utils.distributed.layouts import Layout, Rank
 from utils.distributed.shapes import SHAPES
 from utils.distributed.traffic import (
+    batches_in_flight,
     bubble,
     bytes_by_operation,
+    micro_batch_steps,
     pipeline_schedule,
     ring_all_reduce_bytes,
     step_traffic,
@@ -93,6 +97,25 @@ def test_bubble_is_that_of_the_schedule(num_stages: int, num_micro_batches: int)
     for (stage, i), begin in begins.items():
         assert begin >= ends.get((stage - 1, i), 0)  # what it needs is there
         assert begin >= ends.get((stage, i - 1), 0)  # and it is free
+
+
+@given(st.integers(1, 5), st.integers(1, 6))
+def test_batches_in_flight_wait_for_their_own_tokens_alone(num_stages: int, steps: int) -> None:
+    runs = batches_in_flight(num_stages, steps)
+    assert len(runs) == num_stages * num_stages * steps
+    assert len({(run.stage, run.begin) for run in runs}) == len(runs)  # one at a time in a stage
+    for batch in range(num_stages):
+        own = [run for run in runs if run.micro_batch == batch]
+        assert all(b.begin >= a.end for a, b in pairwise(own))  # stage by stage, step by step
+    end = max(run.end for run in runs)
+    assert end == steps * num_stages + num_stages - 1  # one bubble, however many steps
+
+
+def test_micro_batches_pay_the_bubble_in_each_step() -> None:
+    runs = micro_batch_steps(2, 2, 4)
+    end = max(run.end for run in runs)
+    assert end == 12 and max(run.end for run in batches_in_flight(2, 4)) == 9
+    assert 1 - len(runs) / (end * 2) == pytest.approx(bubble(2, 2))
 
 
 def test_bad_pipelines() -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.distributed.vllm_layouts import thread_binding, vllm_data_parallel, vllm_tensor_parallel
+from utils.distributed.vllm_layouts import (
+    thread_binding,
+    vllm_data_parallel,
+    vllm_refusal,
+    vllm_tensor_parallel,
+)
 from utils.processes.supervised import WorkerError
 
 
@@ -40,5 +45,14 @@ def test_fewer_gpus_than_ranks(run, monkeypatch) -> None:
 
 def test_heads_that_do_not_divide_are_refused_in_vllms_words(model_path: Path) -> None:
     pytest.importorskip("vllm")
-    with pytest.raises(WorkerError, match=r"attention heads \(9\) must be divisible by tensor"):
-        vllm_tensor_parallel(model_path, [[1, 2, 3]], 1, 2)
+    said = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
+    assert vllm_refusal(model_path, 2) == said
+
+
+def test_another_failure_is_no_refusal(monkeypatch) -> None:
+    def fail(*args: object) -> None:
+        raise WorkerError("out of memory")
+
+    monkeypatch.setattr("utils.distributed.vllm_layouts.vllm_tensor_parallel", fail)
+    with pytest.raises(WorkerError, match="out of memory"):
+        vllm_refusal(Path("nowhere"), 2)

@@ -41,7 +41,7 @@ class Link:
         bandwidth: bytes a second that one GPU can send while it receives as many.
         latency: seconds from one GPU to its neighbour, of a message with next to nothing in it.
         between_servers: does it leave the server?
-        source: where the bandwidth stands.
+        source: where the bandwidth stands. `latency_source` says where the latency comes from.
     """
 
     name: str
@@ -49,6 +49,12 @@ class Link:
     latency: float
     between_servers: bool
     source: str
+
+    @property
+    def latency_source(self) -> str:
+        """NCCL's number, or ours: then replace it by what you measure."""
+        of_nccl = self.latency in (NVLINK_LATENCY, PCI_LATENCY, NETWORK_LATENCY)
+        return "NCCL 2.18, tuning.cc" if of_nccl else "assumed here, measure yours"
 
 
 _SHEET = "NVIDIA's data sheet of the {}"
@@ -69,11 +75,13 @@ GPUS = {
 }
 
 # The latencies with which NCCL chooses its algorithm (2.18, src/graph/tuning.cc: `hwLat` of a ring
-# with protocol LL), and what starting any operation adds (`baseLat`).
+# with protocol LL), and what starting any operation adds (`baseLat`). LL sends a flag with every
+# four bytes of data, so it uses half of a link's bandwidth at most. Its latency together with the
+# full bandwidth is a best case that no single protocol reaches.
 NVLINK_LATENCY, PCI_LATENCY, NETWORK_LATENCY = 0.6e-6, 1.0e-6, 2.7e-6
 START_LATENCY = 6.6e-6
-# No data sheet says this. TCP goes through two kernels, and copies: tens of microseconds. RDMA
-# (InfiniBand, RoCE) writes into the other's memory past both (zero copy).
+# An assumption: no data sheet says this. TCP goes through two kernels, which copy: tens of
+# microseconds. Measure your own. RDMA (InfiniBand, RoCE) writes into the other's memory past both.
 TCP_LATENCY = 25e-6
 
 _PCI = "PCI-SIG: 16 lanes of {} GT/s, 128 of 130 bits are data"

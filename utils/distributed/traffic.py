@@ -149,3 +149,35 @@ def pipeline_schedule(
         for stage in range(num_stages)
         for i in range(num_micro_batches)
     ]
+
+
+def micro_batch_steps(
+    num_stages: int, num_micro_batches: int, steps: int, seconds: float = 1.0
+) -> list[StageRun]:
+    """Several steps, each cut into micro-batches: a step begins when the one before has ended."""
+    one = pipeline_schedule(num_stages, num_micro_batches, seconds)
+    length = (num_stages + num_micro_batches - 1) * seconds
+    return [
+        StageRun(run.stage, run.micro_batch, run.begin + i * length, run.end + i * length)
+        for i in range(steps)
+        for run in one
+    ]
+
+
+def batches_in_flight(num_stages: int, steps: int, seconds: float = 1.0) -> list[StageRun]:
+    """Several steps of as many batches as stages, each of other requests.
+
+    A batch begins its next step when its own tokens are known, whatever the others do. In vLLM:
+    `EngineCore.step_with_batch_queue`.
+    """
+    return [
+        StageRun(
+            stage,
+            batch,
+            (i * num_stages + batch + stage) * seconds,
+            (i * num_stages + batch + stage + 1) * seconds,
+        )
+        for i in range(steps)
+        for batch in range(num_stages)
+        for stage in range(num_stages)
+    ]

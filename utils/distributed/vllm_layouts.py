@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 import urllib.request
@@ -22,13 +23,14 @@ import torch
 
 from utils.environments.pipeline import pipeline_python, worker_environment
 from utils.processes.server import LocalServer, as_options
-from utils.processes.supervised import run_to_end
+from utils.processes.supervised import WorkerError, run_to_end
 from utils.serving.scrape import parse
 from utils.vllm.engine_settings import EngineSettings, vllm_environment
 from utils.vllm.serve import SERVER_MODULE
 
 WORKER_MODULE = "utils.distributed.vllm_rank_worker"
 FINISHED = "vllm:request_success_total"
+REFUSAL = re.compile(r"[^\n,]*must be divisible by tensor parallel size[^\n\[]*(?= \[type)")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,23 @@ def vllm_tensor_parallel(
     ranks = tuple(RankMemory(**rank) for rank in result["ranks"])
     seconds = result["seconds"]
     return VllmRun(layout, result["tokens"], total - seconds, seconds, ranks)
+
+
+def vllm_refusal(model_dir: Path, tensor_parallel_size: int) -> str | None:
+    """The sentence with which vLLM refuses so many ranks; None if it runs.
+
+    Raises:
+        ValueError: fewer GPUs than ranks, on a machine with GPUs.
+        WorkerError: vLLM failed for another reason than the number of ranks.
+    """
+    try:
+        vllm_tensor_parallel(model_dir, [[1]], 1, tensor_parallel_size)
+    except WorkerError as error:
+        found = REFUSAL.search(str(error))
+        if not found:
+            raise
+        return found[0].strip()
+    return None
 
 
 def vllm_data_parallel(

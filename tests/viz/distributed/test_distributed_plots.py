@@ -6,15 +6,27 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from utils.distributed.hardware import LINKS
+from utils.distributed.hardware import LINKS, cluster
 from utils.distributed.layouts import Layout
-from utils.distributed.traffic import bubble, pipeline_schedule
+from utils.distributed.shapes import SHAPES
+from utils.distributed.traffic import (
+    batches_in_flight,
+    bubble,
+    micro_batch_steps,
+    pipeline_schedule,
+)
 from utils.engine.distributed.worker import StageRun
 from utils.viz.distributed.experts import imbalance, plot_experts
 from utils.viz.distributed.layout_widget import layout_explorer, plot_layout
 from utils.viz.distributed.links import permitted, plot_links, step_over
-from utils.viz.distributed.pipeline import idle_share, plot_pipeline
+from utils.viz.distributed.pipeline import idle_share, pass_time, plot_pipeline, plot_pipelines
 from utils.viz.distributed.rank_memory import plot_rank_memory
+from utils.viz.distributed.scaling import (
+    crossing,
+    plot_equal_hardware,
+    plot_tp_latency,
+    throughputs,
+)
 from utils.viz.style import use_course_style
 
 
@@ -30,8 +42,6 @@ def title(figure) -> str:
 
 
 def test_links_are_counted_in_the_title() -> None:
-    from utils.distributed.shapes import SHAPES
-
     shape, layout = SHAPES["Llama-3-70B"], Layout(8)
     figure = plot_links({"TP=8": ("Llama-3-70B", layout), "PP=8": ("Llama-3-70B", Layout(1, 8))})
     steps = {n: step_over(shape, layout, "H100", link, 32, 2048) for n, link in LINKS.items()}
@@ -53,6 +63,41 @@ def test_a_measured_pipeline_begins_at_zero() -> None:
     assert axes.get_xlim() == pytest.approx((0, 500))
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_pipeline([])
+
+
+def test_a_smaller_bubble_is_not_a_shorter_time() -> None:
+    """The title says both, so that a reader cannot take one for the other."""
+    slow = [StageRun(0, 0, 0, 2), StageRun(0, 1, 2, 4), StageRun(1, 0, 2, 4), StageRun(1, 1, 4, 6)]
+    runs = {"one": pipeline_schedule(2, 1, 2.0), "two": slow}
+    assert pass_time(runs["one"]) == 4 and pass_time(slow) == 6
+    assert plot_pipelines(runs, "s", 1).get_suptitle() == "Less bubble, but 50% more time"
+    equal = {"one": pipeline_schedule(2, 1, 3.05), "two": slow}
+    assert plot_pipelines(equal, "s", 1).get_suptitle() == "Less bubble, but about the same time"
+    rules = {"steps": micro_batch_steps(2, 2, 4), "in flight": batches_in_flight(2, 4)}
+    figure = plot_pipelines(rules, "units", 1)
+    assert figure.get_suptitle() == "Less bubble, and 25% less time"
+    assert title(figure).startswith("steps: 12 units, 33% of it bubble")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plot_pipelines({"none": []})
+
+
+def test_who_leads_on_equal_hardware() -> None:
+    shape, requests = SHAPES["Llama-3-70B"], (8, 16, 32, 64, 128, 256, 512)
+    one, two = Layout(tensor_parallel_size=8), Layout(tensor_parallel_size=4, data_parallel_size=2)
+    clusters = {
+        "NVLink": cluster("H100", "NVLink 4", "InfiniBand NDR"),
+        "PCIe": cluster("H100", "PCIe 5 x16", "InfiniBand NDR"),
+    }
+    rows = [throughputs(shape, layout, clusters["PCIe"], requests, 2048) for layout in (one, two)]
+    assert crossing(requests, *rows) == 128  # what the lesson says
+    figure = plot_equal_hardware(shape, {"TP 8": one, "DP 2": two}, clusters, requests)
+    assert title(figure) == "NVLink: TP 8 leads throughout"
+    assert figure.axes[1].get_title(loc="left") == "PCIe: DP 2 leads from 128 on"
+    assert "depends on the links" in figure.get_suptitle()
+    latency = plot_tp_latency(shape, clusters, (1, 64))
+    assert latency.get_suptitle() == "By formula, a token is fastest with 8 ranks"
+    with pytest.raises(ValueError, match="equally many cards"):
+        plot_equal_hardware(shape, {"a": one, "b": Layout()}, clusters)
 
 
 def test_imbalance() -> None:

@@ -38,22 +38,26 @@ def plot_experts(num_routed: Tensor, num_ranks: int, layer: int = 0) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(1, 1.2))
     colors = [(BLUE, ORANGE, GREEN, GREY)[(i // per_rank) % 4] for i in range(len(counts))]
     left.bar(range(len(counts)), counts, color=colors, edgecolor="white")
-    left.axhline(sum(counts) / len(counts), color=INK, linestyle="--", linewidth=1.4)
+    equal = left.axhline(sum(counts) / len(counts), color=INK, linestyle="--", linewidth=1.4)
     left.set_xlabel("expert")
     left.set_ylabel("tokens that it got")
     left.set_xticks(range(len(counts)))
-    left.set_title(f"Layer {layer} (dashed: equal shares)")
+    shared = "least evenly of all" if layer == int(factors.argmax()) else "like this"
+    left.set_title(f"Layer {layer} shares its tokens {shared}", fontsize=11)
     left.grid(axis="x", visible=False)
     handles = [
         Patch(color=(BLUE, ORANGE, GREEN, GREY)[rank % 4], label=f"rank {rank}")
         for rank in range(min(num_ranks, 4))
     ]
-    left.legend(handles=handles, fontsize=9.5)
-    right.bar(range(len(factors)), factors.tolist(), color=BLUE)
+    equal.set_label("equal shares")
+    left.legend(handles=[*handles, equal], fontsize=9.5)
+    right.plot(range(len(factors)), factors.tolist(), "o", color=BLUE)
     right.axhline(1, color=INK, linestyle="--", linewidth=1.4)
     right.set_xlabel("layer")
     right.set_ylabel("busiest rank / equal share")
-    right.set_ylim(0, max(1.2, 1.1 * float(factors.max())))
+    right.set_xlim(-0.5, len(factors) - 0.5)
+    right.set_ylim(0.95, max(1.2, 1.1 * float(factors.max())))
     right.grid(axis="x", visible=False)
-    right.set_title(f"All wait for the busiest: {float(factors.mean()):.2f} x on average")
+    average = float(factors.mean())
+    right.set_title(f"Busiest rank: {average:.2f} x its share on average", fontsize=11)
     return figure

@@ -11,7 +11,7 @@ from utils.distributed.hardware import GPUS, LINKS, Cluster, Link
 from utils.distributed.layouts import Layout
 from utils.distributed.shapes import SHAPES, Shape
 from utils.distributed.step_time import StepTime, decode_step
-from utils.viz.style import BLUE, GREEN, GREY, ORANGE, RED
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 
 _MARKERS = ("o", "s", "D", "^", "v")
 _COLORS = (BLUE, ORANGE, GREEN, RED, GREY)
@@ -34,33 +34,51 @@ def plot_links(
     gpu: str = "H100",
     requests: int = 32,
     context: int = 2048,
+    links: Mapping[str, Link] | None = None,
 ) -> Figure:
     """Communication of a decode step over each link, beside the work of the GPUs.
+
+    The links are sorted by how long the first layout waits for them.
 
     Args:
         layouts: by label: a model's name in `SHAPES`, and how it is laid out.
         gpu: a name in `GPUS`.
         requests: of one replica, at the same time.
         context: tokens of each request.
+        links: by name; `LINKS` if not given.
     """
-    links = sorted(LINKS.values(), key=lambda link: (link.bandwidth, -link.latency))
+    first_model, first_layout = next(iter(layouts.values()))
+
+    def wait(link: Link) -> float:
+        step = step_over(SHAPES[first_model], first_layout, gpu, link, requests, context)
+        return sum(step.communication.values())
+
+    rows = sorted((links or LINKS).values(), key=wait, reverse=True)
     figure, axes = plt.subplots(figsize=(9, 5.2))
     verdicts = []
-    for (label, (model, layout)), marker, color in zip(
-        layouts.items(), _MARKERS, _COLORS, strict=False
+    for i, ((label, (model, layout)), marker, color) in enumerate(
+        zip(layouts.items(), _MARKERS, _COLORS, strict=False)
     ):
         steps = {
             link.name: step_over(SHAPES[model], layout, gpu, link, requests, context)
-            for link in links
+            for link in rows
         }
         sent = [1e3 * sum(step.communication.values()) for step in steps.values()]
-        axes.plot(sent, range(len(links)), marker, color=color, label=label, markersize=8)
+        axes.plot(sent, range(len(rows)), marker, color=color, label=label, markersize=8)
         work = 1e3 * next(iter(steps.values())).work
         axes.axvline(work, color=color, linestyle="--", linewidth=1.3)
-        verdicts.append(f"{label}: {len(permitted(steps))} of {len(links)}")
+        axes.text(
+            work * 1.06,
+            len(rows) - 0.4 + 0.75 * i,
+            f"{label.split(' (')[0]}: {work:.0f} ms",
+            color=color if color != GREEN else INK,
+            fontsize=9.5,
+        )
+        verdicts.append(f"{label}: {len(permitted(steps))} of {len(rows)}")
     axes.set_xscale("log")
-    axes.set_yticks(range(len(links)))
-    axes.set_yticklabels([f"{link.name}  {link.bandwidth / 1e9:,.4g} GB/s" for link in links])
+    axes.set_ylim(-0.6, len(rows) - 0.4 + 0.75 * len(layouts))
+    axes.set_yticks(range(len(rows)))
+    axes.set_yticklabels([f"{link.name}  {link.bandwidth / 1e9:,.4g} GB/s" for link in rows])
     axes.set_xlabel(
         f"ms of communication in a decode step of {requests} requests "
         f"(dashed: the {gpu}'s own work)"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.engine.distributed.worker import StageRun
@@ -18,6 +19,11 @@ def idle_share(runs: Sequence[StageRun]) -> float:
     return 1 - sum(run.end - run.begin for run in runs) / ((end - begin) * len(stages))
 
 
+def pass_time(runs: Sequence[StageRun]) -> float:
+    """From the first begin to the last end, in the runs' own unit of time."""
+    return max(run.end for run in runs) - min(run.begin for run in runs)
+
+
 def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3) -> Figure:
     """A Gantt chart: a row for each stage, a bar for each micro-batch it works on.
 
@@ -25,13 +31,71 @@ def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3
         runs: from `pipeline_schedule`, or measured: `Worker.take_timeline()` of all ranks.
         unit: of the axis.
         scale: units in a second (of the runs' times).
+
+    Raises:
+        ValueError: there are no runs.
     """
+    num_stages = _num_stages(runs)
+    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.55 * num_stages))
+    _draw(axes, runs, scale)
+    axes.set_xlim(0, scale * pass_time(runs))
+    micro_batches = len({run.micro_batch for run in runs})
+    axes.set_xlabel(f"time ({unit}); the number is the micro-batch")
+    axes.set_title(
+        f"{num_stages} stages, {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}: "
+        f"{idle_share(runs):.0%} of the stages' time is bubble (hatched)"
+    )
+    return figure
+
+
+def plot_pipelines(
+    timelines: Mapping[str, Sequence[StageRun]], unit: str = "ms", scale: float = 1e3
+) -> Figure:
+    """Gantt charts below each other, on one time axis. The title compares the last with the first.
+
+    Args:
+        timelines: by label, runs as for `plot_pipeline`.
+        unit: of the axis.
+        scale: units in a second (of the runs' times).
+
+    Raises:
+        ValueError: a timeline is empty.
+    """
+    stages = [_num_stages(runs) for runs in timelines.values()]
+    times = [scale * pass_time(runs) for runs in timelines.values()]
+    figure, grid = plt.subplots(
+        len(stages), 1, sharex=True, squeeze=False, figsize=(9, 1.2 + sum(stages) * 0.7)
+    )
+    for axes, (label, runs), time in zip(grid[:, 0], timelines.items(), times, strict=True):
+        _draw(axes, runs, scale)
+        axes.set_title(
+            f"{label}: {time:,.0f} {unit}, {idle_share(runs):.0%} of it bubble (hatched)",
+            fontsize=11,
+        )
+    grid[0, 0].set_xlim(0, 1.01 * max(times))
+    grid[-1, 0].set_xlabel(f"time ({unit})")
+    first, *_, last = timelines.values()
+    less = idle_share(last) < idle_share(first)
+    change = times[-1] / times[0] - 1
+    told = "about the same time" if abs(change) < 0.03 else f"{abs(change):.0%} "
+    if abs(change) >= 0.03:
+        told += "less time" if change < 0 else "more time"
+    link = "and" if less == (change <= -0.03) else "but"
+    figure.suptitle(f"{'Less' if less else 'No less'} bubble, {link} {told}", x=0.02, ha="left")
+    return figure
+
+
+def _num_stages(runs: Sequence[StageRun]) -> int:
     if not runs:
         raise ValueError("No stage has worked yet: there is nothing to draw.")
-    num_stages = 1 + max(run.stage for run in runs)
+    return 1 + max(run.stage for run in runs)
+
+
+def _draw(axes: Axes, runs: Sequence[StageRun], scale: float) -> None:
+    """The bars of one chart, from time 0, above a hatched ground."""
+    num_stages = _num_stages(runs)
     start = min(run.begin for run in runs)
-    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.55 * num_stages))
-    end = scale * (max(run.end for run in runs) - start)
+    end = scale * pass_time(runs)
     axes.barh(
         range(num_stages),
         [end] * num_stages,
@@ -59,12 +123,4 @@ def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3
             )
     axes.set_yticks(range(num_stages), [f"stage {i}" for i in range(num_stages)])
     axes.invert_yaxis()
-    axes.set_xlim(0, end)
     axes.grid(visible=False)
-    micro_batches = len({run.micro_batch for run in runs})
-    axes.set_xlabel(f"time ({unit}); the number is the micro-batch")
-    axes.set_title(
-        f"{num_stages} stages, {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}: "
-        f"{idle_share(runs):.0%} of the stages' time is bubble (hatched)"
-    )
-    return figure
