@@ -2,7 +2,7 @@
 
 | file           | holds                                                                 |
 |----------------|-----------------------------------------------------------------------|
-| `rtn.py`       | `QuantizedWeight`, `rtn`: round to nearest, symmetric or asymmetric    |
+| `rtn.py`       | `QuantizedWeight`, `rtn`: round to nearest; `search_range`             |
 | `nf4.py`       | `NF4Weight`, `quantize_nf4`: normal quantiles, double quantization     |
 | `stats.py`     | `InputStats`: what GPTQ and AWQ know about a layer's inputs            |
 | `gptq.py`      | `gptq`: error compensation, act-order, lazy blocks                     |
@@ -27,7 +27,7 @@ from utils.quant.packing import (
     unpack_int4,
     unpack_int4_awq,
 )
-from utils.quant.rtn import QuantizedWeight, find_params, rtn
+from utils.quant.rtn import QuantizedWeight, find_params, rtn, search_range
 from utils.quant.stats import InputStats, output_error, relative_error
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "relative_error",
     "rtn",
     "search_clip",
+    "search_range",
     "search_scales",
     "unpack_awq",
     "unpack_gptq",
