@@ -101,8 +101,13 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     # GPTQ and AWQ of 2 of the 30 layers.
     "notebooks/09b_gptq_and_awq.ipynb": (
-        ("max_tokens=1024", "max_tokens=256"),
-        ("for n, s in stats.items()]}", "for n, s in list(stats.items())[:2]]}"),
+        ("num_tokens=2048", "num_tokens=256"),
+        ("2048, 512)  # to calibrate", "256, 128)  # to calibrate"),
+        ("(tokenizer, novel, 2048, 512)", "(tokenizer, novel, 256, 128)"),
+        (
+            '{"stats": calibrate(model, windows, sequential=sequential)}',
+            '{"stats": [one for one, _ in zip(calibrate(model, windows), (0, 1))]}',
+        ),
         (", 4096, 512)", ", 512, 512)"),
         ("tokens = [128, 512, 2048, 4096]", "tokens = [128, 512]"),
     ),

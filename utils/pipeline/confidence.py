@@ -1,4 +1,4 @@
-"""What a measured share can say, and what it cannot: intervals for counts of right answers.
+"""What a measurement can say, and what it cannot: intervals for right answers and perplexities.
 
 120 messages are a sample. Another 120 of the same kind give another share, a few points away, and
 so does another processor, which rounds near ties the other way. An interval says which true shares
@@ -8,6 +8,10 @@ agree with what was counted. Both intervals here hold the true value in about 95
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Z = 1.96  # standard deviations of a normal distribution to each side that hold 95 %
 
@@ -54,3 +58,38 @@ def loss_interval(lost: int, won: int, total: int) -> tuple[float, float]:
     loss = lost_share - won_share
     half = Z * math.sqrt((lost_share + won_share - loss**2) / (total + 2))
     return max(-1.0, loss - half), min(1.0, loss + half)
+
+
+def ratio_interval(
+    losses: Tensor, reference: Tensor, *, block: int = 32
+) -> tuple[float, float, float]:
+    """The ratio of two models' perplexities on the same text, and the ratios that agree with it.
+
+    Both models predict the same tokens, so their losses are compared token by token: what makes a
+    token hard for both of them cancels. Tokens near each other are not independent, so differences
+    are averaged over blocks of neighbours, and the spread of the blocks' means gives the interval.
+
+    Args:
+        losses: minus log probabilities of the tokens, [n]; see `token_losses`.
+        reference: the same tokens' losses under the model to compare with, [n].
+        block: neighbouring tokens in a block.
+
+    Returns:
+        (ratio, low, high): perplexity divided by the reference's. Where 1 is between low and high,
+        the text can't tell the two models apart.
+
+    Raises:
+        ValueError: different lengths, or fewer than two full blocks.
+    """
+    if losses.shape != reference.shape or losses.ndim != 1:
+        raise ValueError(
+            f"Losses of {list(losses.shape)} and {list(reference.shape)} tokens: expected the same "
+            "tokens of the same text, [n] each."
+        )
+    num_blocks = len(losses) // block
+    if num_blocks < 2:
+        raise ValueError(f"{len(losses)} tokens are fewer than two blocks of {block}.")
+    difference = (losses - reference).double()
+    means = difference[: num_blocks * block].view(num_blocks, block).mean(1)
+    middle, half = float(difference.mean()), Z * float(means.std()) / math.sqrt(num_blocks)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
