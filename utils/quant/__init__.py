@@ -10,6 +10,7 @@
 | `packing.py`   | `pack_gptq`, `pack_awq` and their inverses                             |
 | `calibrate.py` | `calibrate`: walks through a model layer by layer                      |
 | `model.py`     | `quantize_model`, `checkpoint_tensors`: a whole model                  |
+| `formats/`     | FP8, MXFP4 and NVFP4; W8A8 and SmoothQuant                             |
 """
 
 from utils.quant.awq import ScaleSearch, apply_clip, awq, search_clip, search_scales
