@@ -127,7 +127,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tokens, group = [256, 512, 1024, 4096]", "tokens, group = [256, 1024]"),
     ),
     "notebooks/12b_formats_of_today.ipynb": (
-        ("[load_text()], 4096, 512)", "[load_text()], 256, 256)"),
+        ("max_tokens=4096, tokenizer", "max_tokens=256, tokenizer"),
         ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
     ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
