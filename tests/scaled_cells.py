@@ -101,7 +101,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     # GPTQ and AWQ of 2 of the 30 layers.
     "notebooks/09b_gptq_and_awq.ipynb": (
-        ("num_tokens=2048", "num_tokens=128"),
+        ("bits, num_tokens=2048", "bits, num_tokens=128"),
+        ("method, num_tokens=2048", "method, num_tokens=128"),
         ("long = 4096", "long = 256"),
         ("2048, 512)  # to calibrate", "256, 128)  # to calibrate"),
         ("(tokenizer, novel, 2048, 512)", "(tokenizer, novel, 256, 128)"),
