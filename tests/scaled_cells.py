@@ -101,8 +101,15 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     # GPTQ and AWQ of 2 of the 30 layers.
     "notebooks/09b_gptq_and_awq.ipynb": (
-        ("max_tokens=1024", "max_tokens=256"),
-        ("for n, s in stats.items()]}", "for n, s in list(stats.items())[:2]]}"),
+        ("bits, num_tokens=2048", "bits, num_tokens=128"),
+        ("method, num_tokens=2048", "method, num_tokens=128"),
+        ("long = 4096", "long = 256"),
+        ("2048, 512)  # to calibrate", "256, 128)  # to calibrate"),
+        ("(tokenizer, novel, 2048, 512)", "(tokenizer, novel, 256, 128)"),
+        (
+            '{"stats": calibrate(model, windows, sequential=sequential)}',
+            '{"stats": [one for one, _ in zip(calibrate(model, windows), (0, 1))]}',
+        ),
         (", 4096, 512)", ", 512, 512)"),
         ("tokens = [128, 512, 2048, 4096]", "tokens = [128, 512]"),
     ),
@@ -121,7 +128,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tokens, group = [256, 512, 1024, 4096]", "tokens, group = [256, 1024]"),
     ),
     "notebooks/12b_formats_of_today.ipynb": (
-        ("[load_text()], 4096, 512)", "[load_text()], 256, 256)"),
+        ("max_tokens=4096, tokenizer", "max_tokens=256, tokenizer"),
         ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
     ),
     "notebooks/13_vllm_prefix_caching.ipynb": (

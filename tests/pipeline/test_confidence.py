@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from utils.pipeline.confidence import Z, loss_interval, share_interval
+from utils.pipeline.confidence import Z, loss_interval, ratio_interval, share_interval
 
 
 def wilson_by_search(right: int, total: int) -> tuple[float, float]:
@@ -65,3 +65,45 @@ def test_impossible_shares(right: int, total: int) -> None:
 def test_impossible_losses(counts: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="together are at most"):
         loss_interval(*counts)
+
+
+def test_ratio_interval_is_that_of_the_mean_difference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.rand(4096, generator=generator) * 6
+    ratio, low, high = ratio_interval(reference + 0.1, reference)
+    assert ratio == pytest.approx(math.exp(0.1), rel=1e-5)  # perplexities differ by that factor
+    assert high - low < 1e-4  # what is hard for both cancels
+    noise = 0.5 * torch.randn(4096, generator=generator)
+    ratio, low, high = ratio_interval(reference + noise, reference)
+    assert math.log(high / low) == pytest.approx(2 * Z * 0.5 / 64, rel=0.2)
+    assert low < ratio < high
+    assert ratio_interval(reference + noise, reference) == (ratio, low, high)  # the same draws
+
+
+def test_ratio_interval_leaves_out_what_fills_no_block() -> None:
+    reference = torch.zeros(100)
+    losses = reference.clone()
+    losses[96:] = 50
+    assert ratio_interval(losses, reference) == (1, 1, 1)
+
+
+def test_ratio_interval_holds_the_truth_although_neighbours_depend() -> None:
+    """Differences that stay alike for about five tokens; the truth is 1. Token by token, too
+    narrow."""
+    generator = torch.Generator().manual_seed(1)
+    inside = {1: 0, 32: 0}
+    for _ in range(200):
+        drawn = torch.randn(2052, generator=generator)
+        noise = drawn.unfold(0, 5, 1).mean(1)
+        for block in inside:
+            _, low, high = ratio_interval(noise, torch.zeros(2048), block=block, draws=400)
+            inside[block] += low <= 1 <= high
+    assert 0.9 < inside[32] / 200 < 0.98
+    assert inside[1] / 200 < 0.8
+
+
+def test_ratio_interval_refuses_other_tokens() -> None:
+    with pytest.raises(ValueError, match="same tokens"):
+        ratio_interval(torch.zeros(100), torch.zeros(99))
+    with pytest.raises(ValueError, match="two blocks"):
+        ratio_interval(torch.zeros(40), torch.zeros(40))

@@ -142,6 +142,16 @@ def test_calibrated_methods_beat_rounding(two_layers, token_windows) -> None:
     assert change["awq"] < 0.9 * change["rtn"]
 
 
+def test_statistics_may_come_one_layer_at_a_time(two_layers, windows) -> None:
+    """Then a large model fits, too. Weights that change meanwhile change no statistics."""
+    at_once = list(calibrate(two_layers, windows, sequential=False))
+    one_by_one = copy.deepcopy(two_layers)
+    walk = calibrate(one_by_one, windows, sequential=False)
+    found = quantize_model(one_by_one, "gptq", stats=walk, use_tqdm=False)
+    expected = quantize_model(two_layers, "gptq", stats=at_once, use_tqdm=False)
+    assert all(torch.equal(found[name].q, weight.q) for name, weight in expected.items())
+
+
 def test_bad_arguments(two_layers, windows, tmp_path: Path, model_path: Path) -> None:
     with pytest.raises(ValueError, match="Unknown method 'int4'"):
         quantize_model(two_layers, "int4")

@@ -36,7 +36,7 @@ def quantize_model(
     method: str,
     *,
     windows: Sequence[Sequence[int]] | None = None,
-    stats: Sequence[CalibratedLayer] | None = None,
+    stats: Iterable[CalibratedLayer] | None = None,
     use_tqdm: bool = True,
     **settings: Any,
 ) -> dict[str, Quantized]:
@@ -47,8 +47,9 @@ def quantize_model(
         method: "rtn", "nf4", "gptq" or "awq".
         windows: calibration token ids [num_windows, T], for "gptq" and "awq". Each layer is then
             calibrated on what the quantized layers before it give.
-        stats: in place of `windows`: `list(calibrate(..., sequential=False))`, collected once for
-            several runs.
+        stats: instead of `windows`: what `calibrate` yields, such as
+            `calibrate(model, windows, sequential=False)`, one layer at a time. As a list it serves
+            several runs, and holds the statistics of all layers in memory.
         use_tqdm: show a progress bar.
         settings: of `rtn`, `quantize_nf4`, `gptq_layer` or `awq_layer`.
 

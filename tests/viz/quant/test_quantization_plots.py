@@ -16,14 +16,8 @@ from utils.viz.quant.levels import (
     plot_weight_tails,
 )
 from utils.viz.quant.rounding import GRIDS, plot_rounding, read_back, rounding_explorer
-from utils.viz.quant.sweep import plot_gptq_sweep, plot_sweep_step, sweep_explorer
-from utils.viz.quant.weights import (
-    plot_awq_fold,
-    plot_calibration,
-    plot_error_over_bits,
-    plot_layer_errors,
-    plot_scale_search,
-)
+from utils.viz.quant.sweep import plot_sweep_step, sweep_explorer
+from utils.viz.quant.weights import plot_calibration, plot_layer_errors, plot_perplexity_ratios
 
 
 @pytest.fixture(autouse=True)
@@ -78,36 +72,17 @@ def test_code_use() -> None:
     assert "NF4: the busiest code gets 40%" in titles(figure)
 
 
-def test_error_over_bits() -> None:
-    series = {"RTN": [(4.1, 50.0), (4.6, 44.0)], "NF4": [(4.13, 43.0)]}
-    figure = plot_error_over_bits(
-        series, "Finding", ylabel="perplexity", floor=("base", 37.0), labels={"RTN": ["a", "b"]}
-    )
-    [axes] = figure.axes
-    assert list(axes.lines[1].get_xdata()) == [4.1, 4.6]
-    assert axes.lines[1].get_linestyle() == "None"  # two points are no curve
-    assert [text.get_text() for text in axes.texts] == ["a", "b"]
-    assert axes.get_ylabel() == "perplexity"
-    assert "of the linear layers" in axes.get_xlabel()
-
-
 def test_gptq_sweep_shows_what_has_moved() -> None:
     inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
     inputs[:, 4] = inputs[:, 0]  # so channel 4 makes up for channel 0
     weight = torch.tensor([[0.34, 1.0, 0.0, 0.2, 0.1, 0.3]])
-    figure = plot_gptq_sweep(weight, inputs.T @ inputs, columns=(0, 4))
-    first, last = (axes.images[0].get_array() for axes in figure.axes[:2])
-    assert "blue: column 4; hatched: done" in titles(figure)
+    figures = [plot_sweep_step(weight, InputStats.of(inputs), i, 4, 0.05) for i in (0, 4)]
+    first, last = (figure.axes[0].images[0].get_array() for figure in figures)
+    assert "blue: column 4; hatched: done" in titles(figures[1])
     moved = first.filled(float("nan"))[0]
     assert abs(moved[4]) > 0.1 and abs(moved[2]) < 0.1
     assert first.mask.tolist()[0] == [True] + 5 * [False]  # the rounded one is not coloured
     assert last.mask.tolist()[0] == 5 * [True] + [False]
-
-
-def test_awq_fold_divides_what_it_multiplies() -> None:
-    [axes] = plot_awq_fold().axes
-    words = [text.get_text() for text in axes.texts]
-    assert "x / s" in words and any("W · s" in word for word in words)
 
 
 def test_layer_errors() -> None:
@@ -117,10 +92,14 @@ def test_layer_errors() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["q_proj", "down_proj"]
 
 
-def test_scale_search_marks_the_best() -> None:
-    [axes] = plot_scale_search({"q, k, v": {None: 2.0, 0.0: 1.8, 0.5: 1.0, 0.9: 3.0}}).axes
-    best = axes.lines[-1]
-    assert (best.get_xdata()[0], best.get_ydata()[0]) == (0.5, 0.5)
+def test_perplexity_ratios_are_hollow_where_nothing_is_found() -> None:
+    ratios = {"RTN, range search": (0.97, 0.93, 1.01), "GPTQ": (0.9, 0.87, 0.93)}
+    [axes] = plot_perplexity_ratios(ratios, "RTN", "Finding").axes
+    assert [text.get_text().strip() for text in axes.texts] == ["0.970", "0.900"]
+    bars, dots = axes.lines[1::2], axes.lines[2::2]
+    assert [list(bar.get_xdata()) for bar in bars] == [[0.93, 1.01], [0.87, 0.93]]
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [True, False]
+    assert axes.yaxis_inverted()
 
 
 def test_calibration() -> None:

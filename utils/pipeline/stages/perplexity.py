@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def token_windows(
     return [window for window in windows if len(window) > 1]  # one token predicts nothing
 
 
-@torch.inference_mode()
 def perplexity(
     model: str | Path | PreTrainedModel,
     texts: list[str] | None = None,
@@ -119,6 +119,37 @@ def perplexity(
     Raises:
         ValueError: the texts hold fewer than two tokens, or an argument is out of range.
     """
+    losses = token_losses(
+        model,
+        texts,
+        max_tokens=max_tokens,
+        context=context,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        use_tqdm=use_tqdm,
+    )
+    return exp_or_inf(losses.double().mean().item())
+
+
+@torch.inference_mode()
+def token_losses(
+    model: str | Path | PreTrainedModel,
+    texts: list[str] | None = None,
+    *,
+    max_tokens: int = 8192,
+    context: int = 512,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    use_tqdm: bool = True,
+) -> Tensor:
+    """Minus the log probability of each predicted token, in nats: float32 [n], on the CPU.
+
+    The perplexity is exp of their mean. Two models that read the same text can be compared token
+    by token: see `utils.pipeline.confidence.ratio_interval`.
+
+    Args, Raises:
+        See `perplexity`.
+    """
     from transformers import AutoTokenizer
 
     if max_tokens < 2 or context < 2:
@@ -134,13 +165,12 @@ def perplexity(
     windows = token_windows(tokenizer, texts, max_tokens, context)
     if not windows:
         raise ValueError("The texts hold fewer than two tokens; there is nothing to predict.")
-    total, count = 0.0, 0
+    losses = []
     for window in tqdm(windows, desc="perplexity", unit="window", disable=not use_tqdm):
         token_ids = torch.tensor([window], device=model.device)  # [1, T]
         logits = model(token_ids, use_cache=False).logits[0, :-1]  # [T - 1, vocab]
-        total += F.cross_entropy(logits.float(), token_ids[0, 1:], reduction="sum").item()
-        count += len(window) - 1
-    return exp_or_inf(total / count)
+        losses.append(F.cross_entropy(logits.float(), token_ids[0, 1:], reduction="none").cpu())
+    return torch.cat(losses)
 
 
 def exp_or_inf(mean_loss: float) -> float:

@@ -1,8 +1,8 @@
-"""GPTQ on a small weight, column by column: a picture, and the widget of notebook 09b."""
+"""GPTQ on a small weight, column by column: the widget of notebook 09b."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -37,32 +37,6 @@ def sweep(
         w[:, i + 1 :] -= (before - w[:, [i]]) / upper[i, i] * upper[i, i + 1 :]
         plain[:, i] = rounded[:, i]
         yield w.clone(), plain.clone()
-
-
-def plot_gptq_sweep(
-    weight: Tensor, hessian: Tensor, columns: Sequence[int] = (0, 4, 9), bits: int = 4
-) -> Figure:
-    """GPTQ on a small weight, caught at some columns: what is rounded, and how far the rest moved.
-
-    Args:
-        weight: [out, in]; each row is one group.
-        hessian: of its inputs, [in, in].
-        columns: when to look.
-        bits: of a code.
-    """
-    weight, hessian = weight.detach().float().cpu(), hessian.float().cpu()
-    scale = find_params(weight, bits, sym=True)[0][:, None]
-    figure, panels = plt.subplots(1, len(columns), figsize=(9.5, 2.9), sharey=True, squeeze=False)
-    looked = iter(panels[0])
-    for i, (w, _) in enumerate(sweep(weight, hessian, bits, 0.05)):
-        if i in columns:
-            _draw_sweep(next(looked), ((w - weight) / scale).numpy(), i)
-    panels[0][0].set_ylabel("output")
-    picture = panels[0][-1].images[0]
-    figure.colorbar(picture, ax=panels[0].tolist(), label="moved so far (steps)", shrink=0.85)
-    title = "GPTQ goes from left to right; what it has not rounded yet makes up for the errors"
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
-    return figure
 
 
 def _draw_sweep(axes: Axes, moved: np.ndarray, i: int) -> None:
