@@ -124,9 +124,17 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ('stages["data"], 8)', 'stages["data"], 2)'),
         ("tokens, group = [256, 512, 1024, 4096]", "tokens, group = [256, 1024]"),
     ),
+    "notebooks/12b_formats_of_today.ipynb": (
+        ("[load_text()], 4096, 512)", "[load_text()], 256, 256)"),
+        ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
+    ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
+        ("default_rng(0), 5", "default_rng(0), 2"),
         ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
-        ("num_judged = 10", "num_judged = 2"),
+    ),
+    "notebooks/13b_structured_output.ipynb": (
+        ('generate("held_out", 16)', 'generate("held_out", 2)'),
+        ('free = {"max_tokens": 110}', 'free = {"max_tokens": 40}'),
     ),
     "notebooks/14_serving.ipynb": (
         ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),
@@ -197,6 +205,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "num_groups=6, requests_per_group=4, seed=seed",
             "num_groups=4, requests_per_group=3, seed=seed",
         ),
+        ("for turn in range(3):\n    for number", "for turn in range(1):\n    for number"),
+        ("mixed_notes(seed", "mixed_notes(2, 2, 2, seed"),
         ("warm_behind(replicas, 10, seed=seed)", "warm_behind(replicas, 4, seed=seed)"),
     ),
     "notebooks/18_vllm_by_hand.ipynb": (

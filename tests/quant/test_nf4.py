@@ -87,3 +87,33 @@ def test_codes_are_the_nearest_levels() -> None:
     assert torch.equal(ours.codes[w == 0], ours.codes.new_full((int((w == 0).sum()),), 7))
     # What the quantiles are for: on normal weights, every level is used.
     assert ours.codes.unique().numel() == 16
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_searched_absmax_is_better_and_read_by_bitsandbytes(real_layers, double: bool) -> None:
+    w = real_layers["self_attn.q_proj"].weight.float()
+    searched = quantize_nf4(w, compress_statistics=double, search=True)
+    whole = quantize_nf4(w, compress_statistics=double)
+    errors = [
+        float((found.dequantize() - w).square().sum() / w.square().sum())
+        for found in (searched, whole)
+    ]
+    assert errors[0] < 0.9 * errors[1]
+    assert searched.bits_per_weight == whole.bits_per_weight
+    if not double:
+        state = bnb.quantize_4bit(w, blocksize=64, quant_type="nf4")[1]
+        state.absmax = searched.absmax
+        read = bnb.dequantize_4bit(searched.packed[:, None], state)
+        torch.testing.assert_close(read, searched.dequantize())
+        blocks = [
+            (found.dequantize() - w).view(-1, 64).square().sum(1) for found in (searched, whole)
+        ]
+        assert (blocks[0] <= blocks[1] * (1 + 1e-5)).all()  # no block is worse off
+
+
+@given(st.integers(0, 1000), st.sampled_from([64, 100, 130]))
+@settings(max_examples=20)
+def test_a_search_takes_any_shape_and_blocks_of_zeros(seed: int, columns: int) -> None:
+    w = torch.randn(3, columns, generator=torch.Generator().manual_seed(seed))
+    w[0] = 0
+    assert (quantize_nf4(w, search=True).dequantize()[0] == 0).all()

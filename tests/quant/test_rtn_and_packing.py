@@ -15,6 +15,7 @@ from utils.quant import (
     pack_int4_awq,
     quantize_nf4,
     rtn,
+    search_range,
     unpack_awq,
     unpack_gptq,
     unpack_int4,
@@ -81,6 +82,44 @@ def test_smaller_groups_and_more_bits_are_better(real_layers) -> None:
     assert error(group_size=64, sym=False) < error(group_size=64)
     for bits in range(3, 9):
         assert error(bits=bits) < 0.65 * error(bits=bits - 1)
+
+
+@given(weights, st.integers(2, 8), st.booleans())
+def test_a_searched_range_is_never_worse(weight, bits: int, sym: bool) -> None:
+    w = make_weight(*weight).double()  # so that squares of tiny weights don't vanish
+
+    def errors(**settings) -> torch.Tensor:
+        read_back = rtn(w.float(), bits=bits, group_size=16, sym=sym, **settings).dequantize()
+        return (read_back - w).square().unflatten(1, (-1, 16)).sum(-1)
+
+    full = errors()
+    assert (errors(search=True) <= full * (1 + 1e-4) + 1e-12 * w.square().max()).all()
+
+
+@pytest.mark.parametrize("bits", [3, 4])  # with 2 asymmetric bits gptqmodel tries two zeros
+@pytest.mark.parametrize("sym", [True, False])
+def test_a_searched_range_is_that_of_gptqmodel(real_layers, bits: int, sym: bool) -> None:
+    from gptqmodel.quantization import QuantizeConfig
+    from gptqmodel.quantization.quantizer import Quantizer
+
+    groups = real_layers["mlp.up_proj"].weight.float().unflatten(1, (-1, 64)).flatten(0, 1)
+    theirs = Quantizer(QuantizeConfig(bits=bits, group_size=64, sym=sym, mse=2.0))
+    theirs.configure(perchannel=True, grid=40, maxshrink=0.5)  # 1 - i / 40, down to 0.525
+    theirs.find_params(groups, weight=True)
+    scales, zeros = search_range(groups, bits, sym, num_shares=20, least=0.525)
+    # The two compute a share of the range differently: a tie may be broken either way.
+    assert torch.isclose(scales, theirs.scale.flatten(), rtol=1e-5).float().mean() > 0.999
+    assert (zeros == theirs.zero.flatten()).float().mean() > 0.99
+
+
+def test_searching_the_range_lowers_the_error_by_a_tenth_or_more(real_layers) -> None:
+    w = real_layers["mlp.up_proj"].weight.float()
+    for sym in (True, False):
+        full, searched = (
+            float((rtn(w, sym=sym, search=search).dequantize() - w).square().sum())
+            for search in (False, True)
+        )
+        assert searched < 0.9 * full
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])

@@ -25,6 +25,7 @@ from utils.routing.policies import (
 )
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import CacheAware, LongestPrefix, LongestPrefixAndLoad
+from utils.routing.token_load import FewestWaitingTokens
 
 
 def every_policy(num_replicas: int = 8) -> list[RoutingPolicy]:
@@ -33,6 +34,7 @@ def every_policy(num_replicas: int = 8) -> list[RoutingPolicy]:
         Random(),
         LeastLoaded(),
         PowerOfTwo(),
+        FewestWaitingTokens(),
         Session(),
         ConsistentHash(),
         ConsistentHash(prefix_blocks=2, bound=1.25),
@@ -73,6 +75,18 @@ def test_nobody_alive_is_said(policy: RoutingPolicy) -> None:
 def test_round_robin_takes_turns() -> None:
     policy, replicas = RoundRobin(), [ReplicaLoad(i) for i in (0, 2, 5)]
     assert [policy.choose(RoutingRequest(i), replicas) for i in range(5)] == [0, 2, 5, 0, 2]
+
+
+@given(loads)
+def test_fewest_waiting_tokens_is_the_minimum(replicas: list[ReplicaLoad]) -> None:
+    chosen = FewestWaitingTokens().choose(RoutingRequest(0), replicas)
+    [tokens] = [replica.waiting_tokens for replica in replicas if replica.index == chosen]
+    assert tokens == min(replica.waiting_tokens for replica in replicas)
+
+
+def test_without_tokens_that_wait_turns_are_taken() -> None:
+    policy, idle = FewestWaitingTokens(), [ReplicaLoad(i) for i in range(3)]
+    assert [policy.choose(RoutingRequest(i), idle) for i in range(4)] == [0, 1, 2, 0]
 
 
 @given(loads)

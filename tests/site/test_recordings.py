@@ -11,14 +11,13 @@ import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
-from tools.frames.cells import NOTEBOOKS, Lesson, drawing_modules, fingerprint, needed_cells
-from tools.frames.plans import LIMIT, NOT_RECORDED, PLANS, Grid
-from tools.frames.record import RECORDED, out_of_step, printed, states
+from tools.frames.cells import NOTEBOOKS, drawing_modules, fingerprint, needed_cells
+from tools.frames.plans import LIMIT, NOT_RECORDED, PLANS
+from tools.frames.record import RECORDED, out_of_step, states
 from tools.frames.states import choices, finding
 from tools.notebook_rules import WIDGET
 from utils.viz.distributed.layout_widget import layout_explorer
 from utils.viz.engine.chain import chain_explorer
-from utils.viz.explore import Explorer
 from utils.viz.memory.block_story import block_pool_explorer
 from utils.viz.memory.memory_explorer import memory_explorer
 from utils.viz.serving.vllm_prefix_widget import hit_explorer
@@ -70,18 +69,12 @@ def test_a_recording_is_small_and_says_every_state(name: str) -> None:
         assert targets == set(range(len(found["edges"])))
 
 
-def _hits() -> Explorer:
-    plan = PLANS["13_vllm_prefix_caching"]
-    assert isinstance(plan, Grid)
-    return hit_explorer(**printed(Lesson.read("13_vllm_prefix_caching"), plan))
-
-
 @pytest.mark.parametrize(
     ("name", "make"),
     [
         ("03_kv_memory_waste", memory_explorer),
         ("04_paged_allocator", block_pool_explorer),
-        ("13_vllm_prefix_caching", _hits),
+        ("13_vllm_prefix_caching", hit_explorer),
         ("15_distributed", layout_explorer),
         ("18_vllm_by_hand", chain_explorer),
     ],

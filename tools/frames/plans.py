@@ -163,19 +163,17 @@ PLANS: dict[str, Plan] = {
             "input": [9, 200],
         }
     ),
+    "12b_formats_of_today": Grid({"largest": Evenly(17)}),
     "13_vllm_prefix_caching": Grid(
         {
             "shared": [0, 268, 400],
             "own": [80],
             "block_size": [16, 128, 256],
             "tenants": [1, 3, 8],
-            "cache": [1024, 2048, 8192],
-        },
-        {
-            "per_step": (r"a step with one token: ([\d.]+) ms", 1e-3),
-            "per_token": (r"each further token: ([\d.]+) ms", 1e-3),
-        },
+            "cache_tokens": [1024, 2048, 8192],
+        }
     ),
+    "13b_structured_output": Grid({"step": [0, 1, 2, 4, 6, 8, 13]}),
     "14_serving": Loads((1, 4, 8, 16, 32), moments=6),
     "15_distributed": Grid(
         {

@@ -2,7 +2,7 @@
 
 | file           | holds                                                                 |
 |----------------|-----------------------------------------------------------------------|
-| `rtn.py`       | `QuantizedWeight`, `rtn`: round to nearest, symmetric or asymmetric    |
+| `rtn.py`       | `QuantizedWeight`, `rtn`: round to nearest; `search_range`             |
 | `nf4.py`       | `NF4Weight`, `quantize_nf4`: normal quantiles, double quantization     |
 | `stats.py`     | `InputStats`: what GPTQ and AWQ know about a layer's inputs            |
 | `gptq.py`      | `gptq`: error compensation, act-order, lazy blocks                     |
@@ -10,6 +10,7 @@
 | `packing.py`   | `pack_gptq`, `pack_awq` and their inverses                             |
 | `calibrate.py` | `calibrate`: walks through a model layer by layer                      |
 | `model.py`     | `quantize_model`, `checkpoint_tensors`: a whole model                  |
+| `formats/`     | FP8, MXFP4 and NVFP4; W8A8 and SmoothQuant                             |
 """
 
 from utils.quant.awq import ScaleSearch, apply_clip, awq, search_clip, search_scales
@@ -27,7 +28,7 @@ from utils.quant.packing import (
     unpack_int4,
     unpack_int4_awq,
 )
-from utils.quant.rtn import QuantizedWeight, find_params, rtn
+from utils.quant.rtn import QuantizedWeight, find_params, rtn, search_range
 from utils.quant.stats import InputStats, output_error, relative_error
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "relative_error",
     "rtn",
     "search_clip",
+    "search_range",
     "search_scales",
     "unpack_awq",
     "unpack_gptq",

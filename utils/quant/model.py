@@ -152,7 +152,7 @@ def awq_layer(
         weight = linear.weight.float()
         if clip and name not in NOT_CLIPPED:
             weight = apply_clip(weight, search_clip(weight, moment, n_grid=n_grid, **grid))
-        quantized[name] = rtn(weight, sym=False, **grid)
+        quantized[name] = rtn(weight, bits=bits, group_size=group_size, sym=False)
         _set(linear, quantized[name])
     return quantized
 

@@ -51,11 +51,12 @@ class LongestPrefix(PrefixPolicy):
 class CacheAware(PrefixPolicy):
     """The longest prefix while the load is balanced, the least loaded replica otherwise.
 
-    The rule of SGLang's router and of its descendants `smg` and `vllm-router` (`cache_aware`), with
-    their switches. The load counts as out of balance when the most loaded replica has more than
-    `balance_abs_threshold` unfinished requests more than the least loaded, and more than
-    `balance_rel_threshold` times as many. Where no replica holds more than `cache_threshold` of the
-    prompt's blocks, the least loaded one gets it too.
+    The rule `cache_aware` of `vllm-router` 0.1.17, with its switches, which it has from SGLang's
+    router. (`smg` 1.13 has another rule of that name: a matched replica is skipped when its own
+    load is too far above the mean of all.) The load counts as out of balance when the most loaded
+    replica has more than `balance_abs_threshold` unfinished requests more than the least loaded,
+    and more than `balance_rel_threshold` times as many. Where no replica holds more than
+    `cache_threshold` of the prompt's blocks, the least loaded one gets the request, too.
 
     Raises:
         ValueError: a threshold is out of its range.

@@ -30,8 +30,10 @@ _BLOCKS = (
     (13.0, 0, 2.4, "09b  GPTQ\nand AWQ", ORANGE),
     (10.4, 1, 5.0, "10  QLoRA fine-tuning", ORANGE),
     (10.4, 2, 5.0, "11  merge", ORANGE),
-    (10.4, 3, 5.0, "12  4-bit checkpoints", ORANGE),
-    (10.4, 4, 5.0, "13  vLLM with prefix caching", ORANGE),
+    (10.4, 3, 2.4, "12  4-bit\ncheckpoints", ORANGE),
+    (13.0, 3, 2.4, "12b  formats\nof today", ORANGE),
+    (10.4, 4, 2.4, "13  vLLM,\nprefix caching", ORANGE),
+    (13.0, 4, 2.4, "13b  structured\noutput", ORANGE),
     (10.4, 5, 5.0, "14  a server under load", ORANGE),
     (0.0, 6.4, 3.7, "15  many GPUs", GREEN),
     (3.9, 6.4, 3.7, "16  prefill and\ndecode apart", GREEN),
@@ -51,7 +53,7 @@ _ARROWS = (
 )
 _SHARED_FLOORS = (4, 5)  # of Part I, of several notebooks each
 # Lessons whose exercises are in another one's lab.
-SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09"}
+SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09", "12b": "12", "13b": "13"}
 _PART_OF = {
     BLUE: "Part I: build the engine",
     ORANGE: "Part II: run the real pipeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,15 @@ import pytest
 
 from utils.routing.policies import LeastLoaded
 from utils.sim.cluster.cost import llama3_70b_on_a800
-from utils.sim.cluster.public_traces import SOURCES, find_trace, load_azure, load_mooncake
+from utils.sim.cluster.public_traces import (
+    GIT_BLOBS,
+    SOURCES,
+    download_trace,
+    find_trace,
+    git_blob,
+    load_azure,
+    load_mooncake,
+)
 from utils.sim.cluster.replica import ReplicaConfig
 from utils.sim.cluster.simulate import simulate
 
@@ -55,7 +64,7 @@ def test_an_absent_file_says_where_it_is(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=f"{megabytes} MB") as caught:
             load(tmp_path / name)
         assert url in str(caught.value)
-        with pytest.raises(FileNotFoundError, match="nothing is downloaded"):
+        with pytest.raises(FileNotFoundError, match="Fetch it from"):
             find_trace(tmp_path, name)
         (tmp_path / f"{name}.gz").touch()
         assert find_trace(tmp_path, name) == tmp_path / f"{name}.gz"
@@ -73,3 +82,21 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path.write_text("hello\n")
     with pytest.raises(ValueError, match="Mooncake's format"):
         load_mooncake(path)
+
+
+def test_a_download_is_compared_with_its_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, data = "mooncake_toolagent.jsonl", b"a trace"
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(data))
+    with pytest.raises(ValueError, match="checksum differs"):
+        download_trace(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(GIT_BLOBS, name, git_blob(data))
+    assert download_trace(tmp_path, name).read_bytes() == data
+    with pytest.raises(ValueError, match="no checksum"):
+        download_trace(tmp_path, "azure_conv_2023.csv")
+
+
+def test_gits_name_of_a_file() -> None:
+    assert git_blob(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object

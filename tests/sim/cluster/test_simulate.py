@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from utils.routing.policies import LeastLoaded, PowerOfTwo, Random, RoundRobin, RoutingPolicy
+from utils.routing.policies import (
+    LeastLoaded,
+    PowerOfTwo,
+    Random,
+    Replica,
+    RoundRobin,
+    RoutingPolicy,
+    RoutingRequest,
+)
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import LongestPrefix, LongestPrefixAndLoad
-from utils.sim.cluster.cost import CostModel
+from utils.sim.cluster.cost import CostModel, llama3_70b_on_a800
 from utils.sim.cluster.replica import ReplicaConfig
 from utils.sim.cluster.simulate import ClusterResult, simulate
 from utils.sim.cluster.trace import Conversations, Row, conversations
@@ -162,3 +171,37 @@ def test_bad_arguments_are_refused(trace: Conversations) -> None:
         simulate(trace, RoundRobin(), 0, CONFIG)
     with pytest.raises(ValueError, match="ReplicaConfig\\(block_size=512\\)"):
         simulate(trace, RoundRobin(), 1, ReplicaConfig(CONFIG.cost, None, block_size=16))
+
+
+CLUSTER = ReplicaConfig(llama3_70b_on_a800(), 400)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_routers_own_books_count_whole_prompts_until_their_first_token(whole: bool) -> None:
+    trace = conversations(300, 12.0, seed=3, num_tenants=3)
+    seen: list[tuple[int, float, int]] = []
+
+    class Recorder(RoundRobin):
+        def pick(self, request: RoutingRequest, replicas: Sequence[Replica]) -> int:
+            chosen = super().pick(request, replicas)
+            tokens = sum(replica.waiting_tokens for replica in replicas)
+            seen.append((request.request_id, trace.arrivals[request.request_id], tokens))
+            return chosen
+
+    result = simulate(trace, Recorder(), 2, CLUSTER, whole_prompts=whole)
+    for number, now, tokens in seen:
+        before = slice(0, number)
+        waiting = result.first_token[before] > now
+        prompts = trace.num_tokens[before][waiting]
+        left = prompts - result.num_cached_tokens[before][waiting]
+        if whole:
+            assert tokens == prompts.sum()
+        else:
+            assert tokens <= left.sum()  # long prompts are computed in part
+    assert any(tokens for _, _, tokens in seen)
+
+
+def test_books_and_reports_do_not_go_together() -> None:
+    trace = conversations(10, 1.0)
+    with pytest.raises(ValueError, match="cannot be combined"):
+        simulate(trace, RoundRobin(), 2, CLUSTER, report_seconds=1.0, whole_prompts=True)

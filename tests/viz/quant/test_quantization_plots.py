@@ -9,16 +9,20 @@ import pytest
 import torch
 
 from utils.quant import InputStats, gptq, relative_error, rtn
+from utils.viz.quant.levels import (
+    plot_code_use,
+    plot_equal_bits,
+    plot_loud_channels,
+    plot_weight_tails,
+)
 from utils.viz.quant.rounding import GRIDS, plot_rounding, read_back, rounding_explorer
 from utils.viz.quant.sweep import plot_gptq_sweep, plot_sweep_step, sweep_explorer
 from utils.viz.quant.weights import (
     plot_awq_fold,
     plot_calibration,
-    plot_code_use,
     plot_error_over_bits,
     plot_layer_errors,
     plot_scale_search,
-    plot_weights_and_inputs,
 )
 
 
@@ -37,16 +41,34 @@ def titles(figure) -> str:
     return " | ".join(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))
 
 
-def test_weights_and_inputs() -> None:
-    mean_abs = torch.ones(200)
-    mean_abs[5] = 30
+def test_weight_tails() -> None:
     weight = torch.ones(5, 200)
     weight[:, ::2] *= -1
-    weight[0, :10] *= -20  # 10 of 1,000 weights are far from 0
-    figure = plot_weights_and_inputs(weight, mean_abs, "q_proj")
-    assert "30 times the median" in titles(figure)
-    assert "Weights: 1.0% beyond 3 σ (normal: 0.3%)" in titles(figure)
-    assert max(figure.axes[1].lines[0].get_ydata()) == 30
+    weight[0, :10] *= -20  # 10 of 1,000 weights are far from 0, and next to each other
+    normal = torch.randn(500, 640, generator=torch.Generator().manual_seed(1))
+    left, right = titles(plot_weight_tails(weight, normal, 10, "q_proj")).split(" |  | ")[:2]
+    assert "the whole matrix: 1.00% beyond 3 σ" in left
+    assert "groups of 10: 0.00% beyond 3 σ" in right  # within its group none of them is far
+    said = titles(plot_weight_tails(normal, normal, 64, "normal"))
+    assert "normal 0.2" in said
+    assert "matrix: 0.2" in said
+
+
+def test_loud_channels() -> None:
+    mean_abs = torch.ones(200)
+    mean_abs[5] = 30
+    figure = plot_loud_channels(mean_abs, "q_proj")
+    [axes] = figure.axes
+    assert "30 times as loud as the median" in titles(figure)
+    assert axes.patches[0].get_height() == 30
+    assert axes.get_xticklabels()[0].get_text() == "5"
+
+
+def test_equal_bits_splits_the_lead() -> None:
+    errors = {"RTN": (4.1, 0.012), "RTN, small scales": (4.1, 0.01), "NF4": (4.13, 0.009)}
+    figure = plot_equal_bits(errors | {"NF4, searched": (4.13, 0.008)}, list(errors))
+    assert "67% of NF4's lead over RTN" in titles(figure)
+    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([1.2, 1, 0.9, 0.8])
 
 
 def test_code_use() -> None:
@@ -135,6 +157,15 @@ def test_an_outlier_spoils_its_group_only(weight) -> None:
     assert said.startswith(f"{drawn:.2f}, read back as ")
     assert figure.axes[0].get_ylim()[1] < drawn
     assert weight[0, 9] < 1  # the weight that was passed in is left alone
+
+
+def test_the_title_counts_the_outliers_neighbours_alone(weight) -> None:
+    def said(outlier: int) -> float:
+        figure = plot_rounding(weight, 4, 64, outlier, "symmetric")
+        return float(titles(figure).split("group: ")[1].split(" %")[0])
+
+    assert said(0) < 2
+    assert said(60) > 95  # nearly all of them come back as 0
 
 
 def test_every_control_redraws(weight) -> None:

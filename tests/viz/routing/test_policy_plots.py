@@ -24,7 +24,7 @@ def runs() -> dict[float, ClusterResult]:
 
 
 def test_overload(runs: dict[float, ClusterResult]) -> None:
-    figure = plot_overload(runs, 2.0)
+    figure = plot_overload({rate: [run] for rate, run in runs.items()}, 2.0)
     left, right = figure.axes
     assert left.lines[1].get_ydata().tolist() == [r.ttft_percentile(99) for r in runs.values()]
     assert right.lines[2].get_ydata().tolist() == runs[6].samples.sum(axis=1).tolist()
@@ -40,14 +40,16 @@ def test_waiting_marks_the_busiest(runs: dict[float, ClusterResult]) -> None:
 
 
 def test_policies_and_gain(runs: dict[float, ClusterResult]) -> None:
-    rows = {"one": summary(runs[1.0]), "other": summary(runs[6])}
-    figure = plot_policies(rows, "finding")
+    one, other = summary(runs[1.0]), summary(runs[6])
+    figure = plot_policies({"one": [one], "other": [one, other, other]}, "finding")
     left, right = figure.axes
     assert [bar.get_width() / 100 for bar in left.patches] == pytest.approx(
-        [row["hit_rate"] for row in rows.values()]
+        [one["hit_rate"], other["hit_rate"]]
     )
-    assert list(right.lines[1].get_xdata()) == [row["ttft_p99"] for row in rows.values()]
+    assert list(right.lines[1].get_xdata()) == [one["ttft_p99"], other["ttft_p99"]]
+    ranges = [segment[:, 0].tolist() for segment in right.collections[1].get_segments()]
+    assert ranges[1] == sorted([one["ttft_p99"], other["ttft_p99"]])
     plt.close(figure)
-    figure = plot_gain([1, 2], {"a": [1.0, 2.0], "b": [3.0, 4.0]}, "x", "finding")
+    figure = plot_gain([1, 2], {"a": [[1.0], [2.0]], "b": [[3.0], [3.0, 4.0, 9.0]]}, "x", "finding")
     assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[1, 2], [3, 4]]
     plt.close(figure)

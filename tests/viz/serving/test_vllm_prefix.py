@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from utils.viz.serving import vllm_prefix
-from utils.viz.serving.vllm_prefix_widget import hit_explorer, plot_prediction, tenant_prompts
+from utils.viz.serving.vllm_prefix_widget import hit_explorer, plot_hits, tenant_prompts
 from utils.viz.style import use_course_style
 
 
@@ -29,12 +29,14 @@ def test_staircase_draws_predicted_and_measured_for_each_block_size() -> None:
 
 
 def test_ttft_splits_hits_from_misses() -> None:
+    lines = {"two numbers": lambda n: 0.02 + 0.0003 * n}
     figure = vllm_prefix.plot_ttft_by_tokens_left(
-        [300, 40, 50], [0.1, 0.03, 0.04], [False, True, True], 0.02, 0.0003
+        [300, 40, 50], [0.1, 0.03, 0.04], [False, True, True], lines, "A title"
     )
-    lines = figure.axes[0].get_lines()
-    assert [len(line.get_xdata()) for line in lines] == [2, 1, 2]
-    assert lines[2].get_ydata().tolist() == pytest.approx([30, 40])
+    drawn = figure.axes[0].get_lines()
+    assert [len(line.get_xdata()) for line in drawn] == [309, 1, 2]
+    assert drawn[0].get_ydata()[99] == pytest.approx(50)
+    assert drawn[2].get_ydata().tolist() == pytest.approx([30, 40])
 
 
 def test_ledger_names_the_fastest() -> None:
@@ -59,23 +61,29 @@ def test_a_long_answer_is_broken_into_rows() -> None:
     assert rows[1].patches[-1].get_height() == 9
 
 
-def test_cache_sizes() -> None:
+def test_cache_sizes_are_steps_and_the_title_says_what_was_measured() -> None:
     figure = vllm_prefix.plot_cache_sizes(
-        [4, 8], {"turns": [0, 0.5], "grouped": [0.5, 0.5]}, 4, {"turns": 0, "grouped": 0.5}
+        [4, 8], {"turns": [0, 0.5], "grouped": [0.5, 0.6]}, 4, {"turns": 0, "grouped": 0.5}
     )
-    assert len(figure.axes[0].get_lines()) == 5
+    axes = figure.axes[0]
+    assert len(axes.get_lines()) == 5
+    assert axes.get_lines()[0].get_drawstyle() == "steps-mid"
+    title = axes.get_title(loc="left")
+    assert title == "With 4 blocks, vLLM finds 50% in one order and 0% in another"
 
 
-def test_prediction_of_the_widget() -> None:
+def test_hits_of_the_widget() -> None:
     assert [len(p) for p in tenant_prompts(2, 4, 10, 3)] == [13] * 4
-    title = plot_prediction(268, 80, 128, 3, 2048, 0.03, 0.0003).axes[0].get_title(loc="left")
-    assert title.startswith("256 of 348 tokens found")
+    blocks, each = plot_hits(268, 80, 128, 3, 2048).axes
+    assert blocks.get_title(loc="left").startswith("256 of 348 tokens found")
+    found = [bar.get_height() for bar in each.containers[1]]
+    assert found == [0] * 3 + [256] * 21
     with pytest.raises(ValueError, match="One prompt needs 8 blocks; the cache has 4"):
-        plot_prediction(800, 200, 128, 1, 512, 0.03, 0.0003)
+        plot_hits(800, 200, 128, 1, 512)
 
 
 def test_every_control_of_the_widget_moves() -> None:
-    explorer = hit_explorer(0.03, 0.0003)
+    explorer = hit_explorer()
     for control in explorer.controls.values():
         values = getattr(control, "options", None) or [control.min, control.max]
         before = control.value

@@ -17,7 +17,7 @@ from utils.pipeline.estimates.workload import kv_bytes_per_token, shape_of
 from utils.profiles import PROFILES, Profile
 
 PASSING = 0.3e9  # activations, masks, logits of a step
-SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08c, 14 and 18
+SERVED_SHARE = 0.4  # of the card, for vLLM in notebooks 08c, 12b, 14 and 18
 # Of Part I: how many models there are at once, in float32 and in 16 bit, and bytes of KV caches.
 ONE_CACHE = float(DEFAULT_KV_CACHE_MEMORY)
 PART_ONE: Mapping[str, tuple[int, int, float]] = {
@@ -36,7 +36,7 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "08d": (0, 0, 0.0),  # on the CPU
 }
 ON_CPU = ("15", "16", "17")
-LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "13", "14", *ON_CPU, "18")
+LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "12b", "13", "13b", "14", *ON_CPU, "18")
 
 
 def on_card(lesson: str, profile: Profile, card: Card) -> float:
@@ -68,7 +68,10 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
         # Five copies of all weights in float32, and an engine.
         "11": 6 * FLOAT * small + ONE_CACHE + max(bundled["finetune"], bundled["merge"]),
         "12": max(stages["gptq"], stages["awq"], weights + CUDA_CONTEXT + PASSING),
+        # The bundled model three times in float32, our engine, and vLLM.
+        "12b": 4 * FLOAT * small + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT + PASSING,
         "13": max(stages["serve"], stages["gptq"]),
+        "13b": max(stages["serve"], stages["gptq"]),
         "14": FLOAT * small + 2 * ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
         "18": FLOAT * small + ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
     }[lesson]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 
 from utils.routing.policies import (
     ConsistentHash,
@@ -15,6 +16,7 @@ from utils.routing.policies import (
 )
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import CacheAware, LongestPrefix, LongestPrefixAndLoad
+from utils.routing.token_load import FewestWaitingTokens
 from utils.sim.cluster.replica import ReplicaConfig
 from utils.sim.cluster.simulate import ClusterResult, simulate
 from utils.sim.cluster.trace import ClusterTrace
@@ -44,6 +46,7 @@ def every_policy(
         "random": Random,
         "least loaded": LeastLoaded,
         "power of two": PowerOfTwo,
+        "fewest waiting tokens": FewestWaitingTokens,
         "session": Session,
         "consistent hash": ConsistentHash,
         "consistent hash, bounded": lambda: ConsistentHash(bound=1.25),
@@ -76,3 +79,30 @@ def compare_policies(
         name: summary(simulate(trace, make(), num_replicas, config))
         for name, make in policies.items()
     }
+
+
+def over_seeds(
+    make_trace: Callable[[int], ClusterTrace],
+    policies: Mapping[str, Callable[[], RoutingPolicy]],
+    num_replicas: int,
+    config: ReplicaConfig,
+    seeds: Iterable[int] = range(5),
+) -> dict[str, list[dict[str, float]]]:
+    """`summary` of each policy on traces that differ only in their seed, one entry per seed.
+
+    Args:
+        make_trace: seed -> trace. Every policy gets the same traces.
+        policies: name -> what makes a new policy.
+    """
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in policies}
+    for seed in seeds:
+        trace = make_trace(seed)
+        for name, make in policies.items():
+            found[name].append(summary(simulate(trace, make(), num_replicas, config)))
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """The median, with the smallest and the largest value: "4.5 (3.9 to 4.6)"."""
+    low, high = min(values), max(values)
+    return f"{median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

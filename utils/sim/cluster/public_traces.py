@@ -1,7 +1,7 @@
-"""Real traces, as their authors published them: Mooncake's and Azure's. Nothing is downloaded here.
+"""Real traces, as their authors published them: Mooncake's and Azure's.
 
-Whoever wants them fetches a file of a megabyte or so, and gives its path. Compressed ones (.gz) are
-read, too.
+They are not part of this repository. Fetch a file of a few megabytes and give its path, or let
+`download_trace` do it. Compressed files (.gz) are read, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import csv
 import gzip
 import hashlib
 import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,22 @@ import numpy as np
 
 from utils.sim.cluster.trace import Row
 
-_MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
+_COMMIT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
+_MOONCAKE = f"https://raw.githubusercontent.com/kvcache-ai/Mooncake/{_COMMIT}/FAST25-release/traces"
 _AZURE = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data"
 # Where each file is, and its size in MB.
-SOURCES = {
+SOURCES: dict[str, tuple[str, float | str]] = {
     "mooncake_conversation.jsonl": (f"{_MOONCAKE}/conversation_trace.jsonl", 3.0),
+    "mooncake_toolagent.jsonl": (f"{_MOONCAKE}/toolagent_trace.jsonl", "over 4"),
     "mooncake_synthetic.jsonl": (f"{_MOONCAKE}/synthetic_trace.jsonl", 1.1),
     "azure_conv_2023.csv": (f"{_AZURE}/AzureLLMInferenceTrace_conv.csv", 0.7),
     "azure_code_2023.csv": (f"{_AZURE}/AzureLLMInferenceTrace_code.csv", 0.3),
+}
+# What git calls each file's contents at that commit: SHA-1 over a header and the bytes.
+GIT_BLOBS = {
+    "mooncake_conversation.jsonl": "5a371794b81d7fc7487ec8a02a2c631bcc7fbdf8",
+    "mooncake_toolagent.jsonl": "b765599d1e0828b37f68d481563c385d3c11de54",
+    "mooncake_synthetic.jsonl": "e4838049c0dcfc358a5f24ab08251279475cba94",
 }
 MOONCAKE_BLOCK_SIZE = 512
 
@@ -84,7 +93,7 @@ def load_mooncake(path: str | Path) -> LoadedTrace:
     Equal ids are equal prefixes, in blocks of 512 tokens; the last block may be shorter.
 
     Raises:
-        FileNotFoundError: the file is absent; the message says where it is to be had.
+        FileNotFoundError: the file is absent; the message says where to get it.
         ValueError: a line is not as described.
     """
     data = _read(Path(path))
@@ -111,7 +120,7 @@ def load_azure(path: str | Path) -> LoadedTrace:
     It says nothing about shared text, so its requests have no blocks.
 
     Raises:
-        FileNotFoundError: the file is absent; the message says where it is to be had.
+        FileNotFoundError: the file is absent; the message says where to get it.
         ValueError: a line is not as described.
     """
     data = _read(Path(path))
@@ -138,7 +147,7 @@ def find_trace(folder: str | Path, name: str) -> Path:
     """The file `name` of `SOURCES` in a folder, plain or compressed.
 
     Raises:
-        FileNotFoundError: it is not there; the message says where it is to be had.
+        FileNotFoundError: it is not there; the message says where to get it.
         ValueError: there is no such trace.
     """
     if name not in SOURCES:
@@ -149,8 +158,36 @@ def find_trace(folder: str | Path, name: str) -> Path:
     url, megabytes = SOURCES[name]
     raise FileNotFoundError(
         f"{Path(folder) / name} is not there. Fetch it from {url} ({megabytes} MB) and save it "
-        "under that name; nothing is downloaded for you."
+        "under that name."
     )
+
+
+def download_trace(folder: str | Path, name: str) -> Path:
+    """Fetch one of Mooncake's traces, unless the folder has it, and compare its checksum.
+
+    Raises:
+        ValueError: there is no checksum for this name, or the contents are not the published ones.
+        OSError: the network failed.
+    """
+    if name not in GIT_BLOBS:
+        raise ValueError(f"no checksum for {name!r}; there are {', '.join(GIT_BLOBS)}")
+    try:
+        return find_trace(folder, name)
+    except FileNotFoundError:
+        with urllib.request.urlopen(SOURCES[name][0], timeout=60) as response:
+            data = response.read()
+    if git_blob(data) != GIT_BLOBS[name]:
+        raise ValueError(f"{SOURCES[name][0]} is not the published file: its checksum differs.")
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def git_blob(data: bytes) -> str:
+    """What git calls a file with these contents."""
+    header = f"blob {len(data)}\0".encode()
+    return hashlib.sha1(header + data, usedforsecurity=False).hexdigest()
 
 
 def _read(path: Path) -> bytes:

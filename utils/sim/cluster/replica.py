@@ -154,6 +154,11 @@ class SimReplica:
                 self.finished[request] = end
             self._start(end)
 
+    def whole_waiting_tokens(self) -> int:
+        """Prompt tokens of all requests without a first token, computed and cached ones too."""
+        ending = sum(context - output_len // 2 for _, context, output_len in self._ending)
+        return ending + sum(row[2] for row in self._waiting)
+
     def unfinished(self) -> list[int]:
         """Numbers of the requests that are here."""
         return [

@@ -78,6 +78,7 @@ def simulate(
     config: ReplicaConfig,
     *,
     report_seconds: float = 0.0,
+    whole_prompts: bool = False,
     max_waiting: int | None = None,
     sample_seconds: float = 10.0,
     watch: Watch | None = None,
@@ -92,6 +93,9 @@ def simulate(
         config: of each replica.
         report_seconds: the router sees the replicas' load as it was at the last report, plus what
             it sent there since. 0: it sees the truth. vLLM's coordinator reports every 0.1 s.
+        whole_prompts: the router counts a waiting prompt at its full length until its first token
+            comes, as a router does that sees only what it sent. False: it knows what is left to
+            compute, without what the cache held.
         max_waiting: turn a request away where so many already wait at the chosen replica.
         sample_seconds: how often to note how many wait.
         watch: called after each request was given to a replica.
@@ -104,6 +108,8 @@ def simulate(
             "num_replicas must be at least 1, report_seconds 0 or more and sample_seconds above 0, "
             f"not {num_replicas}, {report_seconds} and {sample_seconds}"
         )
+    if report_seconds and whole_prompts:
+        raise ValueError("report_seconds and whole_prompts cannot be combined")
     if trace.block_size != config.block_size:
         raise ValueError(
             f"the trace names blocks of {trace.block_size} tokens and the replicas have blocks of "
@@ -116,7 +122,7 @@ def simulate(
     truth = index if isinstance(index, KVIndex) else None
     views: Sequence[Replica] = replicas
     reports = [ReplicaLoad(i) for i in range(num_replicas)]
-    if report_seconds:
+    if report_seconds or whole_prompts:
         views = reports
     chosen, cached_tokens, samples = [-1] * count, [0] * count, []
     next_sample, next_report = 0.0, 0.0
@@ -135,6 +141,10 @@ def simulate(
             for replica in replicas:
                 if replica.end <= now:
                     replica.advance(now)
+            if whole_prompts and not report_seconds:
+                _report(replicas, reports, now)
+                for replica, seen in zip(replicas, reports, strict=True):
+                    seen.waiting_tokens = replica.whole_waiting_tokens()
             request.request_id, request.session_id = number, session
             request.num_tokens, request.block_hashes = num_tokens, names
             best = choose(request, views)

@@ -34,7 +34,7 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     Args:
         weight: [out, in]; the first row is drawn.
         bits, group_size, grid: see `read_back`.
-        outlier: the row's 10th weight is set to so many standard deviations; 0 leaves it alone.
+        outlier: the weight of channel 9 is set to so many standard deviations; 0: as it is.
     """
     weight = weight.detach().float().cpu().clone()
     if outlier:
@@ -43,7 +43,9 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     row, rounded = weight[0], after[0]
     groups = (rounded - row).square().unflatten(0, (-1, group_size)).mean(1)
     shares = 100 * groups / groups.sum()
-    total = float((after - weight).square().sum() / weight.square().sum())
+    same_group = torch.arange(len(row)) < group_size  # of weight 9, without itself
+    same_group[9] = False
+    pair = float((rounded - row)[same_group].square().sum() / row[same_group].square().sum())
 
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9.5, 5.2), gridspec_kw={"height_ratios": (2, 1.1)}
@@ -76,8 +78,8 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     top.set_xlabel(f"input channel (the first {SHOWN} of {len(row)})")
     top.legend(loc="upper right", ncols=2, fontsize=9)
     top.set_title(
-        f"{cost:.2f} bits per weight; squared error {100 * total:.2f} % of the whole "
-        f"matrix, {100 * float(groups.mean() / row.square().mean()):.2f} % of this row",
+        f"{cost:.2f} bits per weight; error of the other {int(same_group.sum())} weights in "
+        f"channel 9's group: {100 * pair:.1f} %",
         fontsize=11,
     )
     bottom.bar(range(len(shares)), shares, color=BLUE, width=0.8)

@@ -1,4 +1,4 @@
-"""What 4-bit weights look like, and what they cost: the pictures of notebooks 09 and 09b."""
+"""What 4-bit weights cost: the pictures of notebook 09b."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from utils.viz.style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, RED
 
@@ -17,60 +16,6 @@ _HATCHES = ("", "////", "", "....", "xxxx")
 _TONES = {"RTN": GREY, "NF4": GREEN, "GPTQ": BLUE, "AWQ": ORANGE}
 
 Point = tuple[float, float]
-
-
-def plot_weights_and_inputs(weight: Tensor, mean_abs: Tensor, fan_name: str) -> Figure:
-    """Left: the weights' distribution beside a normal one. Right: how loud each input channel is.
-
-    The left title counts the weights beyond three standard deviations (of 0), and says how many a
-    normal distribution has there.
-
-    Args:
-        weight: of a linear layer, [out, in].
-        mean_abs: the mean magnitude of each of its input channels, [in].
-        fan_name: the layer's name.
-    """
-    w = weight.detach().float().cpu().flatten().numpy()
-    x = np.sort(mean_abs.cpu().numpy())[::-1] / float(mean_abs.median())
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
-    reach = 4 * w.std()
-    left.hist(
-        w, bins=np.linspace(-reach, reach, 121), density=True, color="#a9c6ea", label="weights"
-    )
-    grid = np.linspace(-reach, reach, 300)
-    normal = np.exp(-0.5 * (grid / w.std()) ** 2) / (w.std() * np.sqrt(2 * np.pi))
-    left.plot(grid, normal, color=INK, linestyle="--", linewidth=1.6, label="normal distribution")
-    left.set_xlabel(f"a weight of {fan_name}")
-    left.set_ylabel("density")
-    left.legend(fontsize=9)
-    far = np.mean(np.abs(w) > 3 * w.std())
-    left.set_title(f"Weights: {far:.1%} beyond 3 σ (normal: 0.3%) ...", fontsize=11)
-    right.plot(np.arange(1, len(x) + 1), x, color=BLUE)
-    right.set_xscale("log")
-    right.set_yscale("log")
-    right.axhline(1, color=GREY, linestyle=":", linewidth=1.4)
-    right.set_xlabel("input channel, loudest first")
-    right.set_ylabel("mean magnitude (1 = the median channel)")
-    right.set_title(f"... the loudest input is {x[0]:.0f} times the median", fontsize=11)
-    return figure
-
-
-def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """How often each of 16 levels is used, and where the levels are.
-
-    Args:
-        uses: name of the grid -> (its levels, the share of weights that each one gets).
-    """
-    figure, axes = plt.subplots(1, len(uses), figsize=(9.5, 3.6), sharey=True)
-    even = 1 / 16
-    for ax, (name, (levels, shares)), color in zip(axes, uses.items(), (ORANGE, BLUE), strict=True):
-        ax.vlines(levels, 0, [100 * s for s in shares], color=color, linewidth=7)
-        ax.axhline(100 * even, color=INK, linestyle="--", linewidth=1.4, label="all alike")
-        ax.set_xlabel("level (1 = largest magnitude of the block)")
-        ax.set_title(f"{name}: the busiest code gets {max(shares):.0%}", fontsize=11)
-        ax.legend(loc="upper right", fontsize=9)
-    axes[0].set_ylabel("weights with this code (%)")
-    return figure
 
 
 def plot_error_over_bits(

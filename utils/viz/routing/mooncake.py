@@ -9,19 +9,19 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
+from utils.viz.style import BLUE, GREEN, INK, ORANGE
 
-TRACE_COLORS = {"conversation": BLUE, "synthetic": ORANGE}
-WAYS = ("in turns", "random", "one node alone", "longest prefix", "shared")
+TRACE_COLORS = {"conversation": BLUE, "toolagent": GREEN, "synthetic": ORANGE}
+MARKERS = {"conversation": "o", "toolagent": "^", "synthetic": "s"}
 
 
 def plot_mooncake(results: Mapping[str, Any]) -> Figure:
-    """Left, figure 9: a cache's size against its hits. Right, figure 10: local, shared.
+    """Left, figure 9: a cache's size against its hits. Right, figure 10: shared over local hits.
 
     Args:
         results: as in `benchmarks/results/mooncake.json`.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), width_ratios=(1.15, 1))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
     _draw_sizes(left, results)
     _draw_sharing(right, results)
     return figure
@@ -35,7 +35,7 @@ def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
             sizes,
             [100 * share for share in curve.values()],
             color=color,
-            marker="os"[number],
+            marker=MARKERS[name],
             label=f"{name}, found here",
         )
         published = results["published"]["figure_9"][name]
@@ -55,30 +55,45 @@ def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.set_ylabel("share of the largest hit rate (%)")
     found = results["figure_9"]
     axes.set_title(
-        "3 million tokens give "
+        "One cache of 3 million tokens gives\n"
         + " and ".join(f"{100 * curve['3e6']:.0f} %" for curve in found.values())
-        + " of all hits"
+        + " of all possible hits"
     )
     axes.legend()
 
 
 def _draw_sharing(axes: Axes, results: Mapping[str, Any]) -> None:
-    width = 0.38
-    for number, (name, rows) in enumerate(results["figure_10"].items()):
-        places = [place + (number - 0.5) * width for place in range(len(WAYS))]
-        values = [100 * rows[way]["hit_rate"] for way in WAYS]
-        axes.bar(places, values, width, color=(BLUE, GREEN)[number], label=name)
-        for place, value in zip(places, values, strict=True):
-            axes.text(place, value + 0.8, f"{value:.0f}", ha="center", fontsize=9, color=INK)
-    axes.set_xticks(range(len(WAYS)), [way.replace(" ", "\n") for way in WAYS])
-    axes.grid(axis="x", visible=False)
-    axes.set_ylabel("hit rate (%)")
-    share = min(
-        rows["longest prefix"]["hit_rate"] / rows["shared"]["hit_rate"]
-        for rows in results["figure_10"].values()
-    )
+    runs = results["figure_10_with_queues"][f"{results['routing']['faster']:g}"]
+    closest = []
+    for name, rows in runs.items():
+        color = TRACE_COLORS[name]
+        weights = [float(weight) for weight in rows]
+        gains = [row["hit_rate_times"] for row in rows.values()]
+        published = results["published"]["figure_10"][name]["hit_rate_times"]
+        axes.plot(weights, gains, color=color, marker=MARKERS[name], label=f"{name}, found here")
+        axes.axhline(published, color=color, linestyle="--", linewidth=1.4)
+        axes.annotate(
+            f"published {published}",
+            (weights[0], published),
+            xytext=(0, 3 if published > 2.3 else -12),
+            textcoords="offset points",
+            fontsize=9,
+            color=INK,
+        )
+        closest.append(min(rows, key=lambda w: abs(rows[w]["hit_rate_times"] - published)))
+    axes.set_xscale("log")
+    axes.set_xticks(weights, [f"{weight:g}" for weight in weights])
+    axes.minorticks_off()
+    faster = results["routing"]["faster"]
+    axes.set_xlabel(f"weight of a waiting token (trace {faster:g} times as fast)")
+    axes.set_ylabel("hits of one shared cache / of ten local ones")
+    same = len(set(closest)) == 1
     axes.set_title(
-        f"Routed by prefix, ten caches find {100 * share:.0f} %\nof what one shared cache finds"
+        "The more load counts, the more sharing gains;\n"
+        + (
+            f"weight {closest[0]} comes closest to what was published"
+            if same
+            else f"weights {' and '.join(closest)} come closest to the paper"
+        )
     )
-    axes.legend(loc="upper left")
-    axes.axvline(len(WAYS) - 1.5, color=GREY, linewidth=0.8)
+    axes.legend(loc="lower right")

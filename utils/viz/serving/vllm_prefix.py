@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -11,7 +11,7 @@ from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 
 _FEW = 20  # tokens that are hardly a choice
 _PLACES = 46  # of an answer in one row, so that its tokens can be read
-_CLEARLY = 1.1  # times as fast as the next one, or else it is no winner
+_CLEARLY = 1.1  # times as fast as the next one, or else it isn't the only winner
 _LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
 
 
@@ -57,8 +57,8 @@ def plot_ttft_by_tokens_left(
     left: Sequence[int],
     seconds: Sequence[float],
     is_hit: Sequence[bool],
-    per_step: float,
-    per_token: float,
+    predicted: Mapping[str, Callable[[int], float]],
+    title: str,
 ) -> Figure:
     """Time to first token against the tokens that had to be computed.
 
@@ -66,18 +66,16 @@ def plot_ttft_by_tokens_left(
         left: prompt tokens minus tokens found, of each request.
         seconds: time to first token of each request.
         is_hit: whether a part of it was found.
-        per_step, per_token: the prediction, `per_step + (left - 1) * per_token` seconds.
+        predicted: what the line assumes -> seconds for so many tokens left.
+        title: a sentence on what the points show.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
-    ends = [0, max(left) + 10]
-    axes.plot(
-        ends,
-        [1e3 * (per_step + (n - 1) * per_token) for n in ends],
-        color=INK,
-        linestyle=":",
-        linewidth=1.8,
-        label="predicted from prompts of two other lengths",
-    )
+    ends = 0, max(left) + 10
+    for (label, predict), (color, dashes, _) in zip(
+        predicted.items(), ((INK, ":", ""), (BLUE, "-", ""), (ORANGE, "-", "")), strict=False
+    ):
+        xs = range(1, ends[1])
+        axes.plot(xs, [1e3 * predict(n) for n in xs], color=color, linestyle=dashes, label=label)
     for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
         points = [
             (n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True) if hit == kind
@@ -87,6 +85,7 @@ def plot_ttft_by_tokens_left(
                 *zip(*points, strict=True),
                 color=color,
                 marker=marker,
+                markeredgecolor=INK,
                 linestyle="none",
                 alpha=0.85,
                 label=f"{label}, measured",
@@ -95,7 +94,7 @@ def plot_ttft_by_tokens_left(
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prompt tokens left to compute (all, minus those found)")
     axes.set_ylabel("time to first token (ms)")
-    axes.set_title("Time to first token over what is left to compute: is it one line?")
+    axes.set_title(title)
     axes.legend(loc="upper left")
     return figure
 
@@ -116,9 +115,10 @@ def plot_cache_sizes(
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     for (order, rates), (color, dashes, marker) in zip(hit_rates.items(), _LINES, strict=False):
-        axes.plot(
+        axes.step(  # there is no half a block
             num_blocks,
             [100 * r for r in rates],
+            where="mid",
             color=color,
             linestyle=dashes,
             label=f"{order}: predicted",
@@ -137,9 +137,14 @@ def plot_cache_sizes(
     axes.set_ylim(-3, 100)
     axes.set_xlabel("blocks in the cache")
     axes.set_ylabel("prompt tokens found (%)")
-    axes.set_title("In a small cache, the order of the same requests decides")
+    axes.set_title(_order_title(measured_at, measured))
     axes.legend(loc="lower right")
     return figure
+
+
+def _order_title(measured_at: int, measured: Mapping[str, float]) -> str:
+    low, *_, high = sorted(measured.values())
+    return f"With {measured_at} blocks, vLLM finds {high:.0%} in one order and {low:.0%} in another"
 
 
 def plot_ledger(rates: Mapping[str, float]) -> Figure:

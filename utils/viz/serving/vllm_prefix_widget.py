@@ -1,4 +1,4 @@
-"""The widget of notebook 13: what a prefix cache would find, and how long the first token takes."""
+"""The widget of notebook 13: what a prefix cache finds of requests with shared instructions."""
 
 from __future__ import annotations
 
@@ -23,82 +23,73 @@ def tenant_prompts(tenants: int, requests: int, shared: int, own: int) -> list[l
     ]
 
 
-def plot_prediction(
-    shared: int,
-    own: int,
-    block_size: int,
-    tenants: int,
-    cache_tokens: int,
-    per_step: float,
-    per_token: float,
-    requests: int = 24,
+def plot_hits(
+    shared: int, own: int, block_size: int, tenants: int, cache_tokens: int, requests: int = 24
 ) -> Figure:
-    """What is found of the last of 24 requests of tenants that take turns, and what it saves.
+    """What is found of the last of 24 requests, block by block, and of each request.
 
     Args:
         shared: tokens of a tenant's system prompt.
         own: tokens of each message.
         block_size: tokens in a block.
-        tenants: how many different system prompts there are.
+        tenants: how many different system prompts there are; their requests take turns.
         cache_tokens: size of the cache, in tokens.
-        per_step, per_token: seconds of a step with one token, and of each further token.
         requests: how many there are in all.
+
+    Raises:
+        ValueError: one prompt needs more blocks than the cache has.
     """
-    prompts = tenant_prompts(tenants, requests, shared, own)
     num_blocks = cache_tokens // block_size
     needed = -(-(shared + own) // block_size)
     if num_blocks < needed:
         raise ValueError(f"One prompt needs {needed} blocks; the cache has {num_blocks}.")
+    prompts = tenant_prompts(tenants, requests, shared, own)
     found = find_cached_tokens(prompts, block_size, num_blocks)
     rate = sum(found) / sum(map(len, prompts))
-    hit = found[-1]
-    figure, (blocks, times) = plt.subplots(
-        2, 1, figsize=(9, 3.9), height_ratios=(1, 1.25), gridspec_kw={"hspace": 0.1}
+    figure, (blocks, each) = plt.subplots(
+        2, 1, figsize=(9, 4.2), height_ratios=(1, 1.25), gridspec_kw={"hspace": 0.1}
     )
-    for start in range(0, shared + own, block_size):
-        end = min(start + block_size, shared + own)
-        color = BLUE if end <= hit else ORANGE if end <= shared else _LIGHT
-        blocks.barh([0], [end - start], left=start, color=color, edgecolor="white", height=0.7)
-    blocks.plot([shared] * 2, [-0.45, 0.42], color=INK, linestyle="--", linewidth=1.4)
-    blocks.set_yticks([])
-    blocks.set_ylim(-0.45, 0.85)
-    blocks.set_xlabel("tokens of the last prompt (dashed: where the shared part ends)")
-    blocks.grid(visible=False)
+    _draw_last(blocks, shared, own, block_size, found[-1])
     blocks.set_title(
-        f"{hit} of {shared + own} tokens found; over all {requests} requests {rate:.0%}"
+        f"{found[-1]} of {shared + own} tokens found; over all {requests} requests {rate:.0%}"
     )
-    meanings = {"found": BLUE, "shared, computed again": ORANGE, "partly or wholly its own": _LIGHT}
-    handles = [Patch(color=color, label=label) for label, color in meanings.items()]
-    blocks.legend(handles=handles, ncols=3, loc="upper left")
-    miss_ms, hit_ms = (
-        1e3 * (per_step + (left - 1) * per_token) for left in (shared + own, shared + own - hit)
-    )
-    bars = times.barh(
-        ["nothing found", "this request"], [miss_ms, hit_ms], color=[GREY, BLUE], height=0.6
-    )
-    times.bar_label(bars, [f" {miss_ms:.0f} ms", f" {hit_ms:.0f} ms, {miss_ms / hit_ms:.1f} x"])
-    times.invert_yaxis()
-    times.margins(x=0.15)
-    times.grid(axis="y", visible=False)
-    times.set_xlabel("time to first token, predicted (ms)")
+    numbers = range(1, requests + 1)
+    each.bar(numbers, [shared + own] * requests, color=GREY, alpha=0.35, label="computed")
+    each.bar(numbers, found, color=BLUE, label="found")
+    each.axhline(shared, color=INK, linestyle="--", linewidth=1.4)
+    each.set_xlabel("request, in the order of arrival (dashed: tokens that are shared)")
+    each.set_ylabel("tokens")
+    each.set_xlim(0.3, requests + 0.7)
+    each.grid(axis="x", visible=False)
     return figure
 
 
-def hit_explorer(per_step: float, per_token: float) -> Explorer:
-    """`plot_prediction` with a control for each of its choices; the times are this machine's."""
+def _draw_last(axes: plt.Axes, shared: int, own: int, block_size: int, hit: int) -> None:
+    for start in range(0, shared + own, block_size):
+        end = min(start + block_size, shared + own)
+        color = BLUE if end <= hit else ORANGE if end <= shared else _LIGHT
+        axes.barh([0], [end - start], left=start, color=color, edgecolor="white", height=0.7)
+    axes.plot([shared] * 2, [-0.45, 0.42], color=INK, linestyle="--", linewidth=1.4)
+    axes.set_yticks([])
+    axes.set_ylim(-0.45, 0.85)
+    axes.set_xlabel("tokens of the last prompt (dashed: where the shared part ends)")
+    axes.grid(visible=False)
+    meanings = {"found": BLUE, "shared, computed again": ORANGE, "partly or wholly its own": _LIGHT}
+    handles = [Patch(color=color, label=label) for label, color in meanings.items()]
+    axes.legend(handles=handles, ncols=3, loc="upper left")
 
-    def draw(shared: int, own: int, block_size: int, tenants: int, cache: int) -> Figure:
-        return plot_prediction(shared, own, block_size, tenants, cache, per_step, per_token)
 
+def hit_explorer() -> Explorer:
+    """`plot_hits` with a control for each of its choices. No model runs."""
     return Explorer(
-        draw,
+        plot_hits,
         shared=ipywidgets.IntSlider(268, min=0, max=600, step=4, description="shared"),
         own=ipywidgets.IntSlider(80, min=1, max=300, description="own"),
         block_size=ipywidgets.Dropdown(
             options=[16, 32, 64, 128, 256], value=128, description="block size"
         ),
         tenants=ipywidgets.IntSlider(3, min=1, max=12, description="tenants"),
-        cache=ipywidgets.SelectionSlider(
+        cache_tokens=ipywidgets.SelectionSlider(
             options=[1024, 1536, 2048, 3072, 4096, 8192], value=2048, description="cache tokens"
         ),
     )

@@ -1,0 +1,148 @@
+"""Formats of 4 and 8 bits in pictures: a block's scale, errors by size, and what a model loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from utils.quant.formats import E2M1, mxfp4, nvfp4
+from utils.viz.explore import Explorer
+from utils.viz.style import BLUE, GREY, INK, ORANGE
+
+SCALES = {"power of two (MXFP4)": mxfp4, "E4M3 (NVFP4)": nvfp4}
+NEIGHBOR = 7.0  # the largest weight of another block, which fixes NVFP4's global scale
+
+
+def block_of(largest: float) -> Tensor:
+    """Sixteen weights of a normal distribution, and their largest magnitude; float32 [16].
+
+    Args:
+        largest: the magnitude that the largest one gets. The others stay where they are.
+    """
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(3)).clamp(-1.8, 1.8)
+    weights[weights.abs().argmax()] = largest
+    return weights
+
+
+def plot_block(largest: float, scale: str) -> Figure:
+    """One block of 16 weights above, and the E2M1 values that its scale offers below.
+
+    Args:
+        largest: of its magnitudes.
+        scale: a key of `SCALES`.
+    """
+    weights = block_of(largest)
+    other = torch.full((16,), NEIGHBOR)
+    quantized = SCALES[scale](torch.stack([weights, other]), 16)
+    factor = float(quantized.scales[0, 0])
+    read = quantized.dequantize()[0]
+    levels = E2M1.decode(torch.arange(16)) * factor
+    error = float((read - weights).square().sum() / weights.square().sum())
+    figure, axes = plt.subplots(figsize=(8.5, 2.5))
+    axes.vlines(levels.tolist(), -0.25, 0.25, color=GREY, linewidth=1.2)
+    for weight, value in zip(weights.tolist(), read.tolist(), strict=True):
+        axes.plot([weight, value], [1, 0], color=BLUE, linewidth=0.8, alpha=0.6)
+    axes.plot(weights, np.ones(16), "o", color=BLUE, markersize=6)
+    axes.plot(read, np.zeros(16), "s", color=ORANGE, markersize=6)
+    axes.set_yticks([0, 1], ["read back", "weights"])
+    axes.set_ylim(-0.45, 1.3)
+    axes.set_xlim(-8.2, 8.2)
+    axes.grid(visible=False)
+    axes.set_xlabel(f"weight (gray lines: the 15 values of E2M1, times a scale of {factor:.3f})")
+    axes.set_title(f"A scale that is a {scale}: {error:.2%} squared error", color=INK)
+    if scale.startswith("E4M3"):
+        axes.set_title(f"A scale in {scale}: {error:.2%} squared error", color=INK)
+    return figure
+
+
+def block_explorer() -> Explorer:
+    """Move a block's largest weight, and choose what its scale may be."""
+    largest = ipywidgets.FloatSlider(
+        3.0,
+        min=2.0,
+        max=7.0,
+        step=0.1,
+        description="largest weight",
+        style={"description_width": "auto"},
+    )
+    scale = ipywidgets.ToggleButtons(options=list(SCALES), description="scale")
+    return Explorer(plot_block, largest=largest, scale=scale)
+
+
+def plot_errors(rows: Mapping[str, tuple[float, float]], title: str) -> Figure:
+    """The relative squared error of formats over their size.
+
+    Args:
+        rows: by name: bits per weight, and error (0.01 is 1 %). Names that contain "FP4" are drawn
+            as floats, "NF4" as NF4, the rest as integers.
+        title: what the picture shows.
+    """
+    figure, axes = plt.subplots(figsize=(8, 3.9))
+    kinds = {"integers": (BLUE, "o"), "NF4": ("#2a8a4a", "D"), "4-bit floats": (ORANGE, "s")}
+    drawn = set()
+    for name, (bits, error) in rows.items():
+        kind = "4-bit floats" if "FP4" in name else "NF4" if "NF4" in name else "integers"
+        color, marker = kinds[kind]
+        axes.plot(
+            bits,
+            100 * error,
+            marker,
+            color=color,
+            markersize=9,
+            label=None if kind in drawn else kind,
+        )
+        drawn.add(kind)
+        axes.annotate(name, (bits, 100 * error), (7, 5), textcoords="offset points", fontsize=9.5)
+    axes.set_xlabel("bits per weight, scales included")
+    axes.set_ylabel("relative squared error (%)")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, high + 0.14 * (high - low))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower left", fontsize=9.5)
+    axes.set_title(title, color=INK)
+    return figure
+
+
+def plot_channels(before: Tensor, after: Tensor, title: str) -> Figure:
+    """The largest magnitude of each input channel, sorted, before and after SmoothQuant's shift.
+
+    Args:
+        before, after: [in].
+        title: what the picture shows.
+    """
+    figure, axes = plt.subplots(figsize=(8, 3.2))
+    for values, color, label in ((before, ORANGE, "inputs"), (after, BLUE, "inputs, smoothed")):
+        share = values.sort(descending=True).values / values.max()
+        axes.plot(np.arange(1, len(share) + 1), share, color=color, label=label)
+    axes.axhline(1 / 127, color=GREY, linestyle="--", linewidth=1, label="one step of int8")
+    axes.set_yscale("log")
+    axes.set_xscale("log")
+    axes.set_xlabel("input channel, loudest first (log scale)")
+    axes.set_ylabel("largest magnitude,\nshare of the loudest (log)")
+    axes.legend(loc="lower left", fontsize=9.5)
+    axes.set_title(title, color=INK)
+    return figure
+
+
+def plot_quality(rows: Sequence[tuple[str, float, float, float]], title: str) -> Figure:
+    """How much perplexity each format costs, with intervals.
+
+    Args:
+        rows: name, ratio to the unquantized model, lower and upper end of its interval.
+        title: what the picture shows.
+    """
+    figure, axes = plt.subplots(figsize=(8, 0.42 * len(rows) + 1.1))
+    for i, (_, ratio, low, high) in enumerate(reversed(rows)):
+        axes.plot([100 * (low - 1), 100 * (high - 1)], [i, i], color=BLUE, linewidth=2)
+        axes.plot(100 * (ratio - 1), i, "o", color=BLUE, markersize=7)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_xlabel("perplexity above that of the unquantized model (%), 95 % intervals")
+    axes.set_title(title, color=INK)
+    return figure
