@@ -112,7 +112,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("for e in train[:3]:", "for e in train[:1]:"),
         ("lora_alpha, steps=12", "lora_alpha, steps=4"),
         ('unseen = generate("held_out", 8)', 'unseen = generate("held_out", 2)'),
-        ("for r in (1, 4, 16, 64)}", "for r in (1, 16)}"),
+        ("for r in (1, 16, 64)}", "for r in (1, 16)}"),
     ),
     "notebooks/11_merge.ipynb": (
         ("for _ in range(10):  # by turns", "for _ in range(3):  # by turns"),
