@@ -187,7 +187,8 @@ def plot_calculator(
         f"{model}, {method}: {trained / 1e6:,.1f} million trained "
         f"({trained / shape.num_parameters():.2%})"
         f"{'' if full else f', scale alpha/r = {lora_alpha / r:g}'}\n"
-        f"{memory.total / GB:,.1f} GB {'fit on' if fits else 'do not fit on'} {card}"
+        f"{memory.total / GB:,.1f} GB {'fit on' if fits else 'do not fit on'} {card} "
+        f"(= {CARDS[card] * 2**30 / GB:,.1f} GB)"
     )
     figure = plot_training_memory({method: memory}, title)
     axes = figure.axes[0]
