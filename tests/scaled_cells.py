@@ -211,15 +211,12 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/18_vllm_by_hand.ipynb": (
         (
-            'print(run_program([scripts / "basic.py", model]))',
-            'print(run_program([scripts / "basic.py", model], one_process=True))',
+            "--random-input-len 256 --random-output-len 32",
+            "--random-input-len 96 --random-output-len 4",
         ),
-        # vLLM has been started four times by then.
         (
-            "chosen = {} if on_gpu else contenders()",
-            'chosen = {} if on_gpu else contenders()\nchosen.pop("vLLM", None)',
+            "--num-prompts 16 --max-concurrency 4 --num-warmups 4",
+            "--num-prompts 2 --max-concurrency 2",
         ),
-        ("((1, 2), (8, 8)) if servers", "((1, 1), (2, 2)) if servers"),
-        ("conversations, num_users, max_tokens=16", "conversations, num_users, max_tokens=4"),
     ),
 }

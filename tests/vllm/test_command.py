@@ -32,7 +32,7 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
         run_program([script, "m"])
 
 
-@pytest.mark.parametrize("script", ["basic", "chat", "embed"])
+@pytest.mark.parametrize("script", ["stop_here", "chat", "embed", "door"])
 def test_scripts_need_nothing_of_the_course(script: str) -> None:
     file = Path(command.__file__).parent / "scripts" / f"{script}.py"
     text = file.read_text()
@@ -49,6 +49,21 @@ def test_a_line_becomes_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first == [*command.vllm_command(), "serve", "some/model", "--seed", "1"]
     assert env["COLOUR"] == "red" and env["VLLM_CPU_KVCACHE_SPACE"] and name == "some/model"
     assert second[-2:] == ["--api-key", "a b"] and other == "small"
+
+
+def test_an_option_for_the_cache_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU vLLM takes the variable, whatever the option says."""
+    started: list[Any] = []
+    monkeypatch.setattr(command, "LocalServer", lambda *args, **kwargs: started.append(args))
+    command.serve("vllm serve some/model --kv-cache-memory-bytes 64M")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in started[0][1]
+
+
+def test_a_line_runs_to_its_end_and_reads_what_is_typed() -> None:
+    line = "python -c 'import sys, os; print(sys.stdin.read().upper(), os.environ[\"COLOUR\"])'"
+    assert command.run_line(line, env={"COLOUR": "red"}, typed="where\n") == "WHERE\n red\n"
+    with pytest.raises(ValueError, match="begins with `vllm` or `python`"):
+        command.run_line("ls; vllm serve m")
 
 
 @pytest.mark.parametrize("line", ["vllm bench serve", "vllm serve", "python -m vllm serve m"])

@@ -39,13 +39,16 @@ def program_pid(process: subprocess.Popen[str]) -> int:
     return psutil.Process(process.pid).children()[0].pid
 
 
-def run_to_end(command: Sequence[str], env: dict[str, str], name: str) -> str:
+def run_to_end(
+    command: Sequence[str], env: dict[str, str], name: str, typed: str | None = None
+) -> str:
     """Run a command to its end, and return what it printed.
 
     Args:
         command: program and arguments.
         env: the complete environment.
         name: what it does, for the error message.
+        typed: what it reads from its standard input, as if someone typed it.
 
     Raises:
         WorkerError: the command failed.
@@ -54,6 +57,7 @@ def run_to_end(command: Sequence[str], env: dict[str, str], name: str) -> str:
         process = subprocess.Popen(
             supervised(command),
             env=env,
+            stdin=None if typed is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -61,7 +65,7 @@ def run_to_end(command: Sequence[str], env: dict[str, str], name: str) -> str:
         )
         stop_when_killed(process)
         try:
-            printed, _ = process.communicate()
+            printed, _ = process.communicate(typed)
         finally:  # also when the cell is interrupted
             stop(process)
         if process.returncode:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from utils.environments.pipeline import package_version, pipeline_python, worker_environment
 from utils.linux_only import linux_only
 from utils.processes.server import LocalServer
+from utils.processes.supervised import run_to_end
 from utils.vllm.engine_settings import vllm_environment
 
 COMMAND = ["-m", "utils.vllm.command"]
@@ -45,13 +46,39 @@ def serve(line: str, *, env: Mapping[str, str] | None = None, verbose: bool = Tr
     if words[:2] != ["vllm", "serve"] or len(words) < 3:
         raise ValueError(f"Expected `vllm serve MODEL` and options, got {line[:60]!r}.")
     _, _, names = line.partition("--served-model-name ")
+    environment = vllm_environment() | worker_environment() | dict(env or {})
+    if "--kv-cache-memory-bytes" in words:  # on a CPU the variable would win over the option
+        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return LocalServer(
         [*vllm_command(), *words[1:]],
-        vllm_environment() | worker_environment() | dict(env or {}),
+        environment,
         names.split()[0] if names else words[2],
         name="vLLM's server",
         verbose=verbose,
     )
+
+
+def run_line(line: str, *, env: Mapping[str, str] | None = None, typed: str | None = None) -> str:
+    """Run a line to its end as a terminal would, but without a shell.
+
+    Args:
+        line: begins with `vllm` or `python`, which is the Python that has vLLM.
+        env: variables beside those with which the course runs vLLM (`vllm_environment`).
+        typed: what the program reads from its standard input.
+
+    Returns:
+        What it printed.
+
+    Raises:
+        ValueError: the line begins with another word.
+        WorkerError: the program failed; the message holds the end of what it wrote to stderr.
+    """
+    words = shlex.split(line)
+    programs = {"vllm": vllm_command(), "python": [str(pipeline_python())]}
+    if not words or words[0] not in programs:
+        raise ValueError(f"Expected a line that begins with `vllm` or `python`, got {line[:60]!r}.")
+    environment = vllm_environment() | worker_environment() | dict(env or {})
+    return run_to_end([*programs[words[0]], *words[1:]], environment, " ".join(words[:2]), typed)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 
-from utils.vllm.chain import STATIONS, Place, our_folder, vllm_folder
+from utils.vllm.chain import REACHED, STATIONS, Place, our_folder, vllm_folder
 from utils.vllm.run_program import run_program
 
 Visit = tuple[int, str]  # how deep in the visits around it, and the function
@@ -92,7 +92,8 @@ def main(model: str) -> None:
         llm.generate("The capital of France is", params, use_tqdm=False)
 
     run()
-    print(json.dumps(record_visits(vllm_folder(), [s.theirs for s in STATIONS], run)))
+    places = [*(station.theirs for station in STATIONS), *REACHED]
+    print(json.dumps(record_visits(vllm_folder(), places, run)))
 
 
 if __name__ == "__main__":

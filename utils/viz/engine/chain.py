@@ -82,5 +82,5 @@ def _text(folder: Path, place: Place) -> str:
 
 def chain_explorer() -> Explorer:
     """A slider over the stations."""
-    slider = ipywidgets.IntSlider(1, min=1, max=len(STATIONS), description="station")
+    slider = ipywidgets.IntSlider(7, min=1, max=len(STATIONS), description="station")
     return Explorer(plot_station, number=slider)
