@@ -115,7 +115,11 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/10_qlora.ipynb": (
         ("max_tokens=100", "max_tokens=40"),
+        ("temperature=0, max_tokens=120, struct", "temperature=0, max_tokens=16, struct"),
+        ("for e in train[:3]:", "for e in train[:1]:"),
         ("lora_alpha, steps=12", "lora_alpha, steps=4"),
+        ('unseen = generate("held_out", 8)', 'unseen = generate("held_out", 2)'),
+        ("for r in (1, 16, 64)}", "for r in (1, 16)}"),
     ),
     "notebooks/11_merge.ipynb": (
         ("for _ in range(10):  # in turn", "for _ in range(3):  # in turn"),

@@ -17,7 +17,6 @@ from utils.viz.finetune.training import (
     GB,
     mask_as_html,
     plot_calculator,
-    plot_first_step,
     plot_losses,
     plot_rank,
     plot_training_memory,
@@ -58,12 +57,12 @@ def test_curves_are_drawn_as_given() -> None:
     best, fitted = figure.axes[0].lines
     assert list(best.get_ydata()) == [0.9, 0.5, 0.0]
     assert list(fitted.get_ydata()) == [0.91, 0.52, 0.01]
-    figure = plot_first_step([1, 2], [("alpha", [1.0, 2.1], [1.0, 2.0])], "a title")
-    predicted, measured = figure.axes[0].lines
-    assert list(measured.get_ydata()) == [1.0, 2.1] and list(predicted.get_ydata()) == [1.0, 2.0]
     figure = plot_losses({"left": {"r = 1": [1.0, 0.5]}, "right": {"r = 2": [1.0, 0.4]}}, "t")
     assert [title_of(ax) for ax in figure.axes] == ["left", "right"]
     assert list(figure.axes[1].lines[0].get_ydata()) == [1.0, 0.4]
+    assert list(figure.axes[1].lines[0].get_xdata()) == [1, 2]
+    figure = plot_losses({"held out": {"r = 1": [1.0, 0.5, 0.4]}}, "t", first_step=0, every=4)
+    assert list(figure.axes[0].lines[0].get_xdata()) == [0, 4, 8]
 
 
 def test_mask_shows_every_answer_token_as_learned(tokenizer: Any) -> None:

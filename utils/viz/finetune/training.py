@@ -97,37 +97,24 @@ def plot_rank(
     return figure
 
 
-def plot_first_step(
-    x: Sequence[float], panels: Sequence[tuple[str, Sequence[float], Sequence[float]]], title: str
+def plot_losses(
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    title: str,
+    first_step: int = 1,
+    every: int = 1,
 ) -> Figure:
-    """Panels over the same values on two logarithmic axes: measured dots on a predicted line.
+    """Loss curves in panels side by side, with shared axes.
 
     Args:
-        x: values that are tried.
-        panels: (what is on the x-axis, measured, predicted).
+        panels: name of a panel -> label of a curve -> its losses, in nats per answer token.
+        first_step, every: training steps before the first loss, and from one loss to the next.
     """
-    figure, axes = plt.subplots(1, len(panels), figsize=(8.6, 3.6), sharey=True, squeeze=False)
-    for ax, (label, measured, predicted) in zip(axes[0], panels, strict=True):
-        ax.plot(x, predicted, color=GREY, label="predicted")
-        ax.plot(x, measured, "o", color=BLUE, label="measured")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
-        ax.set_xticks(x, [f"{value:g}" for value in x])
-        ax.set_xlabel(label)
-    axes[0][0].set_ylabel("size of the first step\n(1 = the smallest here)")
-    axes[0][0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes[0][0].legend()
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
-    return figure
-
-
-def plot_losses(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
-    """Loss curves in panels side by side, with shared axes."""
     figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.9), sharey=True, squeeze=False)
     styles = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (RED, ":"), (INK, "-"))
     for ax, (name, curves) in zip(axes[0], panels.items(), strict=True):
         for (label, losses), (color, line) in zip(curves.items(), styles, strict=False):
-            ax.plot(range(1, len(losses) + 1), losses, line, color=color, label=label)
+            steps = [first_step + every * i for i in range(len(losses))]
+            ax.plot(steps, losses, line, color=color, label=label)
         ax.set_title(name, size=11, weight="normal")
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -200,7 +187,8 @@ def plot_calculator(
         f"{model}, {method}: {trained / 1e6:,.1f} million trained "
         f"({trained / shape.num_parameters():.2%})"
         f"{'' if full else f', scale alpha/r = {lora_alpha / r:g}'}\n"
-        f"{memory.total / GB:,.1f} GB {'fit on' if fits else 'do not fit on'} {card}"
+        f"{memory.total / GB:,.1f} GB {'fit on' if fits else 'do not fit on'} {card} "
+        f"(= {CARDS[card] * 2**30 / GB:,.1f} GB)"
     )
     figure = plot_training_memory({method: memory}, title)
     axes = figure.axes[0]
