@@ -232,5 +232,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "--num-prompts 16 --max-concurrency 4 --num-warmups 4",
             "--num-prompts 2 --max-concurrency 2",
         ),
+        ("for _ in range(3):  # in turn, so", "for _ in range(1):  # in turn, so"),
     ),
 }

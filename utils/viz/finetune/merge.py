@@ -245,6 +245,6 @@ def _draw_ratios(axes: plt.Axes, ratios: Mapping[str, Tensor]) -> None:
     axes.text(1.25, 1.16 * top, "kept", ha="left", va="top", fontsize=9)
     axes.set_ylim(0, 1.18 * top)
     axes.set_xscale("log")
-    axes.set_xlabel("size of an update / way to the next rounding")
+    axes.set_xlabel("size of an update, in half steps of the grid")
     axes.set_ylabel("weights (%)")
     axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.93))
