@@ -47,11 +47,11 @@ def test_weight_tails() -> None:
     weight[0, :10] *= -20  # 10 of 1,000 weights are far from 0, and next to each other
     normal = torch.randn(500, 640, generator=torch.Generator().manual_seed(1))
     left, right = titles(plot_weight_tails(weight, normal, 10, "q_proj")).split(" |  | ")[:2]
-    assert "the whole matrix: 1.00% beyond 3 σ" in left
-    assert "groups of 10: 0.00% beyond 3 σ" in right  # within its group none of them is far
+    assert "Matrix: 1.00% beyond 3 σ" in left
+    assert "Groups of 10: 0.00% beyond 3 σ" in right  # within its group none of them is far
     said = titles(plot_weight_tails(normal, normal, 64, "normal"))
-    assert "normal 0.2" in said
-    assert "matrix: 0.2" in said
+    assert "(normal 0.2" in said
+    assert "Matrix: 0.2" in said
 
 
 def test_loud_channels() -> None:

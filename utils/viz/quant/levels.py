@@ -32,11 +32,11 @@ def plot_weight_tails(weight: Tensor, normal: Tensor, group_size: int, name: str
     compared = normal.detach().float().cpu().numpy()
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
     for ax, size, where in zip(
-        axes, (w.size, group_size), ("the whole matrix", f"groups of {group_size}"), strict=True
+        axes, (w.size, group_size), ("Matrix", f"Groups of {group_size}"), strict=True
     ):
         far = _draw_tails(ax, _scaled(w, size))
         usual = float(np.mean(np.abs(_scaled(compared, size)) > 3))
-        ax.set_title(f"{where}: {far:.2%} beyond 3 σ, normal {usual:.2%}", fontsize=11)
+        ax.set_title(f"{where}: {far:.2%} beyond 3 σ (normal {usual:.2%})", fontsize=10)
         ax.set_xlabel("weight (standard deviations)")
     axes[0].set_ylabel(f"density, {name}")
     axes[0].legend(fontsize=9, loc="upper left")
