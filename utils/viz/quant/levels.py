@@ -19,8 +19,9 @@ _PALE = "#a9c6ea"
 def plot_weight_tails(weight: Tensor, normal: Tensor, group_size: int, name: str) -> Figure:
     """The weights beside a normal distribution: of the whole matrix, and within their groups.
 
-    Both axes count in standard deviations; of a group, around 0. Each title counts what is
-    beyond three of them, among the weights and among normal numbers treated alike.
+    Both axes count in standard deviations; of a group, around 0. The density is logarithmic, so
+    that the tails can be seen. Each title counts what is beyond three standard deviations, among
+    the weights and among normal numbers treated alike.
 
     Args:
         weight: of a linear layer, [out, in].
@@ -32,13 +33,15 @@ def plot_weight_tails(weight: Tensor, normal: Tensor, group_size: int, name: str
     compared = normal.detach().float().cpu().numpy()
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
     for ax, size, where in zip(
-        axes, (w.size, group_size), ("the whole matrix", f"groups of {group_size}"), strict=True
+        axes, (w.size, group_size), ("Matrix", f"Groups of {group_size}"), strict=True
     ):
         far = _draw_tails(ax, _scaled(w, size))
         usual = float(np.mean(np.abs(_scaled(compared, size)) > 3))
-        ax.set_title(f"{where}: {far:.2%} beyond 3 σ, normal {usual:.2%}", fontsize=11)
+        ax.set_title(f"{where}: {far:.2%} beyond 3 σ (normal {usual:.2%})", fontsize=10)
         ax.set_xlabel("weight (standard deviations)")
-    axes[0].set_ylabel(f"density, {name}")
+    axes[0].set_ylabel(f"density, {name}\n(logarithmic)")
+    axes[0].set_yscale("log")  # shared
+    axes[0].set_ylim(1e-5, 1)
     axes[0].legend(fontsize=9, loc="upper left")
     return figure
 
@@ -53,9 +56,9 @@ def _scaled(w: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 def _draw_tails(ax: Axes, scaled: NDArray[np.float32]) -> float:
     """Histogram and normal curve; returns the share of the numbers beyond 3."""
     ax.hist(
-        scaled, bins=np.linspace(-5, 5, 101).tolist(), density=True, color=_PALE, label="weights"
+        scaled, bins=np.linspace(-6, 6, 61).tolist(), density=True, color=_PALE, label="weights"
     )
-    x = np.linspace(-5, 5, 300)
+    x = np.linspace(-6, 6, 300)
     curve = np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     ax.plot(x, curve, color=INK, linestyle="--", linewidth=1.6, label="normal")
     for edge in (-3, 3):
@@ -81,14 +84,17 @@ def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -
 
 
 def plot_equal_bits(errors: Mapping[str, tuple[float, float]], whole: Sequence[str]) -> Figure:
-    """Bars: the error of formats of nearly the same size. The title splits the gap of the first.
+    """Bars: the error of formats of nearly the same size.
+
+    The title says what each of two changes gives alone. The two shares don't add up to 1, because
+    the second change finds less left to gain.
 
     Args:
         errors: format -> (bits per weight, relative squared error).
-        whole: three of these, in the order drawn first: RTN, RTN with small scales, NF4 with small
-            scales. From the first to the second only the scales change, then only the levels.
+        whole: four of these, drawn without hatching: RTN, RTN with small scales, NF4, NF4 with
+            small scales.
     """
-    figure, axes = plt.subplots(figsize=(8.6, 4.2))
+    figure, axes = plt.subplots(figsize=(8.6, 4.9))
     places = range(len(errors))
     heights = [100 * error for _, error in errors.values()]
     colors = [GREEN if "NF4" in name else GREY for name in errors]
@@ -103,9 +109,11 @@ def plot_equal_bits(errors: Mapping[str, tuple[float, float]], whole: Sequence[s
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1.12 * max(heights))
     axes.set_xlabel("relative squared error of the weights (%)")
-    first, second, third = (errors[name][1] for name in whole)
-    share = (first - second) / (first - third)
-    axes.set_title(f"{share:.0%} of NF4's lead over RTN comes from its smaller scales")
+    start, scales, levels, both = (errors[name][1] for name in whole)
+    alone = [(start - error) / (start - both) for error in (scales, levels)]
+    axes.set_title(
+        f"Smaller scales alone give {alone[0]:.0%} of NF4's lead, its levels alone {alone[1]:.0%}"
+    )
     return figure
 
 

@@ -13,7 +13,7 @@ from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
 SHOWN = 64  # weights drawn one by one
-GRIDS = ("symmetric", "asymmetric", "NF4")
+GRIDS = ("asymmetric", "symmetric", "NF4")
 
 
 def read_back(weight: Tensor, bits: int, group_size: int, grid: str) -> tuple[Tensor, float]:
@@ -34,11 +34,12 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     Args:
         weight: [out, in]; the first row is drawn.
         bits, group_size, grid: see `read_back`.
-        outlier: the weight of channel 9 is set to so many standard deviations; 0: as it is.
+        outlier: the weight of channel 9 is set to so many standard deviations of its row; 0: as
+            it is.
     """
     weight = weight.detach().float().cpu().clone()
     if outlier:
-        weight[0, 9] = outlier * weight.std()
+        weight[0, 9] = outlier * weight[0].std()
     after, cost = read_back(weight, bits, group_size, grid)
     row, rounded = weight[0], after[0]
     groups = (rounded - row).square().unflatten(0, (-1, group_size)).mean(1)
@@ -78,13 +79,13 @@ def plot_rounding(weight: Tensor, bits: int, group_size: int, outlier: int, grid
     top.set_xlabel(f"input channel (the first {SHOWN} of {len(row)})")
     top.legend(loc="upper right", ncols=2, fontsize=9)
     top.set_title(
-        f"{cost:.2f} bits per weight; error of the other {int(same_group.sum())} weights in "
-        f"channel 9's group: {100 * pair:.1f} %",
+        f"{cost:.2f} bits per weight; squared error of the other {int(same_group.sum())} weights "
+        f"in channel 9's group: {100 * pair:.1f} %",
         fontsize=11,
     )
     bottom.bar(range(len(shares)), shares, color=BLUE, width=0.8)
-    bottom.set_xlabel(f"group of {group_size} weights of this row")
-    bottom.xaxis.get_major_locator().set_params(integer=True)
+    bottom.set_xlabel(f"number of the group ({group_size} weights each)")
+    bottom.set_xticks(range(0, len(shares), max(1, len(shares) // 9)))
     bottom.set_ylabel("share of this\nrow's error (%)")
     bottom.grid(axis="x", visible=False)
     return figure
@@ -104,7 +105,7 @@ def rounding_explorer(weight: Tensor) -> Explorer:
             options=sizes, value=64, description="group size", style=style
         ),
         outlier=ipywidgets.IntSlider(
-            0, 0, 60, step=5, description="outlier (standard deviations)", style=style
+            0, 0, 60, step=5, description="outlier (standard deviations; 0: as it is)", style=style
         ),
-        grid=ipywidgets.Dropdown(options=GRIDS, value="symmetric", description="grid", style=style),
+        grid=ipywidgets.Dropdown(options=GRIDS, value=GRIDS[0], description="grid", style=style),
     )
