@@ -11,7 +11,6 @@ from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 
 _FEW = 20  # tokens that are hardly a choice
 _PLACES = 46  # of an answer in one row, so that its tokens can be read
-_CLEARLY = 1.1  # times as fast as the next one, or else it isn't the only winner
 _LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
 
 
@@ -55,7 +54,7 @@ def plot_staircase(
 
 def plot_ttft_by_tokens_left(
     left: Sequence[int],
-    seconds: Sequence[float],
+    milliseconds: Sequence[float],
     is_hit: Sequence[bool],
     predicted: Mapping[str, Callable[[int], float]],
     title: str,
@@ -64,9 +63,9 @@ def plot_ttft_by_tokens_left(
 
     Args:
         left: prompt tokens minus tokens found, of each request.
-        seconds: time to first token of each request.
+        milliseconds: time to first token of each request.
         is_hit: whether a part of it was found.
-        predicted: what the line assumes -> seconds for so many tokens left.
+        predicted: what the line assumes -> milliseconds for so many tokens left.
         title: a sentence on what the points show.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
@@ -75,10 +74,10 @@ def plot_ttft_by_tokens_left(
         predicted.items(), ((INK, ":", ""), (BLUE, "-", ""), (ORANGE, "-", "")), strict=False
     ):
         xs = range(1, ends[1])
-        axes.plot(xs, [1e3 * predict(n) for n in xs], color=color, linestyle=dashes, label=label)
+        axes.plot(xs, [predict(n) for n in xs], color=color, linestyle=dashes, label=label)
     for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
         points = [
-            (n, 1e3 * s) for n, s, hit in zip(left, seconds, is_hit, strict=True) if hit == kind
+            (n, ms) for n, ms, hit in zip(left, milliseconds, is_hit, strict=True) if hit == kind
         ]
         if points:
             axes.plot(
@@ -115,12 +114,14 @@ def plot_cache_sizes(
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     for (order, rates), (color, dashes, marker) in zip(hit_rates.items(), _LINES, strict=False):
-        axes.step(  # there is no half a block
+        axes.plot(  # points, because there is no half a block
             num_blocks,
             [100 * r for r in rates],
-            where="mid",
             color=color,
             linestyle=dashes,
+            linewidth=1,
+            marker=marker,
+            markersize=4,
             label=f"{order}: predicted",
         )
         axes.plot(
@@ -134,7 +135,7 @@ def plot_cache_sizes(
             label=f"{order}: vLLM",
         )
     axes.axvline(measured_at, color=GREY, linewidth=1)
-    axes.set_ylim(-3, 100)
+    axes.set_ylim(-3, max(100 * max(map(max, hit_rates.values())) * 1.15, 10))
     axes.set_xlabel("blocks in the cache")
     axes.set_ylabel("prompt tokens found (%)")
     axes.set_title(_order_title(measured_at, measured))
@@ -145,35 +146,6 @@ def plot_cache_sizes(
 def _order_title(measured_at: int, measured: Mapping[str, float]) -> str:
     low, *_, high = sorted(measured.values())
     return f"With {measured_at} blocks, vLLM finds {high:.0%} in one order and {low:.0%} in another"
-
-
-def plot_ledger(rates: Mapping[str, float]) -> Figure:
-    """Throughput of one model, each way of running it a bar; the first one is the measure.
-
-    Args:
-        rates: what was done -> output tokens per second.
-    """
-    names, values = list(rates), list(rates.values())
-    first = values[0]
-    figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(names) + 1.6))
-    colors = [GREY if value == first else BLUE for value in values]
-    bars = axes.barh(names, values, color=colors, height=0.6)
-    axes.bar_label(bars, [f" {v:,.0f}   ({v / first:.1f} x)" for v in values], color=INK)
-    axes.invert_yaxis()
-    axes.margins(x=0.18)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("output tokens per second")
-    best = max(values)
-    leaders = [name for name, value in rates.items() if value > best / _CLEARLY]
-    word = "Fastest here" if len(leaders) == 1 else "Equally fast here"
-    figure.suptitle(
-        f"{word}, {best / first:.1f} times the first row:\n{'; '.join(leaders)}",
-        x=0.01,
-        ha="left",
-        weight="bold",
-        size=12,
-    )
-    return figure
 
 
 def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size: int) -> Figure:

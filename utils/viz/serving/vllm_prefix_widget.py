@@ -60,6 +60,8 @@ def plot_hits(
     each.set_xlabel("request, in the order of arrival (dashed: tokens that are shared)")
     each.set_ylabel("tokens")
     each.set_xlim(0.3, requests + 0.7)
+    each.set_ylim(0, 1.4 * (shared + own))
+    each.legend(loc="upper left", ncols=2)
     each.grid(axis="x", visible=False)
     return figure
 
@@ -74,7 +76,7 @@ def _draw_last(axes: plt.Axes, shared: int, own: int, block_size: int, hit: int)
     axes.set_ylim(-0.45, 0.85)
     axes.set_xlabel("tokens of the last prompt (dashed: where the shared part ends)")
     axes.grid(visible=False)
-    meanings = {"found": BLUE, "shared, computed again": ORANGE, "partly or wholly its own": _LIGHT}
+    meanings = {"found": BLUE, "shared, computed again": ORANGE, "has tokens of its own": _LIGHT}
     handles = [Patch(color=color, label=label) for label, color in meanings.items()]
     axes.legend(handles=handles, ncols=3, loc="upper left")
 
