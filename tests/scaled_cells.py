@@ -141,7 +141,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/13b_structured_output.ipynb": (
         ('generate("held_out", 16)', 'generate("held_out", 2)'),
-        ('free = {"max_tokens": 110}', 'free = {"max_tokens": 40}'),
+        ('free = {"max_tokens": 160}', 'free = {"max_tokens": 40}'),
     ),
     "notebooks/14_serving.ipynb": (
         ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),

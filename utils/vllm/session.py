@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from utils.environments.pipeline import pipeline_python, worker_environment
@@ -144,9 +145,15 @@ class VllmSession:
         """The options of vLLM's server: name -> its `default` and `choices`. Needs no engine."""
         return self._ask("options")
 
-    def allowed_tokens(self, schema: dict[str, Any], token_ids: Sequence[int]) -> list[int]:
-        """How many tokens a JSON schema allows before each token of an answer. Needs an engine."""
-        return self._ask("allowed_tokens", schema=schema, token_ids=list(token_ids))["counts"]
+    def allowed_tokens(
+        self, schema: dict[str, Any], token_ids: Sequence[int]
+    ) -> list[frozenset[int]]:
+        """The tokens that a JSON schema allows before each token of an answer. Needs an engine.
+
+        xgrammar is asked, with the settings that vLLM gives it by default.
+        """
+        masks = self._ask("allowed_tokens", schema=schema, token_ids=list(token_ids))["masks"]
+        return [_set_bits(bytes.fromhex(mask)) for mask in masks]
 
     def stop(self) -> None:
         """End the process and all that it started. Does nothing if it has ended."""
@@ -180,3 +187,9 @@ class VllmSession:
         except BaseException:  # also when the cell is interrupted
             self.stop()
             raise
+
+
+def _set_bits(mask: bytes) -> frozenset[int]:
+    """The places of the ones in a bit mask, the lowest bit of the first byte being place 0."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return frozenset(np.flatnonzero(bits).tolist())

@@ -88,8 +88,12 @@ class Worker:
             found |= {name: about for name in action.option_strings if name.startswith("--")}
         return found
 
-    def allowed_tokens(self, schema: dict[str, Any], token_ids: list[int]) -> dict[str, list[int]]:
-        """Step through an answer with the grammar that vLLM's default back end builds."""
+    def allowed_tokens(self, schema: dict[str, Any], token_ids: list[int]) -> dict[str, list[str]]:
+        """Step through an answer with the grammar that vLLM's default back end builds.
+
+        Returns:
+            `masks`: before each token one bit per token of the vocabulary, little-endian, in hex.
+        """
         import xgrammar
 
         tokenizer = self.llm.get_tokenizer()
@@ -98,17 +102,14 @@ class Worker:
         grammar = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
         matcher = xgrammar.GrammarMatcher(grammar)
         bitmask = xgrammar.allocate_token_bitmask(1, size)
-        counts = []
+        masks: list[str] = []
         for token_id in token_ids:
-            # One bit per token. The call says whether any token is forbidden.
-            limits = matcher.fill_next_token_bitmask(bitmask)
-            words = bitmask[0].tolist()
-            counts.append(
-                sum((word & 0xFFFFFFFF).bit_count() for word in words) if limits else size
-            )
+            if not matcher.fill_next_token_bitmask(bitmask):  # no token is forbidden
+                bitmask.fill_(-1)
+            masks.append(bitmask[0].numpy().tobytes().hex())
             if not matcher.accept_token(token_id):
-                raise ValueError(f"The schema forbids token number {len(counts) - 1}, {token_id}.")
-        return {"counts": counts}
+                raise ValueError(f"The schema forbids token number {len(masks) - 1}, {token_id}.")
+        return {"masks": masks}
 
 
 def _plain(value: Any) -> Any:

@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
+from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
+<<<<<<< HEAD
 _FEW = 20  # tokens that are hardly a choice
 _PLACES = 46  # of an answer in one row, so that its tokens can be read
+=======
+_CLEARLY = 1.1  # times as fast as the next one, or else it isn't the only winner
+>>>>>>> m13b
 _LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
 
 
@@ -148,6 +152,7 @@ def _order_title(measured_at: int, measured: Mapping[str, float]) -> str:
     return f"With {measured_at} blocks, vLLM finds {high:.0%} in one order and {low:.0%} in another"
 
 
+<<<<<<< HEAD
 def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size: int) -> Figure:
     """How many tokens a grammar allows at each place of an answer, on logarithmic axes.
 
@@ -188,5 +193,32 @@ def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size
     grid[0, 0].set_title(
         f"At {few} of {len(counts)} places (red) the schema allows at most {_FEW} "
         f"of {vocab_size:,} tokens"
+=======
+def plot_ledger(rates: Mapping[str, float]) -> Figure:
+    """Throughput of one model, each way of running it a bar; the first one is the measure.
+
+    Args:
+        rates: what was done -> output tokens per second.
+    """
+    names, values = list(rates), list(rates.values())
+    first = values[0]
+    figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(names) + 1.6))
+    colors = [GREY if value == first else BLUE for value in values]
+    bars = axes.barh(names, values, color=colors, height=0.6)
+    axes.bar_label(bars, [f" {v:,.0f}   ({v / first:.1f} x)" for v in values], color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("output tokens per second")
+    best = max(values)
+    leaders = [name for name, value in rates.items() if value > best / _CLEARLY]
+    word = "Fastest here" if len(leaders) == 1 else "Equally fast here"
+    figure.suptitle(
+        f"{word}, {best / first:.1f} times the first row:\n{'; '.join(leaders)}",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        size=12,
+>>>>>>> m13b
     )
     return figure
