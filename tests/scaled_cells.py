@@ -211,7 +211,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "notebooks/17_routing.ipynb": (
-        ("num_requests = 100_000", "num_requests = 10_000"),
         ('llm = LLM("bundled"', FIRST_LAYERS + "llm = LLM(first_layers"),
         ("course_replicas(2,", "course_replicas(2, first_layers,"),
         ('vllm_replicas(resolve_model("bundled"), 2', "vllm_replicas(first_layers, 2"),

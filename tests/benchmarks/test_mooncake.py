@@ -120,5 +120,5 @@ def test_the_first_block_alone_decides_nothing() -> None:
 
 def test_figure_states_what_was_found(results: dict[str, Any]) -> None:
     figure = plot_mooncake(results)
-    shares = [f"{100 * curve['3e6']:.0f} %" for curve in results["figure_9"].values()]
+    shares = [f"{100 * curve['3e6']:.0f}%" for curve in results["figure_9"].values()]
     assert all(share in figure.axes[0].get_title() for share in shares)

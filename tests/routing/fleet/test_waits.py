@@ -23,6 +23,12 @@ def test_long_and_short_notes_are_mixed_and_new_for_each_seed() -> None:
     assert not others & {prompt.text for prompt in prompts}
 
 
+def test_other_notes_can_come_in_the_same_order() -> None:
+    one, other = mixed_notes(seed=5, order=1), mixed_notes(seed=6, order=1)
+    assert [prompt.group for prompt in one] == [prompt.group for prompt in other]
+    assert not {prompt.text for prompt in one} & {prompt.text for prompt in other}
+
+
 @pytest.mark.slow
 def test_every_request_is_timed_and_counted() -> None:
     prompts = mixed_notes(1, 2, 2, seed=1)

@@ -17,13 +17,19 @@ from utils.serving.load_report import LoadReport
 
 
 def mixed_notes(
-    num_long: int = 3, num_short: int = 6, questions: int = 3, seed: int = 0
+    num_long: int = 3,
+    num_short: int = 6,
+    questions: int = 3,
+    seed: int = 0,
+    order: int | None = None,
 ) -> list[GroupedPrompt]:
     """Prompts about long notes (some 430 tokens) and short ones (some 30), in mixed order.
 
     Args:
         questions: prompts of each note.
-        seed: another seed gives other notes in another order.
+        seed: another seed gives other notes.
+        order: the order's own seed, so that other notes can come in the same order; by default
+            it is `seed`.
     """
     long = prompt_groups(num_long, questions, 400, seed)
     short = [
@@ -31,7 +37,7 @@ def mixed_notes(
         for prompt in prompt_groups(num_short, questions, 8, seed + 1_000_000)
     ]
     prompts = long + short
-    random.Random(seed).shuffle(prompts)
+    random.Random(seed if order is None else order).shuffle(prompts)
     return prompts
 
 

@@ -28,7 +28,7 @@ def plot_mooncake(results: Mapping[str, Any]) -> Figure:
 
 
 def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
-    for number, (name, curve) in enumerate(results["figure_9"].items()):
+    for name, curve in results["figure_9"].items():
         color = TRACE_COLORS[name]
         sizes = [float(size) for size in curve]
         axes.plot(
@@ -46,8 +46,8 @@ def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
             marker="x",
             markersize=10,
             markeredgewidth=2.4,
-            color=INK,
-            label="published" if number == 0 else None,
+            color=color,
+            label=f"{name}, published",
             zorder=3,
         )
     axes.set_xscale("log")
@@ -56,7 +56,7 @@ def _draw_sizes(axes: Axes, results: Mapping[str, Any]) -> None:
     found = results["figure_9"]
     axes.set_title(
         "One cache of 3 million tokens gives\n"
-        + " and ".join(f"{100 * curve['3e6']:.0f} %" for curve in found.values())
+        + " and ".join(f"{100 * curve['3e6']:.0f}%" for curve in found.values())
         + " of all possible hits"
     )
     axes.legend()
@@ -96,4 +96,4 @@ def _draw_sharing(axes: Axes, results: Mapping[str, Any]) -> None:
             else f"weights {' and '.join(closest)} come closest to the paper"
         )
     )
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")

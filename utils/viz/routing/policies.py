@@ -34,7 +34,7 @@ def plot_overload(runs: Mapping[float, Sequence[ClusterResult]], slo: float) -> 
     left.axhline(slo, color=GREY, linestyle="--", linewidth=1.2, label=f"goal: {slo:g} s")
     _seconds(left, "y")
     left.set_xlabel("requests per second, nominal")
-    left.set_ylabel("time to first token (s)")
+    left.set_ylabel("time to first token (s), logarithmic")
     late: list[float] = []  # the highest rates, all of which miss the goal
     for rate in reversed(rates):
         if median(run.ttft_percentile(99) for run in runs[rate]) <= slo:
@@ -64,11 +64,14 @@ def plot_overload(runs: Mapping[float, Sequence[ClusterResult]], slo: float) -> 
 
 
 def plot_waiting(runs: Mapping[str, ClusterResult], title: str) -> Figure:
-    """Prompts that wait at each replica over time, one panel per run."""
+    """Prompts that wait at each replica over time, one panel per run.
+
+    The replica that is busiest in the first run stands out in all panels.
+    """
+    busiest = int(np.argmax(next(iter(runs.values())).busy))
     figure, every = plt.subplots(1, len(runs), figsize=(10.5, 3.4), squeeze=False)
     for axes, (name, run) in zip(every[0], runs.items(), strict=True):
         minutes = np.arange(len(run.samples)) * run.sample_seconds / 60
-        busiest = int(np.argmax(run.busy))
         for index, waiting in enumerate(run.samples.T):
             mine = index == busiest
             axes.plot(
@@ -77,10 +80,11 @@ def plot_waiting(runs: Mapping[str, ClusterResult], title: str) -> Figure:
                 color=ORANGE if mine else GREY,
                 linewidth=2.2 if mine else 0.9,
                 zorder=3 if mine else 2,
-                label=f"replica {index}, the busiest" if mine else None,
+                label=f"replica {index}" if mine else None,
             )
+        axes.plot([], [], color=GREY, linewidth=0.9, label="all others")
         axes.set_xlabel("minutes")
-        axes.set_title(name, fontsize=11)
+        axes.set_title(f"{name}: up to {run.samples.max():,} wait", fontsize=11)
         axes.legend(loc="upper left")
     every[0][0].set_ylabel("prompts that wait")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold")
@@ -102,7 +106,7 @@ def plot_policies(figures: Mapping[str, Sequence[Mapping[str, float]]], title: s
     hits = [100 * median(run["hit_rate"] for run in runs) for runs in figures.values()]
     left.barh(rows, hits, height=0.62, color=BLUE)
     for row, value in zip(rows, hits, strict=True):
-        left.text(value + 0.6, row, f"{value:.0f} %", va="center", fontsize=9.5)
+        left.text(value + 0.6, row, f"{value:.0f}%", va="center", fontsize=9.5)
     left.set_xlim(0, max(hits) * 1.2 + 1)
     left.set_xlabel("hit rate (%)")
     left.set_yticks(rows, list(figures))
@@ -148,11 +152,11 @@ def plot_gain(
         runs.items(), COLORS, STYLES, "os^Dv", strict=False
     ):
         _band(axes, x, seconds, color=color, linestyle=style, marker=marker, label=name)
-    _seconds(axes, "y")
+    axes.set_ylim(bottom=0)
     axes.set_xlabel(xlabel)
     axes.set_ylabel("p99 of the time to first token (s)")
     axes.set_title(title, color=INK)
-    axes.legend()
+    axes.legend(loc="lower left", ncols=3)
     return figure
 
 

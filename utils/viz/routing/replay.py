@@ -157,7 +157,7 @@ def _draw_figures(axes: Axes, runs: Mapping[str, Replay], policy: str) -> None:
     axes.axis("off")
     axes.set_xlim(0, 1)
     axes.set_ylim(len(runs) + 1.2, -0.8)
-    columns = (("", 0.0), ("hits", 0.66), ("p50 s", 0.83), ("p99 s", 1.0))
+    columns = (("", 0.0), ("hits", 0.72), ("p50 s", 0.86), ("p99 s", 1.0))
     for text, x in columns:
         axes.text(x, -0.1, text, fontsize=9, color=GREY, ha="left" if x == 0 else "right")
     for row, (name, run) in enumerate(runs.items(), 1):
