@@ -133,7 +133,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/12b_formats_of_today.ipynb": (
         ("max_tokens=4096, tokenizer", "max_tokens=256, tokenizer"),
-        ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 512, 512)'),
+        ('[load_text("emma")], 2048, 512)', '[load_text("emma")], 1024, 512)'),
     ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
         ("default_rng(0), 5", "default_rng(0), 2"),

@@ -163,7 +163,7 @@ PLANS: dict[str, Plan] = {
             "input": [9, 200],
         }
     ),
-    "12b_formats_of_today": Grid({"largest": Evenly(17)}),
+    "12b_formats_of_today": Grid({"largest": Evenly(26)}),
     "13_vllm_prefix_caching": Grid(
         {
             "shared": [0, 268, 400],

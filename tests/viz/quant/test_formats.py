@@ -6,7 +6,6 @@ import torch
 from matplotlib import pyplot as plt
 
 from utils.viz.quant.formats import (
-    SCALES,
     block_explorer,
     plot_block,
     plot_channels,
@@ -15,16 +14,18 @@ from utils.viz.quant.formats import (
 )
 
 
-def error_in_title(largest: float, scale: str) -> float:
-    title = plot_block(largest, scale).axes[0].get_title()
+def errors_in_titles(largest: float) -> list[float]:
+    """Of the weights besides the largest: with a power of two as scale, and with an E4M3 number."""
+    titles = [axes.get_title() for axes in plot_block(largest).axes]
     plt.close("all")
-    return float(title.split(":")[1].split("%")[0])
+    return [float(title.split("have ")[1].split("%")[0]) for title in titles]
 
 
 def test_the_error_jumps_where_a_power_of_two_does() -> None:
-    power, e4m3 = SCALES
-    assert error_in_title(3.5, power) > 2 * error_in_title(3.4, power)
-    assert error_in_title(3.5, e4m3) < 1.5 * error_in_title(3.4, e4m3)
+    power, e4m3 = zip(*(errors_in_titles(largest) for largest in (2.0, 3.4, 3.5, 6.9)), strict=True)
+    assert power[0] == power[1] and power[2] == power[3]  # nothing happens between the jumps
+    assert power[2] > 2 * power[1]
+    assert e4m3[2] < 1.5 * e4m3[1]
     explorer = block_explorer()
     assert explorer.error is None
 

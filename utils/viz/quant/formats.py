@@ -15,7 +15,7 @@ from utils.quant.formats import E2M1, mxfp4, nvfp4
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREY, INK, ORANGE
 
-SCALES = {"power of two (MXFP4)": mxfp4, "E4M3 (NVFP4)": nvfp4}
+SCALES = {"A power of two (MXFP4)": mxfp4, "An E4M3 number (NVFP4)": nvfp4}
 NEIGHBOR = 7.0  # the largest weight of another block, which fixes NVFP4's global scale
 
 
@@ -30,49 +30,50 @@ def block_of(largest: float) -> Tensor:
     return weights
 
 
-def plot_block(largest: float, scale: str) -> Figure:
-    """One block of 16 weights above, and the E2M1 values that its scale offers below.
+def plot_block(largest: float) -> Figure:
+    """One block of 16 weights, and the E2M1 values that each kind of scale offers to it.
+
+    The titles say the error of the other 15 weights: how well the largest one is met depends on
+    where it lies between two values, which has nothing to do with the kind of scale.
 
     Args:
         largest: of its magnitudes.
-        scale: a key of `SCALES`.
     """
     weights = block_of(largest)
-    other = torch.full((16,), NEIGHBOR)
-    quantized = SCALES[scale](torch.stack([weights, other]), 16)
-    factor = float(quantized.scales[0, 0])
-    read = quantized.dequantize()[0]
-    levels = E2M1.decode(torch.arange(16)) * factor
-    error = float((read - weights).square().sum() / weights.square().sum())
-    figure, axes = plt.subplots(figsize=(8.5, 2.5))
-    axes.vlines(levels.tolist(), -0.25, 0.25, color=GREY, linewidth=1.2)
-    for weight, value in zip(weights.tolist(), read.tolist(), strict=True):
-        axes.plot([weight, value], [1, 0], color=BLUE, linewidth=0.8, alpha=0.6)
-    axes.plot(weights, np.ones(16), "o", color=BLUE, markersize=6)
-    axes.plot(read, np.zeros(16), "s", color=ORANGE, markersize=6)
-    axes.set_yticks([0, 1], ["read back", "weights"])
-    axes.set_ylim(-0.45, 1.3)
-    axes.set_xlim(-8.2, 8.2)
-    axes.grid(visible=False)
-    axes.set_xlabel(f"weight (gray lines: the 15 values of E2M1, times a scale of {factor:.3f})")
-    axes.set_title(f"A scale that is a {scale}: {error:.2%} squared error", color=INK)
-    if scale.startswith("E4M3"):
-        axes.set_title(f"A scale in {scale}: {error:.2%} squared error", color=INK)
+    rest = weights.abs() < weights.abs().max()
+    figure, panels = plt.subplots(len(SCALES), figsize=(8.5, 4.6), sharex=True)
+    for axes, (name, quantize) in zip(panels, SCALES.items(), strict=True):
+        quantized = quantize(torch.stack([weights, torch.full((16,), NEIGHBOR)]), 16)
+        factor = float(quantized.scales[0, 0])
+        read = quantized.dequantize()[0]
+        levels = E2M1.decode(torch.arange(16)) * factor
+        error = float((read - weights)[rest].square().sum() / weights[rest].square().sum())
+        axes.vlines(levels.tolist(), -0.25, 0.25, color=GREY, linewidth=1.2)
+        for weight, value in zip(weights.tolist(), read.tolist(), strict=True):
+            axes.plot([weight, value], [1, 0], color=BLUE, linewidth=0.8, alpha=0.6)
+        axes.plot(weights, np.ones(16), "o", color=BLUE, markersize=6)
+        axes.plot(read, np.zeros(16), "s", color=ORANGE, markersize=6)
+        axes.set_yticks([0, 1], ["read back", "weights"])
+        axes.set_ylim(-0.45, 1.3)
+        axes.set_xlim(-8.2, 8.2)
+        axes.grid(visible=False)
+        said = f"{name}, here {factor:.3f}: the other 15 weights have {error:.2%} squared error"
+        axes.set_title(said, color=INK, fontsize=10.5)
+    panels[-1].set_xlabel("weight (gray lines: the 15 values of E2M1, times the scale)")
     return figure
 
 
 def block_explorer() -> Explorer:
-    """Move a block's largest weight, and choose what its scale may be."""
+    """Move a block's largest weight, and see what each kind of scale makes of the others."""
     largest = ipywidgets.FloatSlider(
-        3.0,
+        3.5,
         min=2.0,
         max=7.0,
         step=0.1,
         description="largest weight",
         style={"description_width": "auto"},
     )
-    scale = ipywidgets.ToggleButtons(options=list(SCALES), description="scale")
-    return Explorer(plot_block, largest=largest, scale=scale)
+    return Explorer(plot_block, largest=largest)
 
 
 def plot_errors(rows: Mapping[str, tuple[float, float]], title: str) -> Figure:
@@ -102,8 +103,8 @@ def plot_errors(rows: Mapping[str, tuple[float, float]], title: str) -> Figure:
     axes.set_xlabel("bits per weight, scales included")
     axes.set_ylabel("relative squared error (%)")
     low, high = axes.get_xlim()
-    axes.set_xlim(low, high + 0.14 * (high - low))
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(low, high + 0.2 * (high - low))
+    axes.set_ylim(0, 115 * max(error for _, error in rows.values()))  # room for the top label
     axes.legend(loc="lower left", fontsize=9.5)
     axes.set_title(title, color=INK)
     return figure
@@ -122,10 +123,9 @@ def plot_channels(before: Tensor, after: Tensor, title: str) -> Figure:
         axes.plot(np.arange(1, len(share) + 1), share, color=color, label=label)
     axes.axhline(1 / 127, color=GREY, linestyle="--", linewidth=1, label="one step of int8")
     axes.set_yscale("log")
-    axes.set_xscale("log")
-    axes.set_xlabel("input channel, loudest first (log scale)")
+    axes.set_xlabel("input channel, loudest first")
     axes.set_ylabel("largest magnitude,\nshare of the loudest (log)")
-    axes.legend(loc="lower left", fontsize=9.5)
+    axes.legend(loc="upper right", fontsize=9.5)
     axes.set_title(title, color=INK)
     return figure
 
