@@ -39,33 +39,7 @@ def test_ttft_splits_hits_from_misses() -> None:
     assert drawn[2].get_ydata().tolist() == pytest.approx([30, 40])
 
 
-<<<<<<< HEAD
-def test_allowed_tokens_counts_places_without_much_choice() -> None:
-    axes = vllm_prefix.plot_allowed_tokens([1, 500, 20], ['{"', "$a", "}"], 1000).axes[0]
-    assert axes.get_title(loc="left").startswith("At 2 of 3 places")
-
-
-def test_a_long_answer_is_broken_into_rows() -> None:
-    rows = vllm_prefix.plot_allowed_tokens([1] * 60 + [9] * 28, ["a"] * 88, 1000).axes
-    assert [len(axes.patches) for axes in rows] == [44, 44]
-    assert rows[1].patches[-1].get_height() == 9
-
-
 def test_cache_sizes_are_points_and_the_title_says_what_was_measured() -> None:
-=======
-def test_ledger_names_the_fastest() -> None:
-    figure = vllm_prefix.plot_ledger({"alone": 10.0, "together": 45.0, "guessing": 20.0})
-    assert figure.get_suptitle() == "Fastest here, 4.5 times the first row:\ntogether"
-
-
-def test_ledger_knows_a_draw() -> None:
-    rates = {"alone": 10.0, "together": 20.5, "and guessing": 20.8}
-    title = vllm_prefix.plot_ledger(rates).get_suptitle()
-    assert title == "Equally fast here, 2.1 times the first row:\ntogether; and guessing"
-
-
-def test_cache_sizes_are_steps_and_the_title_says_what_was_measured() -> None:
->>>>>>> m13b
     figure = vllm_prefix.plot_cache_sizes(
         [4, 8], {"turns": [0, 0.5], "grouped": [0.5, 0.6]}, 4, {"turns": 0, "grouped": 0.5}
     )

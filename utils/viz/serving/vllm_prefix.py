@@ -9,12 +9,6 @@ from matplotlib.figure import Figure
 
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE
 
-<<<<<<< HEAD
-_FEW = 20  # tokens that are hardly a choice
-_PLACES = 46  # of an answer in one row, so that its tokens can be read
-=======
-_CLEARLY = 1.1  # times as fast as the next one, or else it isn't the only winner
->>>>>>> m13b
 _LINES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "D"))
 
 
@@ -150,75 +144,3 @@ def plot_cache_sizes(
 def _order_title(measured_at: int, measured: Mapping[str, float]) -> str:
     low, *_, high = sorted(measured.values())
     return f"With {measured_at} blocks, vLLM finds {high:.0%} in one order and {low:.0%} in another"
-
-
-<<<<<<< HEAD
-def plot_allowed_tokens(counts: Sequence[int], tokens: Sequence[str], vocab_size: int) -> Figure:
-    """How many tokens a grammar allows at each place of an answer, on logarithmic axes.
-
-    A long answer is broken into rows, like the text that it is.
-
-    Args:
-        counts: allowed tokens before each token of the answer.
-        tokens: the answer's tokens as text.
-        vocab_size: all tokens there are.
-    """
-    num_rows = -(-len(counts) // _PLACES)
-    size = -(-len(counts) // num_rows)
-    figure, grid = plt.subplots(num_rows, 1, figsize=(11, 0.6 + 2.9 * num_rows), squeeze=False)
-    shown = [repr(token)[1:-1].replace("$", r"\$") for token in tokens]
-    for row, axes in enumerate(grid[:, 0]):
-        part = counts[row * size : (row + 1) * size]
-        axes.bar(
-            range(len(part)),
-            part,
-            width=0.8,
-            color=[RED if count <= _FEW else BLUE for count in part],
-        )
-        axes.axhline(vocab_size, color=INK, linestyle=":", linewidth=1.2)
-        axes.set_yscale("log")
-        axes.set_ylim(0.7, vocab_size * 4)
-        axes.set_xticks(
-            range(len(part)),
-            shown[row * size : (row + 1) * size],
-            rotation=90,
-            fontsize=9.5,
-            family="monospace",
-        )
-        axes.grid(axis="x", visible=False)
-        axes.set_xlim(-0.8, size - 0.2)
-        axes.set_ylabel("tokens allowed")
-    grid[0, 0].text(size - 0.5, vocab_size * 1.15, f"all {vocab_size:,} tokens", ha="right")
-    few = sum(count <= _FEW for count in counts)
-    grid[0, 0].set_title(
-        f"At {few} of {len(counts)} places (red) the schema allows at most {_FEW} "
-        f"of {vocab_size:,} tokens"
-=======
-def plot_ledger(rates: Mapping[str, float]) -> Figure:
-    """Throughput of one model, each way of running it a bar; the first one is the measure.
-
-    Args:
-        rates: what was done -> output tokens per second.
-    """
-    names, values = list(rates), list(rates.values())
-    first = values[0]
-    figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(names) + 1.6))
-    colors = [GREY if value == first else BLUE for value in values]
-    bars = axes.barh(names, values, color=colors, height=0.6)
-    axes.bar_label(bars, [f" {v:,.0f}   ({v / first:.1f} x)" for v in values], color=INK)
-    axes.invert_yaxis()
-    axes.margins(x=0.18)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("output tokens per second")
-    best = max(values)
-    leaders = [name for name, value in rates.items() if value > best / _CLEARLY]
-    word = "Fastest here" if len(leaders) == 1 else "Equally fast here"
-    figure.suptitle(
-        f"{word}, {best / first:.1f} times the first row:\n{'; '.join(leaders)}",
-        x=0.01,
-        ha="left",
-        weight="bold",
-        size=12,
->>>>>>> m13b
-    )
-    return figure
