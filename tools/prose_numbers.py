@@ -1,8 +1,8 @@
 """Numbers with a unit in a lesson's text, of which nothing says where they come from.
 
-A measured number is printed by a cell, so that it is the reader's own; a formula's result stands
-beside the formula; what others have measured has its source. The rest is a number that somebody
-typed, and that is wrong on the next machine.
+A measured number is printed by a cell or stands in a figure's title, so that it is the reader's
+own; a formula's result stands beside the formula; what others have measured has its source. The
+rest is a number that somebody typed, and that is wrong on the next machine.
 """
 
 from __future__ import annotations
@@ -44,5 +44,6 @@ def _numbers_shown(notebook: NotebookNode) -> Iterator[str]:
             texts = [cell.source.replace("_", "")]
             for output in cell.get("outputs", []):
                 texts += [output.get("text", ""), output.get("data", {}).get("text/plain", "")]
+                texts.append(output.get("metadata", {}).get("image/png", {}).get("alt", ""))
             for text in texts:
                 yield from re.findall(r"\d[\d,]*(?:\.\d+)?", text)

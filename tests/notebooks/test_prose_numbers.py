@@ -8,8 +8,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from tools.prose_numbers import problems
 
 
-def found_in(text: str, source: str = "", printed: str = "") -> list[str]:
-    outputs = [new_output("stream", name="stdout", text=printed)]
+def found_in(text: str, source: str = "", printed: str = "", title: str = "") -> list[str]:
+    figure = new_output("display_data", metadata={"image/png": {"alt": title}})
+    outputs = [new_output("stream", name="stdout", text=printed), figure]
     cells = [
         new_markdown_cell("# Title\n\n**Time.** 90 minutes."),
         new_markdown_cell(text),
@@ -54,3 +55,4 @@ def test_what_a_cell_says_may_be_said() -> None:
     assert found_in("Of 1,024 MB, 85 % are free.", "free = 0.85 * 1_024\n85", "") == []
     assert found_in("It takes 85.5 ms.", printed="takes 85.5 ms") == []
     assert found_in("It takes 85.5 ms.", printed="takes 85.6 ms") != []
+    assert found_in("It brings 84% of the gain.", title="Counting alone brings 84%. p50. p99") == []
