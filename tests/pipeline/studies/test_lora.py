@@ -78,6 +78,23 @@ def test_output_and_gradients_equal_pefts(both: tuple[Any, nn.Module]) -> None:
         torch.testing.assert_close(got.grad, expected.grad)
 
 
+def test_only_the_inputs_gradient_shows_that_a_layer_swallows_it() -> None:
+    torch.manual_seed(0)
+    layer, x = LoRALinear(nn.Linear(8, 8, bias=False), r=2, lora_alpha=4), torch.randn(3, 8)
+    nn.init.normal_(layer.lora_B)
+
+    def gradients() -> list[Tensor]:
+        inputs = x.clone().requires_grad_()
+        of = [inputs, layer.lora_A, layer.lora_B]
+        return list(torch.autograd.grad(layer(inputs).square().mean(), of))
+
+    right = gradients()
+    layer.base_layer.register_forward_hook(lambda module, inputs, output: output.detach())
+    swallowed = gradients()
+    torch.testing.assert_close(swallowed[1:], right[1:])
+    assert (swallowed[0] - right[0]).norm() > 0.1 * right[0].norm()
+
+
 def test_the_same_parameters_are_trained(both: tuple[Any, nn.Module]) -> None:
     trained = [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in both]
     assert trained[0] == trained[1] > 0

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from utils.pipeline.task.data import FIELDS
-from utils.pipeline.task.evaluate import compare, parse_answer, same_value, score
+from utils.pipeline.task.evaluate import compare, parse_answer, same_value, score, wrong_values
 from utils.pipeline.task.messages import generate
 
 RIGHT = {
@@ -105,3 +105,13 @@ def test_two_models_are_compared_message_by_message() -> None:
     assert compare(before, after, [RIGHT] * 7) == {"lost": 2, "won": 1}
     with pytest.raises(ValueError, match="longer"):
         compare(before, after, [RIGHT] * 8)
+
+
+def test_wrong_values_are_named_with_what_the_model_wrote() -> None:
+    texts = {"a": TEXT, "b": variant(date=None, issue="damaged"), "c": "no answer"}
+    answers = [{"message": m, "expected": RIGHT, "text": text} for m, text in texts.items()]
+    assert wrong_values(answers) == [
+        ("b", "date", None, RIGHT["date"]),
+        ("b", "issue", "damaged", RIGHT["issue"]),
+        *(("c", key, None, RIGHT[key]) for key in FIELDS),
+    ]

@@ -37,6 +37,27 @@ def is_right(text: str, expected: dict[str, Any]) -> bool:
     return answer is not None and all(same_value(answer[key], expected[key]) for key in FIELDS)
 
 
+def wrong_values(answers: list[dict[str, Any]]) -> list[tuple[str, str, Any, Any]]:
+    """Which values are wrong in the answers that the stage `evaluate` saved.
+
+    Args:
+        answers: what is in `evaluate/merge.json`, for example. Each has `message`, `expected` and
+            `text`.
+
+    Returns:
+        (message, field, the model's value, the right value). In a text that is no answer, every
+        field is wrong, and the model's value is None.
+    """
+    wrong = []
+    for one in answers:
+        found = parse_answer(one["text"])
+        for key, expected in one["expected"].items():
+            value = found[key] if found else None
+            if found is None or not same_value(value, expected):
+                wrong.append((one["message"], key, value, expected))
+    return wrong
+
+
 def compare(before: list[str], after: list[str], expected: list[dict[str, Any]]) -> dict[str, int]:
     """Count on which messages two models differ, one of them right and the other wrong.
 

@@ -32,6 +32,7 @@ PARTS = (
     ("optimizer", ("optimizer",), GREEN, ""),
     ("activations and logits", ("activations", "recomputed", "logits", "workspace"), GREY, ".."),
 )
+METHOD_NAMES: dict[Method, str] = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 TARGETS = {
     "query and value": ("q_proj", "v_proj"),
     "attention": ATTENTION,
@@ -62,7 +63,7 @@ def plot_training_memory(rows: Mapping[str, TrainingMemory], title: str) -> Figu
         axes.text(total, row, f" {total:,.1f}", va="center", fontsize=10)
     axes.set_xlim(0, left.max() * 1.12)
     axes.invert_yaxis()
-    axes.set_xlabel("GB at the worst moment of a step")
+    axes.set_xlabel("GB during the backward pass")
     axes.set_title(title)
     axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.25), ncols=4, fontsize=9.5)
@@ -91,8 +92,8 @@ def plot_rank(
     axes.set_xticks(ranks, [str(r) for r in ranks])
     axes.set_ylim(-0.03, 1.05)
     axes.set_xlabel("rank r")
-    axes.set_ylabel("share of the update that is missing")
-    axes.set_title("A low-rank update is learned whole, any other only in part")
+    axes.set_ylabel("length of what is missing (update = 1)")
+    axes.set_title("An update is learned whole once r reaches its rank")
     axes.legend(fontsize=9.5)
     return figure
 
@@ -106,7 +107,8 @@ def plot_losses(
     """Loss curves in panels side by side, with shared axes.
 
     Args:
-        panels: name of a panel -> label of a curve -> its losses, in nats per answer token.
+        panels: name of a panel -> label of a curve -> its losses, in nats per answer token. A
+            panel with one curve may leave both names empty.
         first_step, every: training steps before the first loss, and from one loss to the next.
     """
     figure, axes = plt.subplots(1, len(panels), figsize=(9, 3.9), sharey=True, squeeze=False)
@@ -121,7 +123,8 @@ def plot_losses(
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("training step")
-        ax.legend(fontsize=9.5)
+        if any(curves):
+            ax.legend(fontsize=9.5)
     axes[0][0].set_ylabel("loss (nats per answer token)")
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     return figure
@@ -183,14 +186,15 @@ def plot_calculator(
     trained = shape.num_parameters() if full else shape.lora_parameters(r, modules)
     size = CARDS[card] * 2**30 / GB - NOT_OURS_GB
     fits = memory.total / GB < size
+    name, (kind, gib) = METHOD_NAMES[method], card.split(", ")
     title = (
-        f"{model}, {method}: {trained / 1e6:,.1f} million trained "
+        f"{model}, {name}: {trained / 1e6:,.1f} million trained "
         f"({trained / shape.num_parameters():.2%})"
         f"{'' if full else f', scale alpha/r = {lora_alpha / r:g}'}\n"
-        f"{memory.total / GB:,.1f} GB {'fit on' if fits else 'do not fit on'} {card} "
-        f"(= {CARDS[card] * 2**30 / GB:,.1f} GB)"
+        f"{memory.total / GB:,.1f} GB {'fits' if fits else 'does not fit'} on {kind} "
+        f"({gib} = {CARDS[card] * 2**30 / GB:,.1f} GB)"
     )
-    figure = plot_training_memory({method: memory}, title)
+    figure = plot_training_memory({name: memory}, title)
     axes = figure.axes[0]
     axes.axvline(size, color=INK if fits else RED, linewidth=3)
     axes.set_xlim(0, 1.15 * max(size, memory.total / GB))
