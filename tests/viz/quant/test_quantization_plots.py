@@ -115,8 +115,8 @@ def test_calibration() -> None:
     errors = {"GPTQ": [0.02, 0.01], "AWQ": [0.013, 0.012]}
     figure = plot_calibration([128, 2048], errors, 0.015, 1536)
     [axes] = figure.axes
-    assert "1.54 times AWQ's with 128 tokens, 0.83 times with 2048" in titles(figure)
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["128", "2048"]
+    assert "1.54 times AWQ's with 128 tokens, 0.83 times with 2,048" in titles(figure)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["128", "2,048"]
     assert list(axes.lines[1].get_ydata()) == [2.0, 1.0]
 
 

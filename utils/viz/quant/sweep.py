@@ -43,7 +43,7 @@ def _draw_sweep(axes: Axes, moved: np.ndarray, i: int) -> None:
     """One panel: columns before i rounded, i at its turn, the later ones by how far they moved."""
     rows, width = moved.shape
     shown = np.where(np.arange(width) > i, moved, np.nan)
-    axes.imshow(shown, cmap="PuOr", vmin=-1, vmax=1, aspect="auto")
+    axes.imshow(shown, cmap="PuOr", vmin=-0.5, vmax=0.5, aspect="auto")
     axes.axvspan(-0.5, i - 0.5, facecolor="#dddddd", hatch="////", edgecolor=GREY, linewidth=0)
     axes.axvspan(i - 0.5, i + 0.5, facecolor=BLUE)
     axes.set_title(f"blue: column {i}; hatched: done", fontsize=10.5, weight="normal")

@@ -13,7 +13,8 @@ from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
 _MARKERS = "so^Dv"
 _HATCHES = ("", "////", "", "....", "xxxx")
 # A method has one colour in all pictures; any other is red.
-_TONES = {"RTN": GREY, "NF4": GREEN, "GPTQ": BLUE, "AWQ": ORANGE}
+_TONES = {"RTN": GREY, "GPTQ": BLUE, "AWQ": ORANGE}
+_DAMPED = {"GPTQ, strongly damped": GREEN, "GPTQ, hardly damped": RED}
 
 Ratio = tuple[float, float, float]
 
@@ -92,22 +93,22 @@ def plot_calibration(
         axes.plot(
             tokens,
             [100 * v for v in values],
-            color=_TONES.get(name, RED),
+            color=(_TONES | _DAMPED).get(name, RED),
             marker=marker,
             linewidth=1.8,
             label=name,
         )
     axes.axvline(width, color=INK, linestyle=":", linewidth=1.5)
-    axes.text(width, 0, " tokens = channels", fontsize=9, va="bottom", ha="right", rotation=90)
+    axes.text(0.96 * width, 0.03, f"{width:,} channels", fontsize=10, va="bottom", ha="right")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(tokens, [str(t) for t in tokens])
+    axes.set_xticks(tokens, [f"{t:,}" for t in tokens])
     axes.set_xlabel("calibration tokens")
     axes.set_ylabel("error on held-out text (%)")
     axes.set_ylim(bottom=0)
     first, *_, last = (gptq / awq for gptq, awq in zip(errors["GPTQ"], errors["AWQ"], strict=True))
     axes.set_title(
-        f"GPTQ's error is {first:.2f} times AWQ's with {tokens[0]} tokens, "
-        f"{last:.2f} times with {tokens[-1]}",
+        f"GPTQ's error is {first:.2f} times AWQ's with {tokens[0]:,} tokens, "
+        f"{last:.2f} times with {tokens[-1]:,}",
         fontsize=11.5,
     )
     axes.legend(fontsize=9.5)
