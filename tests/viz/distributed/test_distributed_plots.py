@@ -5,10 +5,12 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
-from utils.distributed.hardware import LINKS, cluster
+from utils.distributed.hardware import LINKS, START_LATENCY, cluster
 from utils.distributed.layouts import Layout
 from utils.distributed.shapes import SHAPES
+from utils.distributed.step_time import decode_step
 from utils.distributed.traffic import (
     batches_in_flight,
     bubble,
@@ -16,18 +18,22 @@ from utils.distributed.traffic import (
     pipeline_schedule,
 )
 from utils.engine.distributed.worker import StageRun
+from utils.viz.distributed.cut import plot_cut
 from utils.viz.distributed.experts import imbalance, plot_experts
 from utils.viz.distributed.layout_widget import layout_explorer, plot_layout
 from utils.viz.distributed.links import permitted, plot_links, step_over
 from utils.viz.distributed.pipeline import idle_share, pass_time, plot_pipeline, plot_pipelines
 from utils.viz.distributed.rank_memory import plot_rank_memory
+from utils.viz.distributed.ring import plot_ring, ring_states
 from utils.viz.distributed.scaling import (
     crossing,
     plot_equal_hardware,
     plot_tp_latency,
     throughputs,
 )
-from utils.viz.style import use_course_style
+from utils.viz.style import BLUE, ORANGE, use_course_style
+
+LESS = "Less bubble in the last chart than in the first, "
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +76,12 @@ def test_a_smaller_bubble_is_not_a_shorter_time() -> None:
     slow = [StageRun(0, 0, 0, 2), StageRun(0, 1, 2, 4), StageRun(1, 0, 2, 4), StageRun(1, 1, 4, 6)]
     runs = {"one": pipeline_schedule(2, 1, 2.0), "two": slow}
     assert pass_time(runs["one"]) == 4 and pass_time(slow) == 6
-    assert plot_pipelines(runs, "s", 1).get_suptitle() == "Less bubble, but 50% more time"
+    assert plot_pipelines(runs, "s", 1).get_suptitle() == LESS + "but 50% more time"
     equal = {"one": pipeline_schedule(2, 1, 3.05), "two": slow}
-    assert plot_pipelines(equal, "s", 1).get_suptitle() == "Less bubble, but about the same time"
+    assert plot_pipelines(equal, "s", 1).get_suptitle() == LESS + "but about the same time"
     rules = {"steps": micro_batch_steps(2, 2, 4), "in flight": batches_in_flight(2, 4)}
     figure = plot_pipelines(rules, "units", 1)
-    assert figure.get_suptitle() == "Less bubble, and 25% less time"
+    assert figure.get_suptitle() == LESS + "and 25% less time"
     assert title(figure).startswith("steps: 12 units, 33% of it bubble")
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_pipelines({"none": []})
@@ -98,6 +104,64 @@ def test_who_leads_on_equal_hardware() -> None:
     assert latency.get_suptitle() == "By formula, a token is fastest with 8 ranks"
     with pytest.raises(ValueError, match="equally many cards"):
         plot_equal_hardware(shape, {"a": one, "b": Layout()}, clusters)
+
+
+def test_why_replicas_win_over_pcie() -> None:
+    """From 128 requests on, TP 8 pays more on the links than it saves by reading less."""
+    one, two = Layout(tensor_parallel_size=8), Layout(tensor_parallel_size=4, data_parallel_size=2)
+    pcie = cluster("H100", "PCIe 5 x16", "InfiniBand NDR")
+    for requests, replicas_win in ((64, False), (128, True)):
+        tp8 = decode_step(SHAPES["Llama-3-70B"], one, pcie, requests, 2048)
+        replica = decode_step(SHAPES["Llama-3-70B"], two, pcie, requests // 2, 2048)
+        pays = tp8.communication["tp"] - replica.communication["tp"]
+        assert (pays > replica.work - tp8.work) == replicas_win
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_a_ring_adds_up_and_hands_out(size: int) -> None:
+    states = ring_states(size)
+    assert len(states) == 2 * size - 1
+    halfway, end = states[size - 1][0], states[-1][0]
+    assert all(halfway[rank][rank] == size for rank in range(size))
+    assert sum(row.count(size) for row in halfway) == size
+    assert end == [[size] * size] * size
+    with pytest.raises(ValueError, match="two ranks or more"):
+        ring_states(1)
+
+
+def test_the_ring_in_the_figure() -> None:
+    figure = plot_ring(4)
+    assert figure.get_suptitle() == (
+        "After 3 steps each rank has one complete chunk, after 6 all of them"
+    )
+    numbers = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert numbers[0] == ["1"] * 16 and numbers[-1] == ["4"] * 16
+
+
+def test_sixteen_ranks_in_two_servers_cross_four_times() -> None:
+    """Even if only these hops are slow, a token isn't faster than on the 8 ranks of one server."""
+    crossings = [0] * 16
+    for _, arriving in ring_states(16)[1:]:
+        for rank in (0, 8):  # what arrives there comes from the other server
+            crossings[arriving[rank]] += 1
+    assert sorted(set(crossings)) == [3, 4]
+    where, shape = cluster("H100", "NVLink 4", "InfiniBand NDR"), SHAPES["Llama-3-70B"]
+    wait = 161 * (START_LATENCY + 26 * 0.6e-6 + 4 * 2.7e-6)
+    work = decode_step(shape, Layout(tensor_parallel_size=16), where, 1, 2048).work
+    eight = decode_step(shape, Layout(tensor_parallel_size=8), where, 1, 2048).seconds
+    assert wait + work == pytest.approx(8.0e-3, abs=5e-5) and wait + work > eight
+
+
+def test_the_two_ranks_share_the_matrices_equally() -> None:
+    axes = plot_cut(576, 1536).axes[0]
+    areas: dict[str, float] = {}
+    for patch in axes.patches:
+        color = to_hex(patch.get_facecolor())
+        areas[color] = areas.get(color, 0) + patch.get_width() * patch.get_height()
+    assert areas[BLUE] == pytest.approx(areas[ORANGE])
+    assert "W1\n1536 x 576" in {text.get_text() for text in axes.texts}
+    with pytest.raises(ValueError, match="two halves"):
+        plot_cut(4, 3)
 
 
 def test_imbalance() -> None:

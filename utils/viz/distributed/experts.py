@@ -40,10 +40,12 @@ def plot_experts(num_routed: Tensor, num_ranks: int, layer: int = 0) -> Figure:
     left.bar(range(len(counts)), counts, color=colors, edgecolor="white")
     equal = left.axhline(sum(counts) / len(counts), color=INK, linestyle="--", linewidth=1.4)
     left.set_xlabel("expert")
-    left.set_ylabel("tokens that it got")
+    left.set_ylabel("rows received")
     left.set_xticks(range(len(counts)))
-    shared = "least evenly of all" if layer == int(factors.argmax()) else "like this"
-    left.set_title(f"Layer {layer} shares its tokens {shared}", fontsize=11)
+    left.set_title(
+        f"Layer {layer}: the busiest rank gets\n{float(factors[layer]):.2f} x its equal share",
+        fontsize=11,
+    )
     left.grid(axis="x", visible=False)
     handles = [
         Patch(color=(BLUE, ORANGE, GREEN, GREY)[rank % 4], label=f"rank {rank}")
@@ -52,12 +54,16 @@ def plot_experts(num_routed: Tensor, num_ranks: int, layer: int = 0) -> Figure:
     equal.set_label("equal shares")
     left.legend(handles=[*handles, equal], fontsize=9.5)
     right.plot(range(len(factors)), factors.tolist(), "o", color=BLUE)
-    right.axhline(1, color=INK, linestyle="--", linewidth=1.4)
+    right.axhline(1, color=INK, linestyle="--", linewidth=1.4, label="equal shares")
+    right.legend(fontsize=9.5)
     right.set_xlabel("layer")
     right.set_ylabel("busiest rank / equal share")
     right.set_xlim(-0.5, len(factors) - 0.5)
-    right.set_ylim(0.95, max(1.2, 1.1 * float(factors.max())))
+    right.set_ylim(0.95, max(1.2, 1.15 * float(factors.max())))
     right.grid(axis="x", visible=False)
     average = float(factors.mean())
-    right.set_title(f"Busiest rank: {average:.2f} x its share on average", fontsize=11)
+    right.set_title(
+        f"All layers: the busiest rank gets\n{average:.2f} x its equal share on average",
+        fontsize=11,
+    )
     return figure

@@ -81,7 +81,10 @@ def plot_pipelines(
     if abs(change) >= 0.03:
         told += "less time" if change < 0 else "more time"
     link = "and" if less == (change <= -0.03) else "but"
-    figure.suptitle(f"{'Less' if less else 'No less'} bubble, {link} {told}", x=0.02, ha="left")
+    bubble = "Less bubble" if less else "No less bubble"
+    figure.suptitle(
+        f"{bubble} in the last chart than in the first, {link} {told}", x=0.02, ha="left"
+    )
     return figure
 
 
