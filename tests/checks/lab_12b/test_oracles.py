@@ -30,7 +30,8 @@ def test_numbers_are_those_of_torch_and_of_the_library():
         known = torch.tensor(small.values())
         right = LIBRARYS[small[1:3]].decode(codes)
         torch.testing.assert_close(known, right, rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(torch.signbit(known), torch.signbit(right))
+        number = ~known.isnan()
+        assert torch.equal(torch.signbit(known[number]), torch.signbit(right[number]))
         assert known[small.last] == LIBRARYS[small[1:3]].max
     in_torch = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float()
     known = torch.tensor(floats.E4M3.values())

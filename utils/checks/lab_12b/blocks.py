@@ -58,6 +58,20 @@ def not_a_code(name: str, got: Tensor, last: int) -> Fault | None:
     return Fault(f"{name}: range", at(name, place), None, mine, words=(f"0 to {last}", f"{mine}"))
 
 
+def in_units(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Each weight's scale, and how many of it the weight is; float64 [out, in]."""
+    wide = scales.repeat_interleave(weight.shape[1] // scales.shape[1], 1)
+    return wide, torch.where(wide > 0, weight.double() / wide, 0.0).clamp(-6, 6)
+
+
+def right_codes(weight: Tensor, scales: Tensor) -> Tensor:
+    """Of the nearest FP4 numbers, by looking at all of them; int64 [out, in]."""
+    _, wanted = in_units(weight, scales)
+    magnitudes = FP4[:8].tolist()
+    places = [nearest(value, magnitudes) for value in wanted.flatten().tolist()]
+    return torch.tensor(places).view(weight.shape) + 8 * (wanted < 0)
+
+
 def wrong_elements(weight: Tensor, codes: Tensor, scales: Tensor, tie: bool) -> Fault | None:
     """The first code that isn't nearest to its weight over its scale; 0 where the scale is 0.
 
@@ -65,12 +79,8 @@ def wrong_elements(weight: Tensor, codes: Tensor, scales: Tensor, tie: bool) -> 
         scales: float64 [out, blocks].
         tie: whether the even code is asked for, where two are equally near.
     """
-    wide = scales.repeat_interleave(weight.shape[1] // scales.shape[1], 1)
-    wanted = torch.where(wide > 0, weight.double() / wide, 0.0).clamp(-6, 6)
-    found = FP4[codes.long()]
-    magnitudes = FP4[:8].tolist()
-    places = [nearest(value, magnitudes) for value in wanted.flatten().tolist()]
-    right = FP4[torch.tensor(places).view(weight.shape)] * wanted.sign()
+    wide, wanted = in_units(weight, scales)
+    found, right = FP4[codes.long()], FP4[right_codes(weight, scales)]
     off = (found - wanted).abs() - (right - wanted).abs()
     place = first((found != right) if tie else (off > 6 * NEAR))
     if place is None:
@@ -96,8 +106,9 @@ def exponent_of(largest: float) -> int:
 
 def mx_by_trying(weight: Tensor) -> Parts:
     largest = weight.double().unflatten(1, (-1, 32)).abs().amax(-1)
-    stored = [exponent_of(x) + 127 if x else 127 for x in largest.flatten().tolist()]
-    return torch.zeros(weight.shape, dtype=torch.uint8), torch.tensor(stored).view(largest.shape)
+    powers = [exponent_of(x) if x else 0 for x in largest.flatten().tolist()]
+    exponents = torch.tensor(powers).view(largest.shape)
+    return right_codes(weight, 2.0 ** exponents.double()), exponents + 127
 
 
 def wrong_mx(expected: Parts, got: Any, given: Given) -> Fault | None:
@@ -127,8 +138,9 @@ def global_of(weight: Tensor) -> float:
 def nv_by_trying(weight: Tensor) -> Parts:
     largest = weight.double().unflatten(1, (-1, 16)).abs().amax(-1) / 6 * global_of(weight)
     stored = torch.tensor([nearest(x, FP8) for x in largest.flatten().tolist()])
-    codes = torch.zeros(weight.shape, dtype=torch.uint8)
-    return codes, stored.view(largest.shape), torch.tensor(global_of(weight))
+    stored = stored.view(largest.shape)
+    scales = torch.tensor(FP8, dtype=torch.float64)[stored] / global_of(weight)
+    return right_codes(weight, scales), stored, torch.tensor(global_of(weight))
 
 
 def wrong_nv(expected: Parts, got: Any, given: Given) -> Fault | None:
@@ -153,6 +165,6 @@ def wrong_nv(expected: Parts, got: Any, given: Given) -> Fault | None:
     if place is not None:
         right, mine = (int(part[place]) for part in (expected[1], scales))
         where = f"{at('scales', place)}, to stand for {float(wanted[place]):.6g}"
-        words = tuple(f"code {code}, for {FP8[code]:g}" for code in (right, mine))
-        return Fault("scales", where, right, mine, words=(words[0], words[1]))
+        wanted_code, came = (f"code {code}, for {FP8[code]:g}" for code in (right, mine))
+        return Fault("scales", where, right, mine, words=(wanted_code, came))
     return wrong_elements(weight, codes, values[scales.long()] / global_of(weight), tie=False)
