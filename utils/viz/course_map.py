@@ -53,7 +53,7 @@ _ARROWS = (
 )
 _SHARED_FLOORS = (4, 5)  # of Part I, of several notebooks each
 # Lessons whose exercises are in another one's lab.
-SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09", "12b": "12", "13b": "13"}
+SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09", "13b": "13"}
 _PART_OF = {
     BLUE: "Part I: build the engine",
     ORANGE: "Part II: run the real pipeline",
