@@ -17,6 +17,7 @@ START = "notebooks/00_start_here.html"
 # With formulas, tables, feedback of checks, figures, a widget, folded answers, hints.
 PAGES = (
     "index.html",
+    "claims.html",
     "compare.html",
     "GLOSSARY.html",
     "search.html?q=block",
