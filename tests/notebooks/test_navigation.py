@@ -65,3 +65,16 @@ def test_a_notebook_without_its_lines_breaks_a_rule(tmp_path, monkeypatch) -> No
     monkeypatch.setattr("tools.notebook_rules.top_line", lambda _: navigation.top_line(path))
     [problem] = problems(copy)
     assert "**Go on.**" in problem and "tools/navigation.py" in problem
+
+
+def test_the_exercise_announced_as_the_learners_own_design_is_one() -> None:
+    announced = 0
+    for lab in labs():
+        lesson, exercises = ROOT / "notebooks" / lab.name, lab.read_text(encoding="utf-8")
+        if not lesson.is_file():  # a lab of several lessons
+            continue
+        text = "\n".join(cell.source for cell in nbformat.read(lesson, as_version=4).cells)
+        for number in re.findall(r"exercise (\d+) you design", text):
+            assert re.search(rf"## Exercise {number}: [^\n]*\(you design it\)", exercises)
+            announced += 1
+    assert announced

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from utils.pipeline.estimates.train_shapes import TRAIN_SHAPES
-from utils.pipeline.estimates.training_memory import training_memory
+from utils.pipeline.estimates.training_memory import Method, training_memory
 from utils.pipeline.stages.packed_batches import encode
 from utils.pipeline.task.messages import generate
 from utils.viz.explore import Explorer
@@ -117,6 +117,37 @@ def test_calculator_leaves_room_for_the_driver() -> None:
         card="T4, 16 GiB",
     ).axes
     assert axes.lines[0].get_xdata()[0] == pytest.approx(16 * 2**30 / GB - 1.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "r", "num_tokens", "checkpointing", "says"),
+    [
+        ("qlora", 16, 4096, True, "7.0 GB fits"),
+        ("lora", 16, 4096, True, "17.3 GB does not fit"),
+        ("lora", 16, 1024, True, "15.7 GB does not fit"),
+        ("lora", 16, 512, True, "15.4 GB fits"),
+        ("full", 16, 128, True, "116.0 GB does not fit"),
+        ("qlora", 256, 4096, True, "17.1 GB does not fit"),
+        ("qlora", 16, 16384, True, "13.5 GB fits"),
+        ("qlora", 16, 1024, False, "11.0 GB fits"),
+        ("qlora", 16, 2048, False, "17.1 GB does not fit"),
+    ],
+)
+def test_the_lesson_says_what_the_calculator_finds(
+    method: Method, r: int, num_tokens: int, checkpointing: bool, says: str
+) -> None:
+    arguments = {"targets": "all linear", "answers": 20, "card": "T4, 16 GiB"}
+    for lora_alpha in (1, 512):
+        figure = plot_calculator(
+            "Mistral-7B",
+            method,
+            r,
+            lora_alpha,
+            num_tokens=num_tokens,
+            checkpointing=checkpointing,
+            **arguments,
+        )
+        assert f"\n{says} on T4" in title_of(figure.axes[0])
 
 
 def test_calculator_moves() -> None:
