@@ -67,7 +67,7 @@ def test_every_control_redraws() -> None:
     layers = {"q_proj": (normal(0, 0.1), normal(1, 0.01)), "k_proj": (normal(2, 0.1), normal(3, 1))}
     explorer = merge_explorer(layers)
     seen = {bytes(explorer._image.value)}
-    moves = (("layer", "k_proj"), ("base", "W"), ("grid", "bfloat16"), ("size", SIZES[0]))
+    moves = (("layer", "k_proj"), ("base", "Q(W)"), ("grid", "NF4"), ("size", SIZES[0]))
     for name, value in moves:
         explorer.controls[name].value = value
         assert explorer.error is None

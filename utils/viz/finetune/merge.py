@@ -198,8 +198,8 @@ def merge_explorer(layers: Mapping[str, tuple[Tensor, Tensor]]) -> Explorer:
     return Explorer(
         draw,
         layer=ipywidgets.Dropdown(options=names, value=names[0], description="layer"),
-        base=ipywidgets.ToggleButtons(options=BASES, value="Q(W)", description="add to"),
-        grid=ipywidgets.ToggleButtons(options=GRIDS, value="NF4", description="round to"),
+        base=ipywidgets.ToggleButtons(options=BASES, value="W", description="add to"),
+        grid=ipywidgets.ToggleButtons(options=GRIDS, value="bfloat16", description="round to"),
         size=ipywidgets.SelectionSlider(options=SIZES, value=1.0, description="size"),
     )
 
