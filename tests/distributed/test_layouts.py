@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from utils.distributed.hardware import GIB, GPUS
-from utils.distributed.layouts import Layout, Rank, all_ranks, fullest, memory_of
-from utils.distributed.shapes import SHAPES, Shape, num_parameters
+from utils.distributed.layouts import Layout, Rank, all_ranks, fullest, memory_of, room_for_requests
+from utils.distributed.shapes import SHAPES, Shape, attention_parameters, num_parameters
 from utils.sim.memory import MODEL_SHAPES, kv_bytes_per_token
 
 
@@ -118,3 +118,32 @@ def test_words_and_bad_sizes() -> None:
     assert Layout(8, 2, 4).world_size == 64
     with pytest.raises(ValueError, match="at least 1"):
         Layout(0)
+
+
+def test_a_request_fits_into_one_replica() -> None:
+    """Two equal replicas never hold an odd number of requests. The numbers are lesson 15's."""
+    shape, gpu, context = SHAPES["Llama-3-70B"], GPUS["H100"], 2048
+    replicas = Layout(tensor_parallel_size=4, data_parallel_size=2)
+    assert 2 * fullest(shape, replicas, gpu).tokens // context == 521  # with a request cut in two
+    assert room_for_requests(shape, replicas, gpu, context) == 520
+    assert room_for_requests(shape, Layout(8), gpu, context) == 731
+
+
+def test_data_parallel_attention_copies_more_than_attention() -> None:
+    """DeepSeek-V3 on 32 cards: all but the experts is copied, and attention is two thirds of it."""
+    shape = SHAPES["DeepSeek-V3"]
+    tp = Rank(shape, Layout(tensor_parallel_size=32, enable_expert_parallel=True))
+    dp = Rank(shape, Layout(data_parallel_size=32, enable_expert_parallel=True))
+    assert tp.expert_parameters() == dp.expert_parameters()
+    more, attention = (
+        2 / 1e9 * part
+        for part in (
+            dp.num_parameters() - tp.num_parameters(),
+            len(dp.layers)
+            * (
+                attention_parameters(shape, dp.num_heads, dp.num_kv_heads)
+                - attention_parameters(shape, tp.num_heads, tp.num_kv_heads)
+            ),
+        )
+    )
+    assert (round(more, 1), round(attention, 1)) == (31.2, 20.3)

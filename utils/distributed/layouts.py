@@ -220,3 +220,11 @@ def fullest(shape: Shape, layout: Layout, gpu: Gpu, itemsize: int = 2) -> Memory
         (memory_of(Rank(shape, layout, pp=stage), gpu, itemsize) for stage in stages),
         key=lambda memory: (memory.fits, memory.tokens, -memory.weights),
     )
+
+
+def room_for_requests(shape: Shape, layout: Layout, gpu: Gpu, context: int) -> int:
+    """How many requests of `context` tokens fit in all replicas together.
+
+    A request is in one replica. What is left over in two of them can't hold one more.
+    """
+    return layout.data_parallel_size * (fullest(shape, layout, gpu).tokens // context)

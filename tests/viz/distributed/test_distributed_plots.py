@@ -22,7 +22,7 @@ from utils.viz.distributed.cut import plot_cut
 from utils.viz.distributed.experts import imbalance, plot_experts
 from utils.viz.distributed.layout_widget import layout_explorer, plot_layout
 from utils.viz.distributed.links import permitted, plot_links, step_over
-from utils.viz.distributed.pipeline import idle_share, pass_time, plot_pipeline, plot_pipelines
+from utils.viz.distributed.pipeline import idle_share, pass_time, plot_pipelines
 from utils.viz.distributed.rank_memory import plot_rank_memory
 from utils.viz.distributed.ring import plot_ring, ring_states
 from utils.viz.distributed.scaling import (
@@ -33,7 +33,7 @@ from utils.viz.distributed.scaling import (
 )
 from utils.viz.style import BLUE, ORANGE, use_course_style
 
-LESS = "Less bubble in the last chart than in the first, "
+LESS = "Less bubble below than above, "
 
 
 @pytest.fixture(autouse=True)
@@ -60,15 +60,15 @@ def test_links_are_counted_in_the_title() -> None:
 def test_the_bubble_is_in_the_title(stages: int, micro_batches: int) -> None:
     runs = pipeline_schedule(stages, micro_batches)
     assert idle_share(runs) == pytest.approx(bubble(stages, micro_batches))
-    assert f"{bubble(stages, micro_batches):.0%} of the" in title(plot_pipeline(runs, "steps", 1))
+    figure = plot_pipelines({"a": runs, "b": runs}, "steps", 1)
+    assert f"steps, {bubble(stages, micro_batches):.0%} of it bubble" in title(figure)
 
 
 def test_a_measured_pipeline_begins_at_zero() -> None:
     runs = [StageRun(0, 0, 100.0, 100.2), StageRun(1, 0, 100.2, 100.5)]
-    axes = plot_pipeline(runs).axes[0]
-    assert axes.get_xlim() == pytest.approx((0, 500))
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plot_pipeline([])
+    axes = plot_pipelines({"a": runs, "b": runs}).axes[0]
+    assert axes.get_xlim() == pytest.approx((0, 1.01 * 500))
+    assert min(bar.get_x() for bar in axes.patches) == 0
 
 
 def test_a_smaller_bubble_is_not_a_shorter_time() -> None:
@@ -83,6 +83,8 @@ def test_a_smaller_bubble_is_not_a_shorter_time() -> None:
     figure = plot_pipelines(rules, "units", 1)
     assert figure.get_suptitle() == LESS + "and 25% less time"
     assert title(figure).startswith("steps: 12 units, 33% of it bubble")
+    three = plot_pipelines(rules | {"again": rules["in flight"]}, "units", 1).get_suptitle()
+    assert three == "Less bubble in the last chart than in the first, and 25% less time"
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_pipelines({"none": []})
 
@@ -174,11 +176,30 @@ def test_imbalance() -> None:
 
 
 def test_memory_of_ranks() -> None:
-    one, parts = {"one": [(300, 100)]}, {"two": [(160, 40), (150, 50)]}
+    one, parts = {"one": [(300, 100)]}, {"two": [(160, 40), (140, 50)]}
     figure = plot_rank_memory(one | parts, one | parts)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["one", "two, rank 0", "two, rank 1"]
-    assert "50% of what one holds" in title(figure)
+    assert title(figure) == "The fullest rank holds 50% of what one holds"
+    equal = plot_rank_memory(one | {"two": [(150, 50), (150, 50)]})
+    assert title(equal) == "Each rank holds 50% of what one holds"
+
+
+def test_the_figures_say_how_long_the_requests_are() -> None:
+    shape, where = SHAPES["Llama-3-70B"], {"N": cluster("H100", "NVLink 4", "InfiniBand NDR")}
+    layout = Layout(tensor_parallel_size=8)
+    latency = plot_tp_latency(shape, where, (64,))
+    equal = plot_equal_hardware(shape, {"a": layout, "b": layout}, where)
+    links = plot_links({"TP 8": ("Llama-3-70B", layout)})
+    controls = ("Llama-3-70B", "H100", "NVLink 4", "InfiniBand NDR")
+    widget = plot_layout(*controls, 4, 1, 1, False, 32, 2048)
+    texts = (
+        title(latency),
+        equal.axes[0].get_xlabel(),
+        links.axes[0].get_xlabel(),
+        widget.axes[2].texts[0].get_text(),
+    )
+    assert all("2,048 tokens" in text for text in texts)
 
 
 def test_a_refused_layout_is_told_in_words() -> None:

@@ -13,7 +13,7 @@ from utils.distributed.hardware import GIB, GPUS, LINKS, Cluster, cluster
 from utils.distributed.layouts import Layout, Rank, fullest
 from utils.distributed.problems import Problem, find_problems
 from utils.distributed.shapes import SHAPES, Shape
-from utils.distributed.step_time import decode_step, prefill
+from utils.distributed.step_time import StepTime, decode_step, prefill
 from utils.distributed.traffic import step_traffic
 from utils.viz.explore import Explorer
 from utils.viz.style import BLUE, GREEN, GREY, INK, ORANGE, RED
@@ -56,6 +56,9 @@ def plot_layout(
     problems = find_problems(shape, layout, where, requests, context)
     refused = any(problem.kind == "refused" for problem in problems)
     lines = _lines(problems)
+    if not refused:
+        facts = _facts(shape, layout, where, requests, context)
+        lines = [(fact, INK) for fact in facts] + lines
     height = 0.21 * len(lines) + 0.3
     if refused:  # nothing to draw but the words
         figure, words = plt.subplots(figsize=(9.2, 0.5 + height))
@@ -64,7 +67,7 @@ def plot_layout(
             3, 1, figsize=(9.2, 3.9 + height), height_ratios=(1, 1, height)
         )
         _draw_memory(memory, shape, layout, where, requests * context)
-        _draw_time(time, shape, layout, where, requests, context)
+        _draw_time(time, decode_step(shape, layout, where, requests, context))
     words.set_axis_off()
     for row, (text, color) in enumerate(lines):
         words.text(
@@ -104,6 +107,23 @@ def _lines(problems: list[Problem]) -> list[tuple[str, str]]:
     return lines or [("Nothing breaks.", INK)]
 
 
+def _facts(
+    shape: Shape, layout: Layout, where: Cluster, requests: int, context: int
+) -> tuple[str, str]:
+    """What no bar shows, in two lines."""
+    room = fullest(shape, layout, where.gpu).tokens
+    step = decode_step(shape, layout, where, requests, context)
+    sender = Rank(shape, layout, layout.tensor_parallel_size - 1, 0, 0)
+    sent = sum(part.sent_bytes for part in step_traffic(sender, 1, 1))
+    first = prefill(shape, layout, where, context, layout.pipeline_parallel_size)
+    what = f"{requests} request{'s' if requests > 1 else ''} of {context:,} tokens"
+    return (
+        f"Each replica: {what}; its KV cache has room for {room:,} tokens.",
+        f"In all: {step.tokens_per_second:,.0f} tokens/s. A rank sends {sent / 1e3:,.1f} kB for "
+        f"a token. A prefill of {context:,} tokens takes {1e3 * first.seconds:,.0f} ms.",
+    )
+
+
 def _draw_memory(axes: Axes, shape: Shape, layout: Layout, where: Cluster, tokens: int) -> None:
     memory = fullest(shape, layout, where.gpu)
     kv = tokens * memory.kv_per_token / GIB
@@ -116,16 +136,10 @@ def _draw_memory(axes: Axes, shape: Shape, layout: Layout, where: Cluster, token
     axes.set_yticks([])
     axes.grid(axis="y", visible=False)
     axes.legend(ncols=2, loc="upper left", fontsize=9.5)
-    axes.set_xlabel(
-        f"GiB on the fullest card (line: what may be used); room for {memory.tokens:,} tokens of "
-        f"a replica"
-    )
+    axes.set_xlabel("GiB on the fullest card (line: what may be used)")
 
 
-def _draw_time(
-    axes: Axes, shape: Shape, layout: Layout, where: Cluster, requests: int, context: int
-) -> None:
-    step = decode_step(shape, layout, where, requests, context)
+def _draw_time(axes: Axes, step: StepTime) -> None:
     left = 1e3 * step.work
     axes.barh([0], [left], color=BLUE, label=f"the GPUs' work {left:,.2f} ms")
     for group, seconds in step.communication.items():
@@ -134,18 +148,12 @@ def _draw_time(
             [0], [1e3 * seconds], left=[left], color=color, label=f"{words} {1e3 * seconds:,.2f} ms"
         )
         left += 1e3 * seconds
-    sender = Rank(shape, layout, layout.tensor_parallel_size - 1, 0, 0)
-    sent = sum(part.sent_bytes for part in step_traffic(sender, 1, 1))
-    first = prefill(shape, layout, where, context, layout.pipeline_parallel_size)
     axes.set_xlim(0, 1.05 * left)
     axes.set_ylim(-0.6, 1.15)
     axes.set_yticks([])
     axes.grid(axis="y", visible=False)
     axes.legend(ncols=4, loc="upper left", fontsize=9, columnspacing=1.2)
-    axes.set_xlabel(
-        f"ms of a decode step, at best; {step.tokens_per_second:,.0f} tokens/s; a rank sends "
-        f"{sent / 1e3:,.1f} kB a token; prefill {1e3 * first.seconds:,.0f} ms"
-    )
+    axes.set_xlabel("ms of a decode step, at best")
 
 
 def layout_explorer() -> Explorer:

@@ -85,10 +85,10 @@ def plot_links(
     axes.set_xscale("log")
     axes.set_ylim(-0.6, len(rows) - 0.4 + 0.75 * len(layouts))
     axes.set_yticks(range(len(rows)))
-    axes.set_yticklabels([f"{link.name}  {link.bandwidth / 1e9:,.4g} GB/s" for link in rows])
+    axes.set_yticklabels([f"{link.name}  {link.bandwidth / 1e9:,.1f} GB/s" for link in rows])
     axes.set_xlabel(
-        f"ms of communication in a decode step of {requests} requests "
-        f"(dashed: the {gpu}'s own work)"
+        f"ms of communication in a decode step (dashed: the {gpu}'s own work);\n"
+        f"each replica has {requests} requests of {context:,} tokens"
     )
     axes.set_title(
         "Links on which the GPUs work longer than they wait:\n" + ", ".join(verdicts), fontsize=11

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.engine.distributed.worker import StageRun
-from utils.viz.style import BLUE, COLORS, GREEN, GREY, ORANGE
+from utils.viz.style import BLUE, GREEN, GREY, ORANGE, RED
 
 
 def idle_share(runs: Sequence[StageRun]) -> float:
@@ -24,37 +24,15 @@ def pass_time(runs: Sequence[StageRun]) -> float:
     return max(run.end for run in runs) - min(run.begin for run in runs)
 
 
-def plot_pipeline(runs: Sequence[StageRun], unit: str = "ms", scale: float = 1e3) -> Figure:
-    """A Gantt chart: a row for each stage, a bar for each micro-batch it works on.
-
-    Args:
-        runs: from `pipeline_schedule`, or measured: `Worker.take_timeline()` of all ranks.
-        unit: of the axis.
-        scale: units in a second (of the runs' times).
-
-    Raises:
-        ValueError: there are no runs.
-    """
-    num_stages = _num_stages(runs)
-    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.55 * num_stages))
-    _draw(axes, runs, scale)
-    axes.set_xlim(0, scale * pass_time(runs))
-    micro_batches = len({run.micro_batch for run in runs})
-    axes.set_xlabel(f"time ({unit}); the number is the micro-batch")
-    axes.set_title(
-        f"{num_stages} stages, {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}: "
-        f"{idle_share(runs):.0%} of the stages' time is bubble (hatched)"
-    )
-    return figure
-
-
 def plot_pipelines(
     timelines: Mapping[str, Sequence[StageRun]], unit: str = "ms", scale: float = 1e3
 ) -> Figure:
-    """Gantt charts below each other, on one time axis. The title compares the last with the first.
+    """Gantt charts, one below another, on one time axis: a row for each stage, a bar for each
+    micro-batch it works on. The title compares the last chart with the first.
 
     Args:
-        timelines: by label, runs as for `plot_pipeline`.
+        timelines: by label, two or more: runs from `pipeline_schedule`, or measured:
+            `Worker.take_timeline()` of all ranks.
         unit: of the axis.
         scale: units in a second (of the runs' times).
 
@@ -82,9 +60,8 @@ def plot_pipelines(
         told += "less time" if change < 0 else "more time"
     link = "and" if less == (change <= -0.03) else "but"
     bubble = "Less bubble" if less else "No less bubble"
-    figure.suptitle(
-        f"{bubble} in the last chart than in the first, {link} {told}", x=0.02, ha="left"
-    )
+    where = "below than above" if len(times) == 2 else "in the last chart than in the first"
+    figure.suptitle(f"{bubble} {where}, {link} {told}", x=0.02, ha="left")
     return figure
 
 
@@ -109,9 +86,9 @@ def _draw(axes: Axes, runs: Sequence[StageRun], scale: float) -> None:
         linewidth=0,
         alpha=0.35,
     )
-    dark = {BLUE, COLORS[3]}
+    palette = (BLUE, ORANGE, GREEN, RED)
     for run in runs:
-        color = (BLUE, ORANGE, GREEN)[run.micro_batch % 3]
+        color = palette[run.micro_batch % len(palette)]
         left, width = scale * (run.begin - start), scale * (run.end - run.begin)
         axes.barh(run.stage, width, left=left, height=0.72, color=color, edgecolor="white")
         if width > 0.03 * end:
@@ -121,7 +98,7 @@ def _draw(axes: Axes, runs: Sequence[StageRun], scale: float) -> None:
                 str(run.micro_batch),
                 ha="center",
                 va="center",
-                color="white" if color in dark else "black",
+                color="white" if color in (BLUE, RED) else "black",
                 fontsize=9.5,
             )
     axes.set_yticks(range(num_stages), [f"stage {i}" for i in range(num_stages)])

@@ -46,11 +46,13 @@ def plot_rank_memory(
             linestyle="none",
         )
     first = next(iter(layouts.values()))
-    fullest = max(map(sum, rows[len(first) :] or rows)) / max(map(sum, first))
+    others = [sum(row) for row in rows[len(first) :] or rows]
+    fullest = max(others) / max(map(sum, first))
+    who = "Each rank" if len(set(others)) == 1 else "The fullest rank"
     axes.invert_yaxis()
     axes.margins(x=0.05)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("MiB")
-    axes.set_title(f"The fullest rank holds {fullest:.0%} of what {next(iter(layouts))} holds")
+    axes.set_title(f"{who} holds {fullest:.0%} of what {next(iter(layouts))} holds")
     axes.legend(loc="lower right")
     return figure

@@ -74,7 +74,9 @@ def plot_tp_latency(
             )
         axes.set_xticks(range(len(RANKS)), [str(n) for n in RANKS])
         axes.set_xlabel("tensor-parallel ranks (8 cards in a server)")
-        axes.set_title(f"{batch} request{'s' if batch > 1 else ''}", fontsize=11)
+        axes.set_title(
+            f"{batch} request{'s' if batch > 1 else ''} of {context:,} tokens", fontsize=11
+        )
     grid[0, 0].set_ylim(0, None)
     grid[0, 0].set_ylabel("ms per token")
     grid[0, 0].legend()
@@ -118,7 +120,7 @@ def plot_equal_hardware(
         verdict = f"{second} leads from {turn} on" if turn else f"{first} leads throughout"
         axes.set_title(f"{name}: {verdict}", fontsize=11)
         axes.set_xticks(range(len(requests)), [str(n) for n in requests])
-        axes.set_xlabel("requests in all")
+        axes.set_xlabel(f"requests in all, of {context:,} tokens each")
     grid[0, 0].set_ylim(0, None)
     grid[0, 0].set_ylabel("tokens per second")
     grid[0, 0].legend()
