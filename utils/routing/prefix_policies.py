@@ -56,7 +56,8 @@ class CacheAware(PrefixPolicy):
     load is too far above the mean of all.) The load counts as out of balance when the most loaded
     replica has more than `balance_abs_threshold` unfinished requests more than the least loaded,
     and more than `balance_rel_threshold` times as many. Where no replica holds more than
-    `cache_threshold` of the prompt's blocks, the least loaded one gets the request, too.
+    `cache_threshold` of the prompt's blocks, the least loaded one gets the request, too. (So 0.1.17
+    behaves; a docstring in its package says "the worker with the smallest tree".)
 
     Raises:
         ValueError: a threshold is out of its range.

@@ -53,3 +53,11 @@ def test_of_a_prompt_that_ends_with_a_block_the_last_one_is_computed(tiny_folder
     found = [tiny.generate([prompt], params, use_tqdm=False)[0].num_cached_tokens for _ in "ab"]
     requests = [RoutingRequest(i, block_names(prompt, 4), len(prompt)) for i in range(2)]
     assert predicted_hit_rate(requests, 4) == sum(n or 0 for n in found) / 16 == 4 / 16
+
+
+def test_notes_share_less_than_a_routers_cache_threshold() -> None:
+    """So a new note is no match for `cache_aware`, and goes to the least loaded replica."""
+    first = [prompt.text for prompt in prompt_groups(num_groups=6, requests_per_group=1, seed=11)]
+    for text in first[1:]:
+        same = [one == other for one, other in zip(first[0], text, strict=False)]
+        assert same.index(False) < 0.05 * len(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -205,3 +205,48 @@ def test_books_and_reports_do_not_go_together() -> None:
     trace = conversations(10, 1.0)
     with pytest.raises(ValueError, match="cannot be combined"):
         simulate(trace, RoundRobin(), 2, CLUSTER, report_seconds=1.0, whole_prompts=True)
+
+
+@dataclass
+class Together(Unrelated):
+    """The first prompt has blocks of its own, and all others have the same blocks."""
+
+    def rows(self):  # type: ignore[no-untyped-def]
+        for number, now, session, tokens, output, _ in super().rows():
+            yield number, now, session, tokens, output, [(number > 0, i) for i in range(tokens)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("budget", [10**6, 800])
+def test_blocks_count_when_they_arrive_or_after_their_prefill(late: bool, budget: int) -> None:
+    """Behind another prompt come two equal ones together, one that waits, and one long after."""
+    cost = CostModel(0.0, 0.001)
+    config = ReplicaConfig(cost, None, 1, budget, 8, blocks_after_prefill=late)
+    trace = Together(np.array([0.0, 0.1, 0.1, 1.5, 60.0]), np.full(5, 1000))
+    index, told = KVIndex(2), []
+
+    class Watched(RoundRobin):
+        def pick(self, request: RoutingRequest, replicas: Sequence[Replica]) -> int:
+            told.append(index.matches(request.block_hashes)[0])
+            return 0
+
+    policy = LongestPrefix(index)
+    policy.pick = Watched().pick  # type: ignore[method-assign]
+    result = simulate(trace, policy, 2, config)
+    if not late:
+        assert result.num_cached_tokens.tolist() == [0, 0, 999, 999, 999]
+        assert told == [0, 0, 1000, 1000, 1000]
+    else:
+        # The second of the equal ones begins in a step that the first is still part of, so both
+        # are computed. The next one begins after the first has ended, and finds everything.
+        assert result.num_cached_tokens.tolist() == [0, 0, 0, 999, 999]
+        assert told == [0, 0, 0, 0, 1000]
+
+
+def test_late_blocks_lose_no_request_and_keep_the_truth(trace: Conversations) -> None:
+    config = replace(CONFIG, blocks_after_prefill=True)
+    index = KVIndex(4)
+    late = simulate(trace, LongestPrefixAndLoad(index, 512), 4, config)
+    soon = simulate(trace, LongestPrefixAndLoad(KVIndex(4), 512), 4, CONFIG)
+    assert not np.isnan(late.finished).any() and 600 < len(index) <= 4 * 600
+    assert 0 < late.hit_rate < soon.hit_rate

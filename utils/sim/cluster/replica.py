@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from utils.routing.lru_blocks import LruBlocks
+from utils.routing.prefix_index import KVIndex
 from utils.sim.cluster.cost import CostModel
 
 NEVER = math.inf
@@ -29,6 +30,10 @@ class ReplicaConfig:
         block_size: tokens in a block.
         max_num_batched_tokens: budget of tokens in a step.
         max_num_seqs: requests that decode at once.
+        blocks_after_prefill: a prompt's blocks count as cached, and events tell of them, only when
+            its whole prefill has ended, and a prompt is looked up when its own prefill begins.
+            False: its blocks are looked up and count as cached the moment it arrives. vLLM is in
+            between: it looks up when the prefill begins, and stores chunk by chunk.
     """
 
     cost: CostModel
@@ -36,6 +41,7 @@ class ReplicaConfig:
     block_size: int = 512
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
+    blocks_after_prefill: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or not 1 <= self.max_num_seqs < self.max_num_batched_tokens:
@@ -57,6 +63,9 @@ class SimReplica:
         config: what it can do.
         first_token: written to: by request number, the time of its first token.
         finished: the same for the last token.
+        cached_tokens: the same for tokens found in the cache, if that is known only when the
+            prefill begins (`config.blocks_after_prefill`).
+        listener: with the same option, told what is stored and evicted when a prefill ends.
     """
 
     __slots__ = (
@@ -68,24 +77,34 @@ class SimReplica:
         "_step_seconds",
         "_step_tokens",
         "_steps",
+        "_storing",
         "_waiting",
         "busy",
         "cache",
+        "cached_tokens",
         "config",
         "end",
         "finished",
         "first_token",
         "index",
+        "listener",
         "num_running",
         "num_waiting",
         "waiting_tokens",
     )
 
     def __init__(
-        self, index: int, config: ReplicaConfig, first_token: list[float], finished: list[float]
+        self,
+        index: int,
+        config: ReplicaConfig,
+        first_token: list[float],
+        finished: list[float],
+        cached_tokens: list[int] | None = None,
+        listener: KVIndex | None = None,
     ) -> None:
         self.index, self.config = index, config
         self.first_token, self.finished = first_token, finished
+        self.cached_tokens, self.listener = cached_tokens, listener
         cost = config.cost
         self._constants = (
             cost.per_step,
@@ -99,7 +118,9 @@ class SimReplica:
         self.num_running = self.num_waiting = self.waiting_tokens = 0
         self.busy = 0.0  # seconds in which a step ran
         self.end = NEVER  # when the present run of steps ends; NEVER: idle
-        self._waiting: deque[list[int]] = deque()  # [request, next token, prompt length, answer]
+        # Each: request, next token, prompt length, answer, and whether it is still to be looked up.
+        self._waiting: deque[list[int]] = deque()
+        self._storing: dict[int, Sequence[Hashable]] = {}  # blocks that no prefill has stored yet
         self._decoding: list[tuple[int, int, int]] = []  # heap of (last step, request, context)
         self._context = 0  # tokens of K and V that the decoding requests read in a step
         self._steps = 0  # steps up to the end of the present run
@@ -112,12 +133,21 @@ class SimReplica:
     ) -> tuple[int, list[Hashable]]:
         """A request arrives. Its blocks are looked up and given out at once.
 
+        With `config.blocks_after_prefill`, they are given out when its prefill has ended, and they
+        are looked up again when it begins.
+
         Returns:
             tokens found in the cache, at most all but one, and the names of evicted blocks.
         """
-        found, evicted = self.cache.use(names)
+        evicted: list[Hashable] = []
+        if self.config.blocks_after_prefill:
+            found = self.cache.match(names)
+            self._storing[request] = names
+        else:
+            found, evicted = self.cache.use(names)
         cached = min(found * self.config.block_size, num_tokens - 1)
-        self._waiting.append([request, cached, num_tokens, output_len])
+        late = int(self.config.blocks_after_prefill)
+        self._waiting.append([request, cached, num_tokens, output_len, late])
         self.num_waiting += 1
         self.waiting_tokens += num_tokens - cached
         if self.end == NEVER:
@@ -140,6 +170,8 @@ class SimReplica:
             self.num_waiting -= len(self._ending)
             for request, context, output_len in self._ending:
                 self.first_token[request] = end
+                if self._storing:
+                    self._store(self._storing.pop(request))
                 if output_len > 1:
                     heapq.heappush(self._decoding, (self._steps + output_len - 1, request, context))
                     self._context += context
@@ -167,6 +199,22 @@ class SimReplica:
             *(row[0] for row in self._ending),
         ]
 
+    def _store(self, names: Sequence[Hashable]) -> None:
+        evicted = self.cache.add(names)
+        if self.listener is not None:
+            self.listener.stored(self.index, names)
+            self.listener.removed(self.index, evicted)
+
+    def _look_up(self, row: list[int]) -> None:
+        """Once more, when a prefill begins: what others have stored since is found, too."""
+        request, before, num_tokens, _, _ = row
+        found = self.cache.match(self._storing[request]) * self.config.block_size
+        cached = min(found, num_tokens - 1)
+        row[1], row[4] = cached, 0
+        self.waiting_tokens += before - cached
+        if self.cached_tokens is not None:
+            self.cached_tokens[request] = cached
+
     def _start(self, now: float) -> None:
         """Plan the next step, or a run of equal ones."""
         per_step, per_token, per_pair, per_context_token, max_tokens, max_seqs = self._constants
@@ -191,7 +239,9 @@ class SimReplica:
             seats = max_seqs - running
             while waiting and left and seats:
                 row = waiting[0]
-                request, start, num_tokens, output_len = row
+                if row[4]:
+                    self._look_up(row)
+                request, start, num_tokens, output_len, _ = row
                 new = num_tokens - start
                 if new <= left:
                     waiting.popleft()

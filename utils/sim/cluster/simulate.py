@@ -88,7 +88,8 @@ def simulate(
     Args:
         trace: the requests.
         policy: a new one; it keeps what it learned. A `KVIndex` in it is told at once what
-            each replica stores and evicts.
+            each replica stores and evicts, or, with `config.blocks_after_prefill`, when the
+            prefill ends.
         num_replicas: how many, all alike.
         config: of each replica.
         report_seconds: the router sees the replicas' load as it was at the last report, plus what
@@ -117,14 +118,16 @@ def simulate(
         )
     count = len(trace)
     first, last = [float("nan")] * count, [float("nan")] * count
-    replicas = [SimReplica(i, config, first, last) for i in range(num_replicas)]
+    chosen, cached_tokens, samples = [-1] * count, [0] * count, []
     index = policy.index if isinstance(policy, PrefixPolicy) else None
     truth = index if isinstance(index, KVIndex) else None
+    replicas = [
+        SimReplica(i, config, first, last, cached_tokens, truth) for i in range(num_replicas)
+    ]
     views: Sequence[Replica] = replicas
     reports = [ReplicaLoad(i) for i in range(num_replicas)]
     if report_seconds or whole_prompts:
         views = reports
-    chosen, cached_tokens, samples = [-1] * count, [0] * count, []
     next_sample, next_report = 0.0, 0.0
     choose, request = policy.choose, RoutingRequest(0)
     with _no_garbage_collection():
@@ -156,7 +159,7 @@ def simulate(
             if report_seconds:
                 reports[best].num_waiting += 1
                 reports[best].waiting_tokens += num_tokens - cached
-            if truth is not None:
+            if truth is not None and not config.blocks_after_prefill:
                 truth.stored(best, names[cached // config.block_size :])
                 truth.removed(best, evicted)
             if watch is not None:
