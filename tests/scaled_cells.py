@@ -143,12 +143,13 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ('generate("held_out", 16)', 'generate("held_out", 2)'),
         ('free = {"max_tokens": 160}', 'free = {"max_tokens": 40}'),
     ),
-    # One lone request and crowds of six, and 3 seconds at two rates: too few to find a knee, enough
-    # to run every line.
+    # Short closed loops, and 3 seconds at two rates: too few to find a knee, enough to run each
+    # line.
     "notebooks/14_serving.ipynb": (
-        ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),
+        ("L, closed = 16, {}", "L, closed = 6, {}"),
+        ("for users in (1, 3, 6, 9):", "for users in (1, 4, 9):"),
+        ("bodies(3 + 5 * users, L)", "bodies(2 + 2 * users, L)"),
         ("bodies(10, 8), poisson_arrivals(rate, 10)", "bodies(4, 8), poisson_arrivals(rate, 4)"),
-        ("L, sizes = 16, [1, 3, 6, 9] * 3", "L, sizes = 6, [1, 6] * 2"),
         ("poisson_arrivals(knee, 3000)", "poisson_arrivals(knee, 200)"),
         (
             "seconds, seeds, shares = 60, 20, (0.4, 0.5, 0.6, 0.8)",
