@@ -143,15 +143,18 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ('generate("held_out", 16)', 'generate("held_out", 2)'),
         ('free = {"max_tokens": 160}', 'free = {"max_tokens": 40}'),
     ),
+    # Short closed loops, and 3 seconds at two rates: too few to find a knee, enough to run each
+    # line.
     "notebooks/14_serving.ipynb": (
-        ("bodies(2 + 3 * users)", "bodies(2 + users, 4)"),
+        ("L, closed = 16, {}", "L, closed = 6, {}"),
+        ("for users in (1, 3, 6, 9):", "for users in (1, 4, 9):"),
+        ("bodies(3 + 5 * users, L)", "bodies(2 + 2 * users, L)"),
         ("bodies(10, 8), poisson_arrivals(rate, 10)", "bodies(4, 8), poisson_arrivals(rate, 4)"),
-        ("bodies(1, 24)", "bodies(1, 12)"),
-        ("bodies(9, 24)", "bodies(9, 12)"),
-        ("poisson_arrivals(rate, 400)) for rate", "poisson_arrivals(rate, 100)) for rate"),
-        ("for share in (0.25, 0.55, 0.85, 1.3)", "for share in (0.55, 1.3)"),
-        ("max(8, round(5 * share * capacity))", "max(4, round(2 * share * capacity))"),
-        ("bodies(6, 2)", "bodies(2, 2)"),
+        ("poisson_arrivals(knee, 3000)", "poisson_arrivals(knee, 200)"),
+        (
+            "seconds, seeds, shares = 60, 20, (0.4, 0.5, 0.6, 0.8)",
+            "seconds, seeds, shares = 3, 3, (0.6, 0.8)",
+        ),
         ("bodies(10 + 2 * users)", "bodies(2 + users, 4)"),
     ),
     "notebooks/15_distributed.ipynb": (

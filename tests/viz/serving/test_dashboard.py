@@ -102,17 +102,8 @@ def report(ttft: float, tpot: float) -> LoadReport:
 def test_figures_of_a_load_test() -> None:
     slo = SLO(ttft=1.0, tpot=0.1)
     reports = {1.0: report(0.1, 0.03), 2.0: report(0.1, 0.05), 4.0: report(2.0, 0.3)}
-    simulated = {0.5: 1.0, 2.0: 0.5}
-    figure = plot_knee(
-        reports,
-        slo,
-        0.03,
-        3.0,
-        2.1,
-        simulated,
-        same_arrivals=[1, 1, 0.2],
-        titles=("Formula", "Promise"),
-    )
+    band = {1.0: (0.9, 1.0, 1.0), 2.0: (0.3, 0.5, 0.6), 9.0: (0.0, 0.0, 0.1)}
+    figure = plot_knee(reports, slo, (0.03, 8.0), 2.1, band, titles=("Formula", "Promise"))
     left, right = figure.axes
     assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == [
         "Formula",
@@ -121,15 +112,21 @@ def test_figures_of_a_load_test() -> None:
     assert list(left.lines[1].get_ydata()) == pytest.approx([30, 50, 300])
     predicted = left.lines[0]
     at_zero, x, y = predicted.get_ydata()[0], predicted.get_xdata()[-1], predicted.get_ydata()[-1]
-    assert at_zero == pytest.approx(30) and y == pytest.approx(30 / (1 - x / 3))
-    assert list(right.lines[0].get_ydata()) == [100, 100, 0]
-    assert list(right.lines[1].get_ydata()) == [100, 100, 20]
-    assert list(right.lines[2].get_ydata()) == [100, 50]
+    assert at_zero == pytest.approx(30) and y == pytest.approx(30 / (1 - x / 8))
+    assert left.get_ylim()[1] > 300  # what misses the formula is not cut off
+    assert list(right.lines[0].get_ydata()) == [100, 50]  # 9/s lies beyond the axis
+    [shade] = right.collections
+    bounds = shade.get_paths()[0].vertices[:, 1]
+    assert bounds.min() == pytest.approx(30) and bounds.max() == pytest.approx(100)
+    assert list(right.lines[1].get_ydata()) == [100, 100, 0]
     figure = plot_omission(report(0.1, 0.03))
     assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([0.6, 0.6])
     assert figure.axes[0].lines[1].get_ydata()[0] == pytest.approx(0.1)
     figure = plot_time_per_token({"execute": 0.02, "HTTP": 0.0001}, "execution is nearly all")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0.1 ms", "20 ms"]
+    whole, zoom = figure.axes
+    assert [bar.get_width() for bar in whole.patches] == pytest.approx([20, 0.1])
+    assert [text.get_text() for text in zoom.texts] == [" 0.1 ms"]
+    assert {axes.get_xscale() for axes in figure.axes} == {"linear"}
     figure = plot_histogram([0.1, 0.25, 0.5], [1, 0, 2], [0.09, 0.3, 0.4])
     assert [bar.get_height() for bar in figure.axes[0].patches] == [1, 0, 2]
     plt.close("all")

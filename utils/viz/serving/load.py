@@ -15,66 +15,52 @@ from utils.viz.style import BLUE, GREY, INK, ORANGE
 def plot_knee(
     reports: Mapping[float, LoadReport],
     slo: SLO,
-    step: float,
-    capacity: float,
+    formula: tuple[float, float],
     knee: float,
-    simulated: Mapping[float, float],
-    same_arrivals: Sequence[float],
+    band: Mapping[float, Sequence[float]],
     titles: tuple[str, str],
 ) -> Figure:
     """TPOT and SLO attainment against the request rate, predicted and measured.
 
     Args:
         reports: by request rate, per second, ascending.
-        step: seconds of a step with nothing to do but one request; the prediction is
-            `step / (1 - rate / capacity)`.
-        capacity: requests per second beyond which queues grow for ever.
+        slo: what is promised; its TPOT is drawn on the left.
+        formula: the TPOT of a lone request in seconds, and the capacity in requests per second;
+            the predicted mean is `TPOT / (1 - rate / capacity)`.
         knee: the rate at which the predicted TPOT reaches that of `slo`.
-        simulated: request rate, ascending -> the part of the promises that a simulation keeps,
-            of many requests.
-        same_arrivals: the same for the few requests of each report, as they came.
+        band: request rate, ascending -> the attainment (0 to 1) that simulations predict: low,
+            median, high.
         titles: the findings, left and right.
     """
+    alone, capacity = formula
     rates = list(reports)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0))
-    fine = np.linspace(0, min(capacity * 0.97, 1.1 * max(rates)), 200)
-    left.plot(
-        fine, 1e3 * step / (1 - fine / capacity), color=GREY, label="formula (mean): a / (1 - load)"
-    )
-    medians = [1e3 * report.percentile("tpot", 50) for report in reports.values()]
-    left.plot(rates, medians, "o", color=BLUE, markersize=8, label="measured (median)")
-    left.axhline(1e3 * slo.tpot, color=ORANGE, linestyle="--", label="promised")
-    left.set_ylim(0, 1.25 * max(*medians, 1e3 * slo.tpot))
+    end = min(1.25 * max(rates), max(1.02 * max(rates), 0.99 * capacity))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.3))
+    fine = np.linspace(0, min(0.98 * capacity, end), 200)
+    means = [1e3 * float(np.mean(report.values("tpot"))) for report in reports.values()]
+    left.plot(fine, 1e3 * alone / (1 - fine / capacity), color=GREY, label="formula")
+    left.plot(rates, means, "o", color=BLUE, markersize=8, label="measured mean")
+    left.axhline(1e3 * slo.tpot, color=ORANGE, linestyle="--", label="promised (SLO)")
+    left.set_ylim(0, 1.15 * max(*means, 1e3 * slo.tpot, 1e3 * alone / (1 - rates[-1] / capacity)))
     left.set_title(titles[0], fontsize=11)
     left.set_ylabel("time per output token (ms)")
-    left.legend()
+    left.legend(loc="upper left")
 
+    at = [rate for rate in band if rate <= end]
+    low, middle, high = (100 * np.array([band[rate][i] for rate in at]) for i in range(3))
+    right.fill_between(at, low, high, color="#c9d3e6", label="simulated, 5th to 95th percentile")
+    right.plot(at, middle, color=GREY, label="simulated, median")
     kept = [100 * report.attainment(slo) for report in reports.values()]
     right.plot(rates, kept, "o", color=BLUE, markersize=8, label="measured", zorder=3)
-    right.plot(
-        rates,
-        [100 * share for share in same_arrivals],
-        "D",
-        color=INK,
-        fillstyle="none",
-        markersize=7,
-        label="simulated, same arrivals",
-    )
-    right.plot(
-        list(simulated),
-        [100 * share for share in simulated.values()],
-        color=GREY,
-        label="simulated, many requests",
-    )
-    right.axvline(knee, color=ORANGE, linestyle="--", label=f"knee of the mean: {knee:.1f}/s")
-    right.axvline(capacity, color=INK, linestyle=":", label=f"capacity: {capacity:.1f}/s")
+    right.axhline(90, color=ORANGE, linestyle="--", label="nine out of ten")
+    right.axvline(knee, color=INK, linestyle=":", label=f"knee of the mean: {knee:.1f}/s")
     right.set_ylim(-4, 104)
     right.set_title(titles[1], fontsize=11)
     right.set_ylabel("answers in time (%)")
     # Below the axes: points may lie anywhere in them.
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2, fontsize=8.5)
     for axes in (left, right):
-        axes.set_xlim(0, 1.1 * max(*rates, capacity))
+        axes.set_xlim(0, end)
         axes.set_xlabel("requests per second")
     return figure
 
@@ -97,23 +83,34 @@ def plot_omission(report: LoadReport) -> Figure:
 
 
 def plot_time_per_token(parts: Mapping[str, float], title: str) -> Figure:
-    """Where the time of a token goes.
+    """Where the time of a token goes: all parts in one bar, and below it the small ones enlarged.
 
     Args:
-        parts: seconds per token, by name.
+        parts: seconds per token, by name. The longest part is left out below.
         title: what one sees.
     """
-    figure, axes = plt.subplots(figsize=(8, 0.5 * len(parts) + 1.3))
-    names = list(parts)[::-1]
-    values = [1e3 * parts[name] for name in names]
-    axes.barh(names, values, color=[BLUE if "execute" in name else ORANGE for name in names])
-    for row, value in enumerate(values):
-        axes.text(value * 1.1, row, f"{value:.3g} ms", va="center", fontsize=10)
-    axes.set_xscale("log")
-    axes.set_xlim(min(values) / 2, max(values) * 5)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("per generated token (ms, each line ten times the last)")
-    axes.set_title(title)
+    figure, (whole, zoom) = plt.subplots(
+        2, 1, figsize=(8, 0.4 * len(parts) + 2.4), height_ratios=[1, 0.45 * len(parts) + 0.6]
+    )
+    longest = max(parts, key=lambda name: parts[name])
+    small = [name for name in parts if name != longest]
+    ms = {name: 1e3 * value for name, value in parts.items()}
+    rest = sum(ms[name] for name in small)
+    whole.barh([0], [ms[longest]], color=BLUE)
+    whole.barh([0], [rest], left=[ms[longest]], color=ORANGE)
+    label = f"{longest}: {ms[longest]:.3g} ms"
+    whole.text(ms[longest] / 2, 0, label, color="white", ha="center", va="center")
+    whole.text(ms[longest] + rest, 0, f" all others: {rest:.3g} ms", va="center")
+    whole.set_xlim(0, 1.3 * (ms[longest] + rest))
+    whole.set_yticks([])
+    whole.set_title(title)
+    zoom.barh(small[::-1], [ms[name] for name in small[::-1]], color=ORANGE)
+    for row, name in enumerate(small[::-1]):
+        zoom.text(ms[name], row, f" {ms[name]:.3g} ms", va="center", fontsize=10)
+    zoom.set_xlim(0, 1.2 * max(ms[name] for name in small))
+    for axes in (whole, zoom):
+        axes.grid(axis="y", visible=False)
+    zoom.set_xlabel("milliseconds per generated token (below: only the small parts)")
     return figure
 
 
