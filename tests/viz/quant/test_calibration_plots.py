@@ -16,6 +16,7 @@ from utils.viz.quant.calibration import (
     plot_calibration_choices,
     plot_calibration_sweep,
     plot_outcome,
+    sweep_lines,
 )
 from utils.viz.style import use_course_style
 
@@ -32,20 +33,19 @@ def test_every_choice_has_a_look() -> None:
     assert len(set(LOOKS.values())) == len(CHOICES)
 
 
-def test_choices_by_method_and_layer() -> None:
+def test_choices_by_method() -> None:
     errors = {
-        ("GPTQ", "down_proj"): {"customers": [0.03, 0.01], "novel": [0.04, 0.03]},
-        ("AWQ", "down_proj"): {"customers": [0.02, 0.02], "novel": [0.02, 0.022]},
+        "GPTQ": {"customers": [0.03, 0.01], "novel": [0.04, 0.03]},
+        "AWQ": {"customers": [0.02, 0.02], "novel": [0.02, 0.022]},
     }
-    rounding = {("GPTQ", "down_proj"): 0.02, ("AWQ", "down_proj"): 0.021}
-    figure = plot_calibration_choices([256, 4096], errors, rounding, {"down_proj": 1536}, "Shown.")
-    top, bottom = figure.axes
+    rounding = {"GPTQ": 0.02, "AWQ": 0.021}
+    figure = plot_calibration_choices([256, 4096], errors, rounding, 1536, "Shown.")
+    left, right = figure.axes
     assert figure.get_suptitle() == "Shown."
-    assert top.get_title("left") == "GPTQ, down_proj"
-    assert bottom.get_title("left") == "AWQ, down_proj"
-    assert list(top.lines[1].get_ydata()) == [3.0, 1.0]
-    assert list(top.lines[0].get_ydata()) == [2.0, 2.0]
-    assert list(top.lines[-1].get_xdata()) == [1536, 1536]
+    assert [axes.get_title("left") for axes in (left, right)] == ["GPTQ", "AWQ"]
+    assert list(left.lines[1].get_ydata()) == [3.0, 1.0]
+    assert list(left.lines[0].get_ydata()) == [2.0, 2.0]
+    assert list(left.lines[-1].get_xdata()) == [1536, 1536]
 
 
 def measures(exact: float, text: float, answer: float) -> dict[str, Any]:
@@ -88,6 +88,14 @@ def test_sweep_draws_every_model_with_its_intervals() -> None:
     # Two lines for each model, and one for plain rounding, to which the perplexities are relative.
     assert list(text.lines[-1].get_xdata()) == [1, 1]
     assert text.lines[5].get_xdata()[0] == pytest.approx(math.exp(0.3))  # customers, 1,024
+
+
+def test_lines_print_what_is_drawn() -> None:
+    head, merged, rtn, *runs = sweep_lines(sweep())
+    assert "exact match" in head and len(runs) == 4
+    assert merged.startswith("16 bits") and "92.0 (" in merged
+    assert "1.00 (1.00 to 1.00)" in rtn
+    assert "1.35 (1.35 to 1.35)" in runs[0]  # exp(0.3)
 
 
 def test_what_all_models_share_makes_no_interval_wide() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.pipeline.confidence import ratio_interval, share_interval
@@ -25,34 +24,26 @@ Errors = Mapping[str, Sequence[float]]
 
 def plot_calibration_choices(
     tokens: Sequence[int],
-    errors: Mapping[tuple[str, str], Errors],
-    rounding: Mapping[tuple[str, str], float],
-    widths: Mapping[str, int],
+    errors: Mapping[str, Errors],
+    rounding: Mapping[str, float],
+    width: int,
     title: str,
 ) -> Figure:
-    """The error on held-out task text over calibration tokens: a row of panels for each method.
+    """A layer's error on held-out task text over calibration tokens: a panel for each method.
 
     Args:
         tokens: numbers of calibration tokens, rising.
-        errors: (method, layer) -> choice of text -> relative squared error of the output.
-        rounding: (method, layer) -> the error of round to nearest on the same grid.
-        widths: layer -> its input channels.
+        errors: method -> choice of text -> relative squared error of the output.
+        rounding: method -> the error of round to nearest on the same grid.
+        width: the layer's input channels.
         title: what the picture shows.
     """
-    methods = list(dict.fromkeys(method for method, _ in errors))
-    layers = list(dict.fromkeys(layer for _, layer in errors))
-    figure, grid = plt.subplots(
-        len(methods),
-        len(layers),
-        figsize=(9.5, 3.1 * len(methods)),
-        sharex=True,
-        sharey="col",
-        squeeze=False,
+    figure, panels = plt.subplots(
+        1, len(errors), figsize=(9.5, 3.6), sharex=True, sharey=True, squeeze=False
     )
-    for (method, layer), choices in errors.items():
-        axes: Axes = grid[methods.index(method)][layers.index(layer)]
+    for axes, (method, choices) in zip(panels[0], errors.items(), strict=True):
         axes.axhline(
-            100 * rounding[method, layer],
+            100 * rounding[method],
             color=GREY,
             linestyle="--",
             linewidth=1.5,
@@ -69,17 +60,15 @@ def plot_calibration_choices(
                 linewidth=1.8,
                 label=choice,
             )
-        axes.axvline(widths[layer], color=GREY, linestyle=":", linewidth=1.4)
+        axes.axvline(width, color=GREY, linestyle=":", linewidth=1.4)
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
         axes.set_ylim(bottom=0)
-        axes.set_title(f"{method}, {layer}", fontsize=11)
-    for axes in grid[-1]:
+        axes.set_title(method, fontsize=11)
         axes.set_xlabel("calibration tokens (dotted: input channels)")
-    for row in grid:
-        row[0].set_ylabel("relative squared error\nof the output (%)")
+    panels[0][0].set_ylabel("relative squared error\nof the output (%)")
     figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=12.5)
-    handles, labels = grid[0][0].get_legend_handles_labels()
+    handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9.5)
     return figure
 
@@ -138,6 +127,22 @@ def interval_of(
     return ratio_interval(torch.tensor(run[key]), torch.tensor(reference[key]), block=1)
 
 
+def sweep_lines(results: Mapping[str, Any]) -> list[str]:
+    """The numbers of `plot_calibration_sweep`, a line for each model, with 95 % intervals."""
+    rows = {"16 bits": results["merged"], "round to nearest": results["rtn"]}
+    rows |= {f"{run['choice']}, {run['tokens']:,}": run for run in results["gptq"]}
+    lines = [f"{'':28}{'English':^22}{'right answers':^24}{'exact match, %':^18}"]
+    for name, run in rows.items():
+        text, answer = (
+            interval_of(run, results["rtn"], key) for key in ("text_losses", "answer_losses")
+        )
+        english = "{:.2f} ({:.2f} to {:.2f})".format(*text)
+        answers = "{:.3f} ({:.3f} to {:.3f})".format(*answer)
+        exact = "{:.1f} ({:.0f} to {:.0f})".format(*interval_of(run, run, None))
+        lines.append(f"{name:28}{english:22}{answers:24}{exact:18}".rstrip())
+    return lines
+
+
 def plot_outcome(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """Models side by side: right answers with their interval, English, and bytes.
 
@@ -168,7 +173,7 @@ def plot_outcome(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         axes.margins(x=0.2)
     exact.set_yticks(range(len(rows)), [row["label"] for row in rows])
     exact.set_ylim(len(rows) - 0.5, -0.7)
-    exact.set_xlim(-4, 108)
+    exact.set_xlim(-8, 108)
     exact.set_xlabel("exact match (%), 95 % interval")
     text.set_xlabel("perplexity, plain English")
     size.set_xlabel("weights on disk (MB)")
