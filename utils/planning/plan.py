@@ -58,6 +58,9 @@ class Deployment:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1.")
 
+    def __str__(self) -> str:
+        return f"{self.cards} x {self.gpu}, {self.weight_bits} bits"
+
     @property
     def memory(self) -> Memory:
         """Bytes of weights and of a token on the fullest card; room for tokens in the replica."""

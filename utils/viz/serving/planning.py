@@ -45,12 +45,12 @@ def plot_by_card(
             dollars(deployment, capacity(deployment, load, n), price).per_million_out for n in sizes
         ]
         able = capacity(deployment, load, promise=promise)
-        best[_name(deployment)] = dollars(deployment, able, price).per_million_out
-        axes.plot(sizes, costs, color=color, label=_name(deployment))
-        axes.plot(able.requests, best[_name(deployment)], "o", color=color, markersize=10)
+        best[str(deployment)] = dollars(deployment, able, price).per_million_out
+        axes.plot(sizes, costs, color=color, label=str(deployment))
+        axes.plot(able.requests, best[str(deployment)], "o", color=color, markersize=10)
         axes.annotate(
-            f"${best[_name(deployment)]:.2f}",
-            (able.requests, best[_name(deployment)]),
+            f"${best[str(deployment)]:.2f}",
+            (able.requests, best[str(deployment)]),
             textcoords="offset points",
             xytext=(9, 7),
         )
@@ -64,10 +64,6 @@ def plot_by_card(
     _logarithmic(figure)
     axes.legend()
     return figure
-
-
-def _name(deployment: Deployment) -> str:
-    return f"{deployment.cards} x {deployment.gpu}, {deployment.weight_bits} bits"
 
 
 def plot_price(
