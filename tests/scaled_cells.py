@@ -163,6 +163,14 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("bodies(10 + 2 * users)", "bodies(2 + users, 4)"),
     ),
+    "notebooks/14b_which_card_what_it_costs.ipynb": (
+        ("batches, per_in, per_out = [1, 4, 8, 32]", "batches, per_in, per_out = [1, 4, 8, 9]"),
+        ("num_out=16)", "num_out=3)"),
+        ("new_prompts(8, 512), 32, **", "new_prompts(2, 512), 3, **"),
+        ("prompts[:n], 48,", "prompts[:n], 4,"),
+        ("gained = 47", "gained = 3"),
+        ("new_prompts(n, 64))", "new_prompts(n, 16), num_out=5, rounds=1)"),
+    ),
     "notebooks/15_distributed.ipynb": (
         ("torch.randint(100, 40_000, (8, 64)", "torch.randint(100, 40_000, (8, 16)"),
         ("[timeline(m) for _ in range(3)]", "[timeline(m) for _ in range(1)]"),

@@ -37,7 +37,7 @@ LEVELS: list[set[str]] = [
     {"serving"},
     {"routing"},
     {"disaggregation"},
-    {"checks", "distributed", "pipeline", "sim", "viz"},
+    {"checks", "distributed", "pipeline", "planning", "sim", "viz"},
     {"bootstrap"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

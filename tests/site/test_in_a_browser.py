@@ -15,7 +15,16 @@ LAB, SEARCH = "/labs/02_kv_cache/02_kv_cache.html", "/search.html?q=copy-on-writ
 
 def test_no_request_leaves_the_page(site: str, page: Page) -> None:
     page.asked.clear()
-    for path in ("/index.html", START, LESSON, LAB, SEARCH, "/measured.html", "/claims.html"):
+    for path in (
+        "/index.html",
+        START,
+        LESSON,
+        LAB,
+        SEARCH,
+        "/measured.html",
+        "/claims.html",
+        "/cost.html",
+    ):
         page.open(site + path)
         page.evaluate("for (const image of document.images) image.loading = 'eager'")
         page.wait_for("[...document.images].every(i => i.complete)")
@@ -43,6 +52,7 @@ def test_the_first_picture_moves_into_view(site: str, page: Page) -> None:
         "/claims.html",
         "/compare.html",
         "/measured.html",
+        "/cost.html",
     ],
 )
 def test_a_phone_scrolls_in_one_direction(site: str, page: Page, path: str) -> None:

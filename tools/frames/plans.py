@@ -177,6 +177,16 @@ PLANS: dict[str, Plan] = {
     ),
     "13b_structured_output": Grid({"step": [0, 1, 2, 4, 6, 8, 13]}),
     "14_serving": Loads((1, 4, 8, 16, 32), moments=6),
+    "14b_which_card_what_it_costs": Grid(
+        {
+            "model": ["Llama-3-8B", "Llama-3-70B"],
+            "gpu": ["A100 80GB", "H100", "H200"],
+            "cards": [1, 2, 4],
+            "weight_bits": [16, 4],
+            "prompt": [2000],
+            "hit": [0.0, 0.75],
+        }
+    ),
     "15_distributed": Grid(
         {
             "model": ["Llama-3-8B", "Llama-3-70B", "Llama-3.1-405B", "Mixtral-8x7B", "DeepSeek-V3"],

@@ -199,16 +199,25 @@ class Memory:
         return self.weights <= self.usable
 
 
-def memory_of(rank: Rank, gpu: Gpu, itemsize: int = 2) -> Memory:
-    """What a rank's card holds; `itemsize` is the bytes of a number, in weights and in KV."""
-    weights = rank.num_parameters() * itemsize
+def memory_of(
+    rank: Rank, gpu: Gpu, itemsize: int = 2, weight_itemsize: float | None = None
+) -> Memory:
+    """What a rank's card holds.
+
+    Args:
+        itemsize: bytes of a number, in weights and in KV.
+        weight_itemsize: bytes of a weight where that differs: 0.5 in 4 bits.
+    """
+    weights = int(rank.num_parameters() * (weight_itemsize or itemsize))
     per_token = rank.kv_bytes_per_token(itemsize)
     usable = int(GPU_MEMORY_UTILIZATION * gpu.memory)
     room = max(0, usable - weights)
     return Memory(weights, per_token, usable, room // per_token if per_token else 0)
 
 
-def fullest(shape: Shape, layout: Layout, gpu: Gpu, itemsize: int = 2) -> Memory:
+def fullest(
+    shape: Shape, layout: Layout, gpu: Gpu, itemsize: int = 2, weight_itemsize: float | None = None
+) -> Memory:
     """The memory of the rank with the least room for tokens. It decides for its whole replica.
 
     (Every rank keeps its part of each token, so they all have the same number of blocks.) The first
@@ -217,7 +226,10 @@ def fullest(shape: Shape, layout: Layout, gpu: Gpu, itemsize: int = 2) -> Memory
     """
     stages = range(layout.pipeline_parallel_size)
     return min(
-        (memory_of(Rank(shape, layout, pp=stage), gpu, itemsize) for stage in stages),
+        (
+            memory_of(Rank(shape, layout, pp=stage), gpu, itemsize, weight_itemsize)
+            for stage in stages
+        ),
         key=lambda memory: (memory.fits, memory.tokens, -memory.weights),
     )
 

@@ -54,7 +54,13 @@ def message_seconds(traffic: Traffic, cluster: Cluster) -> float:
 
 
 def decode_step(
-    shape: Shape, layout: Layout, cluster: Cluster, requests: int, context: int, itemsize: int = 2
+    shape: Shape,
+    layout: Layout,
+    cluster: Cluster,
+    requests: int,
+    context: int,
+    itemsize: int = 2,
+    weight_itemsize: float | None = None,
 ) -> StepTime:
     """Give every request of a replica its next token.
 
@@ -63,9 +69,11 @@ def decode_step(
             and each stage works on another part.
         context: tokens that a request has in the KV cache.
         itemsize: bytes of a number.
+        weight_itemsize: bytes of a weight where that differs: 0.5 in 4 bits. The arithmetic stays
+            in 16 bits.
     """
     batch = -(-requests // layout.pipeline_parallel_size)
-    time = _pass(shape, layout, cluster, batch, batch * context, batch, itemsize)
+    time = _pass(shape, layout, cluster, batch, batch * context, batch, itemsize, weight_itemsize)
     memory, arithmetic, work, communication = time
     total = requests * layout.data_parallel_size
     return StepTime(memory, arithmetic, work, communication, total)
@@ -78,6 +86,7 @@ def prefill(
     prompt: int,
     micro_batches: int = 1,
     itemsize: int = 2,
+    weight_itemsize: float | None = None,
 ) -> StepTime:
     """Compute the KV cache of one prompt, and its first token.
 
@@ -85,10 +94,12 @@ def prefill(
         prompt: tokens.
         micro_batches: pieces into which it is cut (chunked prefill). With PP the stages work on
             different pieces at the same time, all but the bubble's share of the time.
+        itemsize, weight_itemsize: as in `decode_step`.
     """
     piece = -(-prompt // micro_batches)
     # A piece looks at all before it: on average at half of the prompt.
-    time = _pass(shape, layout, cluster, piece, 0, 1, itemsize, scores=piece * (prompt + 1) // 2)
+    scores = piece * (prompt + 1) // 2
+    time = _pass(shape, layout, cluster, piece, 0, 1, itemsize, weight_itemsize, scores=scores)
     # After the first piece has passed, another one is done whenever a stage is.
     stages = layout.pipeline_parallel_size
     rounds = (micro_batches + stages - 1) / stages
@@ -107,6 +118,7 @@ def _pass(
     kv_tokens: int,
     sampled: int,
     itemsize: int,
+    weight_itemsize: float | None = None,
     scores: int | None = None,
 ) -> tuple[float, float, float, dict[str, float]]:
     """Some tokens of a replica, through all stages.
@@ -120,7 +132,9 @@ def _pass(
     communication: dict[str, float] = {}
     for stage in range(layout.pipeline_parallel_size):
         rank = Rank(shape, layout, 0, stage, 0)  # the first has the largest share of everything
-        read = _bytes_read(rank, tokens, itemsize) + kv_tokens * rank.kv_bytes_per_token(itemsize)
+        read = _bytes_read(
+            rank, tokens, weight_itemsize or itemsize
+        ) + kv_tokens * rank.kv_bytes_per_token(itemsize)
         compute = _flops(rank, tokens, sampled, kv_tokens if scores is None else scores, kv_tokens)
         memory += read / cluster.gpu.bandwidth
         arithmetic += compute / cluster.gpu.flops
@@ -132,7 +146,7 @@ def _pass(
     return memory, arithmetic, work, communication
 
 
-def _bytes_read(rank: Rank, tokens: int, itemsize: int) -> float:
+def _bytes_read(rank: Rank, tokens: int, itemsize: float) -> float:
     """Weights that a step reads: all but the embeddings' table and experts that nobody chose."""
     shape = rank.shape
     total: float = sum(rank.layer_parameters(layer, with_experts=False) for layer in rank.layers)

@@ -100,7 +100,8 @@ class LocalServer(Program):
                 last_dot = time.monotonic()
                 self._say(".")
         what = f"was not ready after {START_PATIENCE} s" if self.alive else "ended"
-        raise WorkerError(f"{self.name} {what}. The end of its output:\n{self.log()}")
+        message = f"{self.name} {what}. The end of its output:\n{self.log()}"
+        raise WorkerError(message, self.log(num_lines=100_000))
 
     def _say(self, text: str) -> None:
         if self._verbose:

@@ -23,7 +23,15 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class WorkerError(RuntimeError):
-    """A subprocess failed. The message holds the end of what it wrote to stderr."""
+    """A subprocess failed. The message holds the end of what it wrote to stderr.
+
+    Attributes:
+        log: all that a server wrote. Its last lines are often not those that say why.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 def supervised(command: Sequence[str]) -> list[str]:

@@ -34,7 +34,8 @@ _BLOCKS = (
     (13.0, 3, 2.4, "12b  formats\nof today", ORANGE),
     (10.4, 4, 2.4, "13  vLLM,\nprefix caching", ORANGE),
     (13.0, 4, 2.4, "13b  structured\noutput", ORANGE),
-    (10.4, 5, 5.0, "14  a server under load", ORANGE),
+    (10.4, 5, 2.4, "14  a server\nunder load", ORANGE),
+    (13.0, 5, 2.4, "14b  cards\nand dollars", ORANGE),
     (0.0, 6.4, 3.7, "15  many GPUs", GREEN),
     (3.9, 6.4, 3.7, "16  prefill and\ndecode apart", GREEN),
     (7.8, 6.4, 3.7, "17  routing", GREEN),
@@ -49,11 +50,11 @@ _ARROWS = (
     ((5.0, 5.9), (5.0, 6.45)),  # 08 -> 16
     ((8.7, 5.9), (8.7, 6.45)),  # 08 -> 17
     ((10.95, 5.8), (10.95, 6.45)),  # 14 -> 17
-    ((13.55, 5.8), (13.55, 6.45)),  # 14 -> 18
+    ((12.4, 5.8), (12.4, 6.45)),  # 14 -> 18
 )
 _SHARED_FLOORS = (4, 5)  # of Part I, of several notebooks each
 # Lessons whose exercises are in another one's lab.
-SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09", "13b": "13"}
+SHARED_LABS = {"08b": "08", "08c": "08", "08d": "08", "09b": "09", "13b": "13", "14b": "14"}
 _PART_OF = {
     BLUE: "Part I: build the engine",
     ORANGE: "Part II: run the real pipeline",

@@ -9,14 +9,18 @@ from utils.pipeline.task.messages import generate
 NUM_MESSAGES, NUM_QUESTIONS, NUM_SOLVED = 3, 16, 2
 
 
-def two_tasks(llm: LLM) -> dict[str, list[list[int]]]:
-    """Prompts of "extraction", with solved examples in front of each message, and of "chat"."""
+def two_tasks(llm: LLM, num_messages: int = NUM_MESSAGES) -> dict[str, list[list[int]]]:
+    """Prompts of "extraction", with solved examples in front of each message, and of "chat".
+
+    Args:
+        num_messages: of "extraction".
+    """
     solved: list[dict[str, str]] = []
     for example in generate("train", NUM_SOLVED):
         answer = {"role": "assistant", "content": example.answer_text()}
         solved += [{"role": "user", "content": example.message}, answer]
     conversations: dict[str, list[list[dict[str, str]]]] = {"extraction": [], "chat": []}
-    for example in generate("held_out", NUM_MESSAGES):
+    for example in generate("held_out", num_messages):
         system, message = example.messages()
         conversations["extraction"].append([system, *solved, message])
     for text in chat_questions("held_out", NUM_QUESTIONS):

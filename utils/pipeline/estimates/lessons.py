@@ -36,7 +36,7 @@ PART_ONE: Mapping[str, tuple[int, int, float]] = {
     "08d": (0, 0, 0.0),  # on the CPU
 }
 ON_CPU = ("15", "16", "17")
-LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "12b", "13", "13b", "14", *ON_CPU, "18")
+LESSONS = (*PART_ONE, "09", "09b", "10", "11", "12", "12b", "13", "13b", "14", "14b", *ON_CPU, "18")
 
 
 def on_card(lesson: str, profile: Profile, card: Card) -> float:
@@ -73,6 +73,10 @@ def on_card(lesson: str, profile: Profile, card: Card) -> float:
         "13": max(stages["serve"], stages["gptq"]),
         "13b": max(stages["serve"], stages["gptq"]),
         "14": FLOAT * small + 2 * ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
+        # Our engine runs on the CPU; vLLM with the bundled model and with the 4-bit one.
+        "14b": max(
+            SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT, stages["serve"], stages["gptq"]
+        ),
         "18": FLOAT * small + ONE_CACHE + SERVED_SHARE * card.memory_bytes + CUDA_CONTEXT,
     }[lesson]
 
