@@ -72,6 +72,19 @@ def test_zeros_stay_zeros(quantize: object) -> None:
     assert not quantize(torch.zeros(4, 32)).dequantize().any()
 
 
+@pytest.mark.parametrize("top", [0.0, 1e-40, 1e-36, 1e-30, 1.0, 1e30])
+def test_nvfp4s_numbers_are_finite_for_any_weight(top: float) -> None:
+    weight = torch.linspace(-top, top, 4 * 32).view(4, 32)
+    quantized = nvfp4(weight)
+    assert quantized.global_scale is not None
+    assert quantized.global_scale.isfinite() and quantized.global_scale > 0
+    assert quantized.scales.isfinite().all()
+    read = quantized.dequantize()
+    assert read.isfinite().all() and read.abs().max() <= 1.2 * top
+    if top == 0:
+        assert quantized.global_scale == 1
+
+
 @pytest.mark.parametrize("quantize", [fp8, mxfp4, nvfp4])
 @pytest.mark.parametrize(
     "weight, message",

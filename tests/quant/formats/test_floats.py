@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import ml_dtypes
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -16,6 +20,7 @@ THEIRS = {
     "E5M2": ml_dtypes.float8_e5m2,
     "E2M1": ml_dtypes.float4_e2m1fn,
 }
+ROOT = Path(__file__).parents[3]
 FORMATS = pytest.mark.parametrize("format", [E4M3, E5M2, E2M1], ids=lambda f: f.name)
 
 
@@ -51,8 +56,21 @@ def test_no_code_is_nearer(value: float) -> None:
     assert abs(rounded - clamped) == (values.double() - clamped).abs().min()
 
 
-def test_too_large_numbers_saturate_as_in_torch_where_others_give_nan() -> None:
+def test_too_large_numbers_saturate_whatever_this_version_of_torch_does() -> None:
+    """torch 2.13 saturates, 2.11 gave NaN, and ml_dtypes gives NaN."""
     large = torch.tensor([1e6, -1e6, torch.inf])
-    assert E4M3.round(large).tolist() == [448.0, -448.0, 448.0]
-    assert large.to(torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 448.0]
+    largest = torch.tensor([448.0, -448.0, 448.0])
+    assert torch.equal(E4M3.round(large), largest)
+    in_torch = large.to(torch.float8_e4m3fn).float()
+    assert torch.equal(in_torch, largest) or in_torch.isnan().all()
     assert np.isnan(large.numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float32)).all()
+
+
+def test_the_lesson_compares_with_torch_only_where_all_versions_agree() -> None:
+    """Beyond E4M3's largest number, torch's answer depends on its version."""
+    lesson = nbformat.read(ROOT / "notebooks/12b_formats_of_today.ipynb", as_version=4)
+    cells = {cell.id: cell.source for cell in lesson.cells}
+    scope: dict[str, Any] = {}
+    for name in ("formats05", "formats07", "formats09"):
+        exec(cells[name], scope)
+    assert scope["x"].abs().max() <= E4M3.max

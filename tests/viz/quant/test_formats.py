@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from matplotlib import pyplot as plt
 
@@ -30,11 +31,23 @@ def test_the_error_jumps_where_a_power_of_two_does() -> None:
     assert explorer.error is None
 
 
-def test_formats_are_drawn_by_their_kind() -> None:
-    figure = plot_errors({"int4": (4.5, 0.01), "NF4": (4.1, 0.009), "MXFP4": (4.25, 0.013)}, "t")
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert sorted(labels) == ["4-bit floats", "NF4", "integers"]
-    plt.close(figure)
+def test_each_format_has_a_row_with_both_errors() -> None:
+    rows = {"int4": (4.5, 0.01, 0.009), "NF4": (4.1, 0.009, 0.008), "MXFP4": (4.25, 0.013, 0.012)}
+    axes = plot_errors(rows, "t").axes[0]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == ["int4 (4.50 bits)", "NF4 (4.10 bits)", "MXFP4 (4.25 bits)"]
+    assert all(list(line.get_ydata()) == [2, 1, 0] for line in axes.lines)
+    drawn = [list(line.get_xdata()) for line in axes.lines]
+    assert drawn == [pytest.approx([1.0, 0.9, 1.3]), pytest.approx([0.9, 0.8, 1.2])]
+    plt.close("all")
+
+
+def test_a_row_beyond_the_axis_is_a_number_at_its_edge() -> None:
+    rows = [("a", 1.1, 1.0, 1.2), ("b", 1.862, 1.789, 1.939)]
+    axes = plot_quality(rows, "t").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["86 % \N{RIGHTWARDS ARROW}"]
+    assert len(axes.lines) == 3  # an interval, its dot, and zero
+    plt.close("all")
 
 
 def test_quality_has_a_row_for_each_case_and_channels_two_lines() -> None:

@@ -25,6 +25,8 @@ from utils.quant.formats.floats import E2M1, E4M3, FloatFormat
 
 E8M0_BIAS = 127  # a stored scale s means 2^(s - 127)
 MX_BLOCK, NVFP4_BLOCK = 32, 16
+# For weights below 10^-31: with more, the smallest scale's reciprocal would not be finite.
+MAX_GLOBAL_SCALE = 2.0**115
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def nvfp4(weight: Tensor, block_size: int = NVFP4_BLOCK) -> BlockWeight:
 
     The global scale puts the largest block's scale at E4M3's largest value, 448. Blocks whose
     largest weight is more than about 200,000 times smaller than the tensor's are read back as 0.
+    It is always finite: 1 if all weights are zero.
 
     Args:
         weight: [out, in], floating point, finite.
@@ -109,9 +112,10 @@ def nvfp4(weight: Tensor, block_size: int = NVFP4_BLOCK) -> BlockWeight:
         ValueError: the weight has another shape or type, isn't finite, or has no whole blocks.
     """
     blocks, absmax = _blocks(weight, block_size)
-    tiny = torch.finfo(torch.float32).tiny
+    largest = absmax.max()
     # In the order of vLLM's emulation, so that all codes are equal bit for bit.
-    factor = E4M3.max * E2M1.max / absmax.max().clamp(min=tiny)
+    factor = (E4M3.max * E2M1.max / largest).clamp(max=MAX_GLOBAL_SCALE)
+    factor = torch.where(largest > 0, factor, 1.0)
     stored = E4M3.encode(factor * (absmax * (1 / E2M1.max)))
     scales = E4M3.decode(stored) * (1 / factor)
     return BlockWeight(E2M1, _codes(blocks, scales, E2M1), scales, stored, factor)

@@ -66,7 +66,7 @@ def plot_block(largest: float) -> Figure:
 def block_explorer() -> Explorer:
     """Move a block's largest weight, and see what each kind of scale makes of the others."""
     largest = ipywidgets.FloatSlider(
-        3.5,
+        3.4,  # one step before the jump
         min=2.0,
         max=7.0,
         step=0.1,
@@ -76,36 +76,24 @@ def block_explorer() -> Explorer:
     return Explorer(plot_block, largest=largest)
 
 
-def plot_errors(rows: Mapping[str, tuple[float, float]], title: str) -> Figure:
-    """The relative squared error of formats over their size.
+def plot_errors(rows: Mapping[str, tuple[float, float, float]], title: str) -> Figure:
+    """The relative squared error of formats, on two kinds of weights; one line for each format.
 
     Args:
-        rows: by name: bits per weight, and error (0.01 is 1 %). Names that contain "FP4" are drawn
-            as floats, "NF4" as NF4, the rest as integers.
+        rows: by name: bits per weight, and the errors of a model's weights and of normal numbers
+            (0.01 is 1 %).
         title: what the picture shows.
     """
-    figure, axes = plt.subplots(figsize=(8, 3.9))
-    kinds = {"integers": (BLUE, "o"), "NF4": ("#2a8a4a", "D"), "4-bit floats": (ORANGE, "s")}
-    drawn = set()
-    for name, (bits, error) in rows.items():
-        kind = "4-bit floats" if "FP4" in name else "NF4" if "NF4" in name else "integers"
-        color, marker = kinds[kind]
-        axes.plot(
-            bits,
-            100 * error,
-            marker,
-            color=color,
-            markersize=9,
-            label=None if kind in drawn else kind,
-        )
-        drawn.add(kind)
-        axes.annotate(name, (bits, 100 * error), (7, 5), textcoords="offset points", fontsize=9.5)
-    axes.set_xlabel("bits per weight, scales included")
-    axes.set_ylabel("relative squared error (%)")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, high + 0.2 * (high - low))
-    axes.set_ylim(0, 115 * max(error for _, error in rows.values()))  # room for the top label
-    axes.legend(loc="lower left", fontsize=9.5)
+    figure, axes = plt.subplots(figsize=(8, 0.42 * len(rows) + 1.5))
+    kinds = ((BLUE, "o", "the model's weights"), (ORANGE, "s", "normal numbers"))
+    heights = range(len(rows) - 1, -1, -1)  # the first row on top
+    for i, (color, marker, label) in enumerate(kinds, 1):
+        errors = [100 * row[i] for row in rows.values()]
+        axes.plot(errors, heights, marker, color=color, markersize=8, alpha=0.85, label=label)
+    axes.set_yticks(list(heights), [f"{name} ({row[0]:.2f} bits)" for name, row in rows.items()])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_xlabel("relative squared error (%)")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9.5)
     axes.set_title(title, color=INK)
     return figure
 
@@ -121,7 +109,7 @@ def plot_channels(before: Tensor, after: Tensor, title: str) -> Figure:
     for values, color, label in ((before, ORANGE, "inputs"), (after, BLUE, "inputs, smoothed")):
         share = values.sort(descending=True).values / values.max()
         axes.plot(np.arange(1, len(share) + 1), share, color=color, label=label)
-    axes.axhline(1 / 127, color=GREY, linestyle="--", linewidth=1, label="one step of int8")
+    axes.axhline(1 / 127, color=GREY, linestyle="--", linewidth=1, label="one step of int8 (1/127)")
     axes.set_yscale("log")
     axes.set_xlabel("input channel, loudest first")
     axes.set_ylabel("largest magnitude,\nshare of the loudest (log)")
@@ -130,18 +118,28 @@ def plot_channels(before: Tensor, after: Tensor, title: str) -> Figure:
     return figure
 
 
-def plot_quality(rows: Sequence[tuple[str, float, float, float]], title: str) -> Figure:
+def plot_quality(
+    rows: Sequence[tuple[str, float, float, float]], title: str, *, end: float = 50.0
+) -> Figure:
     """How much perplexity each format costs, with intervals.
 
     Args:
         rows: name, ratio to the unquantized model, lower and upper end of its interval.
         title: what the picture shows.
+        end: of the axis, in percent. What lies beyond is written at the edge as a number.
     """
     figure, axes = plt.subplots(figsize=(8, 0.42 * len(rows) + 1.1))
     for i, (_, ratio, low, high) in enumerate(reversed(rows)):
+        percent = 100 * (ratio - 1)
+        if percent > end:
+            note = f"{percent:.0f} % \N{RIGHTWARDS ARROW}"
+            axes.annotate(note, (end, i), ha="right", va="center", color=BLUE, fontsize=9.5)
+            continue
         axes.plot([100 * (low - 1), 100 * (high - 1)], [i, i], color=BLUE, linewidth=2)
-        axes.plot(100 * (ratio - 1), i, "o", color=BLUE, markersize=7)
+        axes.plot(percent, i, "o", color=BLUE, markersize=5)
     axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_xlim(right=end + 1)
     axes.axvline(0, color=INK, linewidth=1)
     axes.set_xlabel("perplexity above that of the unquantized model (%), 95 % intervals")
     axes.set_title(title, color=INK)
