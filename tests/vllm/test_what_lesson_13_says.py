@@ -39,3 +39,29 @@ def test_the_kv_cache_variable_is_a_legacy_setting() -> None:
     code = inspect.getsource(CpuPlatform.check_and_update_config)
     legacy, variable = code.index("# Legacy setting"), code.index("VLLM_CPU_KVCACHE_SPACE")
     assert 0 < variable - legacy < 100
+
+
+def test_blocks_without_a_name_are_evicted_first() -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    code = inspect.getsource(BlockPool.free_blocks)
+    assert "block.block_hash is None" in code
+    assert "prepend_n(blocks_to_evict_first)" in code
+
+
+def test_answers_fill_the_small_cache() -> None:
+    from utils.sim.prompt_cache import find_cached_tokens
+
+    tenants = [[tenant] * 400 for tenant in range(4)]
+    prompts = [tenants[i % 4] + [100 + i] * 60 for i in range(8)]
+    fed = [prompt + [200 + i] * 53 for i, prompt in enumerate(prompts)]  # answers of 54 tokens
+    assert find_cached_tokens(prompts, 128, 11) == [0] * 4 + [128] * 4
+    assert find_cached_tokens(fed, 128, 11) == [0] * 8
+
+
+def test_how_many_pairs_a_token_is_worth() -> None:
+    def pairs(hidden: int, keys: int, wide: int) -> float:
+        return (2 * hidden * (hidden + keys) + 3 * hidden * wide) / (2 * hidden)
+
+    assert pairs(576, 192, 1536) == 3072
+    assert pairs(4096, 1024, 14336) == 26624  # Llama 3 8B
