@@ -40,7 +40,7 @@ def plot_staircase(
             marker=marker,
             markeredgecolor=INK,
             linestyle="none",
-            markersize=7,
+            markersize=10 if marker == "o" else 6,  # so that no point hides another
             label=f"blocks of {size}: vLLM",
         )
     axes.set_xlabel("tokens that a prompt shares with an earlier one")
