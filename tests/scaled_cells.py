@@ -143,6 +143,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "notebooks/13_vllm_prefix_caching.ipynb": (
         ("default_rng(0), 5", "default_rng(0), 2"),
+        ("[new_tokens(64) for _ in range(15)]", "[new_tokens(64) for _ in range(3)]"),
         ('answer = {"max_tokens": 110}', 'answer = {"max_tokens": 24}'),
     ),
     "notebooks/13b_structured_output.ipynb": (

@@ -28,15 +28,14 @@ def test_staircase_draws_predicted_and_measured_for_each_block_size() -> None:
     ]
 
 
-def test_ttft_splits_hits_from_misses() -> None:
-    lines = {"two numbers": lambda n: 20 + 0.3 * n}
-    figure = vllm_prefix.plot_ttft_by_tokens_left(
-        [300, 40, 50], [100, 30, 40], [False, True, True], lines, "A title"
-    )
-    drawn = figure.axes[0].get_lines()
-    assert [len(line.get_xdata()) for line in drawn] == [309, 1, 2]
-    assert drawn[0].get_ydata()[99] == pytest.approx(50)
-    assert drawn[2].get_ydata().tolist() == pytest.approx([30, 40])
+def test_waits_behind_cached_tokens_lie_against_the_same_tokens_alone() -> None:
+    waits = {256: ([100, 110], [102, 108]), 1920: ([60], [80])}
+    axes = vllm_prefix.plot_alone_and_behind(waits, "A title").axes[0]
+    diagonal, few, many = axes.get_lines()
+    assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
+    assert (list(few.get_xdata()), list(few.get_ydata())) == ([100, 110], [102, 108])
+    assert (list(many.get_xdata()), list(many.get_ydata())) == ([60], [80])
+    assert many.get_label() == "behind 1,920 cached tokens"
 
 
 def test_cache_sizes_are_points_and_the_title_says_what_was_measured() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def plot_staircase(
             marker=marker,
             markeredgecolor=INK,
             linestyle="none",
-            markersize=7,
+            markersize=10 if marker == "o" else 6,  # so that no point hides another
             label=f"blocks of {size}: vLLM",
         )
     axes.set_xlabel("tokens that a prompt shares with an earlier one")
@@ -50,47 +50,34 @@ def plot_staircase(
     return figure
 
 
-def plot_ttft_by_tokens_left(
-    left: Sequence[int],
-    milliseconds: Sequence[float],
-    is_hit: Sequence[bool],
-    predicted: Mapping[str, Callable[[int], float]],
-    title: str,
+def plot_alone_and_behind(
+    waits: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str
 ) -> Figure:
-    """Time to first token against the tokens that had to be computed.
+    """The wait behind cached tokens against the wait of the same new tokens alone.
 
     Args:
-        left: prompt tokens minus tokens found, of each request.
-        milliseconds: time to first token of each request.
-        is_hit: whether a part of it was found.
-        predicted: what the line assumes -> milliseconds for so many tokens left.
+        waits: cached tokens -> (milliseconds alone, milliseconds behind them), of equal lengths.
         title: a sentence on what the points show.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
-    ends = 0, max(left) + 10
-    for (label, predict), (color, dashes, _) in zip(
-        predicted.items(), ((INK, ":", ""), (BLUE, "-", ""), (ORANGE, "-", "")), strict=False
-    ):
-        xs = range(1, ends[1])
-        axes.plot(xs, [predict(n) for n in xs], color=color, linestyle=dashes, label=label)
-    for kind, color, marker, label in ((False, ORANGE, "o", "miss"), (True, BLUE, "s", "hit")):
-        points = [
-            (n, ms) for n, ms, hit in zip(left, milliseconds, is_hit, strict=True) if hit == kind
-        ]
-        if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=color,
-                marker=marker,
-                markeredgecolor=INK,
-                linestyle="none",
-                alpha=0.85,
-                label=f"{label}, measured",
-            )
+    all_waits = [ms for pair in waits.values() for group in pair for ms in group]
+    ends = 0.9 * min(all_waits), 1.1 * max(all_waits)
+    axes.plot(ends, ends, color=INK, linestyle=":", label="as long as alone")
+    for (cached, (alone, behind)), (color, _, marker) in zip(waits.items(), _LINES, strict=False):
+        axes.plot(
+            alone,
+            behind,
+            color=color,
+            marker=marker,
+            markeredgecolor=INK,
+            linestyle="none",
+            alpha=0.85,
+            label=f"behind {cached:,} cached tokens",
+        )
     axes.set_xlim(*ends)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("prompt tokens left to compute (all, minus those found)")
-    axes.set_ylabel("time to first token (ms)")
+    axes.set_ylim(*ends)
+    axes.set_xlabel("time to first token, nothing cached (ms)")
+    axes.set_ylabel("the same behind cached tokens (ms)")
     axes.set_title(title)
     axes.legend(loc="upper left")
     return figure
@@ -117,9 +104,10 @@ def plot_cache_sizes(
             [100 * r for r in rates],
             color=color,
             linestyle=dashes,
+            drawstyle="steps-post",
             linewidth=1,
             marker=marker,
-            markersize=4,
+            markersize=4 if marker == "s" else 7,  # so that the second doesn't hide the first
             label=f"{order}: predicted",
         )
         axes.plot(
@@ -132,7 +120,7 @@ def plot_cache_sizes(
             linestyle="none",
             label=f"{order}: vLLM",
         )
-    axes.axvline(measured_at, color=GREY, linewidth=1)
+    axes.axvline(measured_at, color=GREY, linewidth=1, label="the cache of this engine")
     axes.set_ylim(-3, max(100 * max(map(max, hit_rates.values())) * 1.15, 10))
     axes.set_xlabel("blocks in the cache")
     axes.set_ylabel("prompt tokens found (%)")
