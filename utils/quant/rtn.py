@@ -11,8 +11,9 @@ which always includes 0. In both, |weight - read back| <= scale / 2.
 
 The whole range is not the best one: with a smaller range the steps are finer, and only the few
 weights beyond it pay. `search_range` tries several and keeps the one with the least squared error
-of the weights, group by group. It looks at nothing but the weights. gptqmodel has it as `mse`,
-llm-compressor as the observer `mse`.
+of the weights, group by group. It looks at nothing but the weights. gptqmodel has a search like it
+(`mse`, the exponent of the error; 2.0 means squared errors), llm-compressor the observer
+`memoryless_mse`.
 """
 
 from __future__ import annotations

@@ -58,20 +58,21 @@ def test_loud_channels() -> None:
     assert axes.get_xticklabels()[0].get_text() == "5"
 
 
-def test_equal_bits_says_what_each_change_gives_alone() -> None:
-    start, scales, levels, both = 0.012, 0.01, 0.0102, 0.0085
-    errors = {
-        "RTN": (4.1, start),
-        "RTN, small scales": (4.1, scales),
-        "NF4": (4.1, levels),
-        "NF4, small scales": (4.13, both),
+def test_equal_bits_compares_nf4_with_rtn_in_equal_groups() -> None:
+    errors = {  # bits, error with the whole range and with a searched one
+        "RTN, large": (4.1, 0.012, 0.010),
+        "RTN, medium": (4.1, 0.010, 0.009),
+        "RTN, small": (4.2, 0.009, 0.008),
+        "NF4, large": (4.1, 0.009, 0.008),
+        "NF4, small": (4.1, 0.0081, 0.007),
     }
-    figure = plot_equal_bits(errors | {"NF4, searched": (4.13, 0.008)}, list(errors))
-    said = titles(figure)
-    assert "Smaller scales alone give 57% of NF4's lead" in said
-    assert "its levels alone 51%" in said  # in whatever order, so the two don't make 100%
+    equal = {192: ("RTN, large", "NF4, large"), 64: ("RTN, small", "NF4, small")}
+    figure = plot_equal_bits(errors, equal)
+    said = figure.get_suptitle()
+    assert "25% in groups of 192" in said  # not 32%, which the smaller groups help to gain
+    assert "10% in groups of 64" in said
     widths = [bar.get_width() for bar in figure.axes[0].patches]
-    assert widths == pytest.approx([1.2, 1, 1.02, 0.85, 0.8])
+    assert widths == pytest.approx([1.2, 1, 0.9, 0.9, 0.81, 1, 0.9, 0.8, 0.8, 0.7])
 
 
 def test_code_use() -> None:

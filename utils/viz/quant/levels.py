@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,7 +39,7 @@ def plot_weight_tails(weight: Tensor, normal: Tensor, group_size: int, name: str
         far = _draw_tails(ax, _scaled(w, size))
         usual = float(np.mean(np.abs(_scaled(compared, size)) > 3))
         ax.set_title(f"{where}: {far:.2%} beyond 3 σ (normal {usual:.2%})", fontsize=10)
-        ax.set_xlabel("weight (standard deviations)")
+        ax.set_xlabel("weight (standard deviations; beyond ±6 not shown)")
     axes[0].set_ylabel(f"density, {name}\n(logarithmic)")
     axes[0].set_yscale("log")  # shared
     axes[0].set_ylim(1e-5, 1)
@@ -54,7 +55,7 @@ def _scaled(w: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 
 
 def _draw_tails(ax: Axes, scaled: NDArray[np.float32]) -> float:
-    """Histogram and normal curve; returns the share of the numbers beyond 3."""
+    """Histogram and normal curve up to 6; returns the share of the numbers beyond 3."""
     ax.hist(
         scaled, bins=np.linspace(-6, 6, 61).tolist(), density=True, color=_PALE, label="weights"
     )
@@ -83,37 +84,47 @@ def plot_code_use(uses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -
     return figure
 
 
-def plot_equal_bits(errors: Mapping[str, tuple[float, float]], whole: Sequence[str]) -> Figure:
-    """Bars: the error of formats of nearly the same size.
+def plot_equal_bits(
+    errors: Mapping[str, tuple[float, float, float]], equal_groups: Mapping[int, tuple[str, str]]
+) -> Figure:
+    """Bars: the error of formats of nearly the same size, without and with range search.
 
-    The title says what each of two changes gives alone. The two shares don't add up to 1, because
-    the second change finds less left to gain.
+    The title says by how much another grid lowers the error where the groups are equal.
 
     Args:
-        errors: format -> (bits per weight, relative squared error).
-        whole: four of these, drawn without hatching: RTN, RTN with small scales, NF4, NF4 with
-            small scales.
+        errors: format -> (bits per weight, relative squared error with the whole range, and with
+            a searched one).
+        equal_groups: group size -> two of the formats: RTN, and NF4 with the same groups.
     """
     figure, axes = plt.subplots(figsize=(8.6, 4.9))
-    places = range(len(errors))
-    heights = [100 * error for _, error in errors.values()]
     colors = [GREEN if "NF4" in name else GREY for name in errors]
-    hatches = ["" if name in whole else "////" for name in errors]
-    bars = axes.barh(places, heights, color=colors, edgecolor=INK, linewidth=0.6, height=0.65)
-    for bar, hatch in zip(bars, hatches, strict=True):
-        bar.set_hatch(hatch)
-    axes.bar_label(bars, [f"{height:.2f}" for height in heights], padding=4, fontsize=10)
-    labels = [f"{name}\n{bits:.2f} bits" for name, (bits, _) in errors.items()]
-    axes.set_yticks(places, labels, fontsize=9.5)
+    for which, (offset, hatch) in enumerate(((-0.2, ""), (0.2, "////")), start=1):
+        heights = [100 * numbers[which] for numbers in errors.values()]
+        places = [place + offset for place in range(len(errors))]
+        bars = axes.barh(
+            places, heights, 0.36, color=colors, edgecolor=INK, linewidth=0.6, hatch=hatch
+        )
+        axes.bar_label(bars, [f"{height:.2f}" for height in heights], padding=4, fontsize=10)
+    labels = [f"{name}\n{bits:.2f} bits" for name, (bits, *_) in errors.items()]
+    axes.set_yticks(range(len(errors)), labels, fontsize=9.5)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, 1.12 * max(heights))
+    axes.set_xlim(0, 1.12 * max(100 * max(numbers[1:]) for numbers in errors.values()))
     axes.set_xlabel("relative squared error of the weights (%)")
-    start, scales, levels, both = (errors[name][1] for name in whole)
-    alone = [(start - error) / (start - both) for error in (scales, levels)]
-    axes.set_title(
-        f"Smaller scales alone give {alone[0]:.0%} of NF4's lead, its levels alone {alone[1]:.0%}"
+    axes.legend(
+        handles=[
+            Patch(facecolor="white", edgecolor=INK, label="whole range"),
+            Patch(facecolor="white", edgecolor=INK, hatch="////", label="range searched"),
+        ],
+        loc="lower right",
+        fontsize=9,
     )
+    gains = [
+        f"{1 - errors[nf4][1] / errors[rtn][1]:.0%} in groups of {size}"
+        for size, (rtn, nf4) in equal_groups.items()
+    ]
+    title = f"NF4 lowers RTN's error by {' and by '.join(gains)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold")
     return figure
 
 
