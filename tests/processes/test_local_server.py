@@ -14,7 +14,7 @@ FAILS = "print('the root cause')\nfor i in range(100): print('line', i)\nraise S
 
 
 def test_the_error_keeps_the_whole_log() -> None:
-    with pytest.raises(WorkerError, match="ended. The end of its output") as caught:
+    with pytest.raises(WorkerError, match="The end of its output") as caught:
         LocalServer([sys.executable, "-c", FAILS], dict(os.environ), "none")
     assert "the root cause" not in str(caught.value) and "line 99" in str(caught.value)
     assert len(str(caught.value).splitlines()) <= TAIL_LINES + 1

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import safe_open
 
 from utils.engine import LLM, SamplingParams
+from utils.engine.core.step_record import StepRecord
 from utils.engine.run_requests import answer
 from utils.vllm.session import VllmSession
 
@@ -83,7 +84,8 @@ def run_steps(
     params = SamplingParams(temperature=0, max_tokens=num_out, ignore_eos=True)
     if known is not None:
         answer(engine, engine.inputs.from_prompts([list(known)], params), False)
-    engine.step_trace = trace = []
+    trace: list[StepRecord] = []
+    engine.step_trace = trace
     answer(engine, engine.inputs.from_prompts([list(p) for p in prompts], params), False)
     return Steps(
         [

@@ -40,7 +40,9 @@ def test_a_larger_model_needs_more_in_part_two_only() -> None:
     small, large = PROFILES["gpu-small"], PROFILES["gpu"]
     for lesson in LESSONS:
         needs = [on_card(lesson, profile, CARDS["L4"]) for profile in (small, large)]
-        assert (needs[0] < needs[1]) == (lesson in ("09", "09b", "10", "12", "13", "13b", "14b")), lesson
+        assert (needs[0] < needs[1]) == (lesson in ("09", "09b", "10", "12", "13", "13b", "14b")), (
+            lesson
+        )
 
 
 def test_an_engine_takes_one_cache_of_the_default_size(model_path: Path) -> None:

@@ -97,7 +97,7 @@ def plot_price(
     axes.plot(sizes, [c.per_million_in for c in costs], color=BLUE, label="tokens in")
     axes.set_title(
         f"{model} on {cards} x {gpu} (${price:.2f} an hour each): {sizes[-1]} in flight,\n"
-        f"a token out costs ${costs[-1].per_million_out:.2f} a million and takes "
+        f"a million tokens out cost ${costs[-1].per_million_out:.2f}, and each takes "
         f"{1e3 * ables[-1].time_per_token:.0f} ms"
     )
     axes.set_ylim(0.01, 100)
