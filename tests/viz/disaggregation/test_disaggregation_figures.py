@@ -66,5 +66,5 @@ def test_in_time_counts_what_keeps_both_limits() -> None:
     assert [in_time(pairs, 4.0, gap) for gap in (0.05, 0.1, 0.3)] == [0, 1, 2]
     figure = plot_in_time({"a": pairs, "b": [(1.0, 0.2)] * 3}, 4.0, (0.1, 0.25))
     title = figure.axes[0].get_title() or figure.axes[0].get_title(loc="left")
-    assert "at 100 ms a (1)" in title and "at 250 ms b (3)" in title
+    assert "at 100 ms: a (1)" in title and "at 250 ms: b (3)" in title
     assert figure.axes[0].get_lines()[0].get_ydata().max() == 2

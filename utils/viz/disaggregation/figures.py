@@ -74,6 +74,7 @@ def plot_fetch_or_compute(
     for crossing, style in zip(crossings, (":", "-"), strict=True):
         axes.axvline(crossing / 1e6, color=INK, linestyle=style, linewidth=1.2)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(
         "bandwidth of the store (MB/s, logarithmic); upright: break-even, dotted as predicted"
@@ -119,8 +120,8 @@ def plot_in_time(
     axes.set_ylim(-0.3, total + 0.6)
     axes.set_xlabel("longest gap allowed within an answer (ms, logarithmic)")
     axes.set_ylabel(f"requests in time, of {total}")
-    said = "; ".join(f"at {1e3 * mark:.0f} ms {' and '.join(best[mark])}" for mark in marks)
-    axes.set_title(f"Most requests in time: {said}", fontsize=11)
+    said = "; ".join(f"at {1e3 * mark:.0f} ms: {', '.join(best[mark])}" for mark in marks)
+    axes.set_title(f"Most requests in time {said}", fontsize=11)
     axes.legend(loc="lower right")
     return figure
 
@@ -177,8 +178,6 @@ def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
     said = ", ".join(
         f"{values[names[-1]] / values[names[0]]:.1f} ({source})" for source, values in rates.items()
     )
-    axes.set_title(
-        f"Per GPU, {names[-1]} serve this many times as much as one GPU alone: {said}", fontsize=11
-    )
+    axes.set_title(f"{names[-1]}, each compared with one GPU alone: times {said}", fontsize=11)
     axes.legend(loc="upper left")
     return figure
