@@ -100,7 +100,8 @@ def plot_in_time(
         marks: limits of the gap, in seconds, that the title and dotted lines name.
     """
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    limits = np.geomspace(0.05, 4.0, 400)
+    longest = max(gap for pairs in served.values() for _, gap in pairs)
+    limits = np.geomspace(0.05, max(2.0, 1.2 * longest), 400)
     best: dict[float, list[str]] = {}
     for (name, pairs), (color, _) in zip(served.items(), _LOOKS[1:], strict=False):
         counts = [in_time(pairs, ttft, limit) for limit in limits]
@@ -110,19 +111,19 @@ def plot_in_time(
         counts_at = {name: in_time(pairs, ttft, mark) for name, pairs in served.items()}
         top = max(counts_at.values())
         best[mark] = [f"{name} ({top})" for name, count in counts_at.items() if count == top]
+        if len(best[mark]) == len(served):
+            best[mark] = [f"all alike ({top})"]
     total = len(next(iter(served.values())))
     axes.set_xscale("log")
-    axes.set_xticks(
-        [50, 100, 200, 400, 1000, 2000, 4000],
-        ["50", "100", "200", "400", "1,000", "2,000", "4,000"],
-    )
+    ticks = [tick for tick in (50, 100, 200, 400, 1000, 2000, 4000) if tick <= 1e3 * limits[-1]]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(-0.3, total + 0.6)
     axes.set_xlabel("longest gap allowed within an answer (ms, logarithmic)")
     axes.set_ylabel(f"requests in time, of {total}")
     said = "; ".join(f"at {1e3 * mark:.0f} ms: {', '.join(best[mark])}" for mark in marks)
     axes.set_title(f"Most requests in time {said}", fontsize=11)
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
     return figure
 
 
