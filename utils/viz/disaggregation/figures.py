@@ -176,9 +176,9 @@ def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel(f'rate per GPU, as a multiple of "{names[0]}"')
-    said = ", ".join(
+    said = " and ".join(
         f"{values[names[-1]] / values[names[0]]:.1f} ({source})" for source, values in rates.items()
     )
-    axes.set_title(f"{names[-1]}, each compared with one GPU alone: times {said}", fontsize=11)
+    axes.set_title(f'Per GPU, "{names[-1]}" reaches {said} times "{names[0]}"', fontsize=11)
     axes.legend(loc="upper left")
     return figure
