@@ -211,14 +211,8 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ask(customers, other, model=small)", "ask(customers[:1], other, model=small)"),
         ("prefix, rest = 640, 16", "prefix, rest = 320, 16"),
         ("new_tokens(480)", "new_tokens(160)"),
-        ("max_tokens=160", "max_tokens=40"),
-        ("[new_tokens(700) for _ in range(2)]", "[new_tokens(200) for _ in range(2)][:1]"),
-        ("new_tokens(1200)", "new_tokens(300)"),
-        ("[new_tokens(600) for _ in range(3)]", "[new_tokens(200)]"),
-        (
-            "measure_interference(D, new_tokens(20), documents, target)",
-            "measure_interference(D, new_tokens(20), documents, target, quiet_seconds=1)",
-        ),
+        ('{"chat": (20, 80), "document": (600, 40)}', '{"chat": (20, 8), "document": (120, 4)}'),
+        ("count=5, seconds=12", "count=2, seconds=1"),
         # One prompt of six.
         (
             "study = run_study()",

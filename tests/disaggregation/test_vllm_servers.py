@@ -11,10 +11,15 @@ import psutil
 import pytest
 
 from tests.serving.waiting import PATIENCE, eventually
-from utils.disaggregation.interference import measure_interference
 from utils.disaggregation.proxy import start_proxy
 from utils.disaggregation.valkey import ValkeyServer
-from utils.disaggregation.vllm_servers import CacheCounts, cache_counts, complete, connected_servers
+from utils.disaggregation.vllm_servers import (
+    CacheCounts,
+    RequestRefused,
+    cache_counts,
+    complete,
+    connected_servers,
+)
 from utils.processes.server import LocalServer
 from utils.processes.supervised import WorkerError
 from utils.serving.scrape import Reading, scrape
@@ -26,7 +31,10 @@ Pair = tuple[ValkeyServer, LocalServer, LocalServer]
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     with ValkeyServer() as store:
-        first, second = connected_servers(store.port, timeout=5.0, verbose=False)
+        policies = ["fail", "recompute"]
+        first, second = connected_servers(
+            store.port, timeout=5.0, failure_policies=policies, verbose=False
+        )
         with first, second:
             yield store, first, second
 
@@ -89,6 +97,24 @@ def test_damage_and_a_stall_cost_time_and_no_token(pair: Pair) -> None:
     eventually(found_again, "the store is asked again")
 
 
+def test_damage_costs_the_request_where_the_policy_is_fail(pair: Pair) -> None:
+    store, first, second = pair
+    prompt, client = tokens(200, seed=25), store.client(timeout=PATIENCE)
+    known = set(client.scan_iter())
+    want = complete(second, prompt, 8).token_ids
+    for key in set(client.scan_iter()) - known:
+        client.set(key, client.get(key)[:-1])
+    with pytest.raises(RequestRefused):
+        complete(first, prompt, 8)
+    assert complete(first, prompt, 8).token_ids == want  # the damaged block is gone: it computes
+
+
+def test_an_unknown_failure_policy_is_refused() -> None:
+    for policies in ([], ["retry"]):
+        with pytest.raises(ValueError, match="expected 'recompute' or 'fail'"):
+            connected_servers(1, failure_policies=policies, verbose=False)
+
+
 def test_prefill_and_decode_apart(pair: Pair) -> None:
     _, first, second = pair
     with start_proxy([first.url], [second.url], first.model) as proxy:
@@ -113,29 +139,20 @@ def largest_step(before: Reading, after: Reading) -> float:
     return min(bound for bound in bounds if of_bound[bound] == max(of_bound.values()))
 
 
-def test_a_stream_beside_long_prompts_apart_and_together(pair: Pair) -> None:
-    """What a stream waits for is the largest step. How long that takes, is for the notebook."""
+def test_long_prompts_are_large_steps_for_d_only_without_p(pair: Pair) -> None:
+    """What a stream on D would wait for is D's largest step."""
     _, first, second = pair
-    alone = measure_interference(second, tokens(20, 52), [], None, quiet_seconds=0.5)
-    assert alone.gaps and alone.long_ttfts == []
     with start_proxy([first.url], [second.url], first.model) as proxy:
         for who, seed in ((proxy, 40), (second, 43)):
             before, counts = scrape(second.url, timeout=PATIENCE), cache_counts(second)
-            long = [tokens(600, seed) for seed in (seed, seed + 1)]
-            found = measure_interference(second, tokens(20, seed + 100), long, who)
-            assert len(found.long_ttfts) == 2 and 0 < found.median_gap <= found.longest_gap
+            for number in (seed, seed + 1):
+                complete(who, tokens(600, number), 2)
             step = largest_step(before, scrape(second.url, timeout=PATIENCE))
             hits = (cache_counts(second) - counts).external_hits
             if who is proxy:  # of each long prompt, the last 24 tokens are left to compute
                 assert hits == 2 * 576 and step <= 64
             else:
                 assert hits == 0 and step >= 256
-
-
-def test_a_stream_that_is_too_short_is_an_error(pair: Pair) -> None:
-    _, _, second = pair
-    with pytest.raises(RuntimeError, match="before all long prompts were answered"):
-        measure_interference(second, tokens(20, 60), [tokens(600, 61)], second, max_tokens=12)
 
 
 def test_if_one_server_cannot_start_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

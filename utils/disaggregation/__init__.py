@@ -5,7 +5,7 @@
 - `vllm_connector`: keeps vLLM's blocks in that store; it runs inside vLLM
 - `vllm_servers`: vLLM servers that share a store, and what they count
 - `proxy`: sends a prompt to one server for prefill and to another one for decoding
-- `interference`: what long prompts do to a stream of tokens
+- `equal_hardware`: the same requests for two engines that share the work in different ways
 - `goodput`: a simulator of goodput with prefill and decode together, or apart
 - `distserve`: a published figure, simulated
 - `cacheblend`: reuse of chunks that are no prefix, measured

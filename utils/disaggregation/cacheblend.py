@@ -170,10 +170,10 @@ def first_of_each(prompt: Prompt, pieces: Memory, right: Memory, count: int) -> 
 WAYS: list[tuple[str, str, bool, float, Choice]] = [
     ("put together as they are", "nothing", False, 0.0, at_random),
     ("re-rotated", "nothing", True, 0.0, at_random),
-    ("15 % again, by deviation (CacheBlend)", "nothing", True, 0.15, by_deviation),
-    ("15 % again, at random", "nothing", True, 0.15, at_random),
-    ("15 % again, the first of each note", "nothing", True, 0.15, first_of_each),
-    ("all notes again", "nothing", True, 1.0, at_random),
+    ("some again, by deviation (CacheBlend)", "nothing", True, 0.15, by_deviation),
+    ("some again, at random", "nothing", True, 0.15, at_random),
+    ("some again, the beginnings (EPIC)", "nothing", True, 0.15, first_of_each),
+    ("all three notes again", "nothing", True, 1.0, at_random),
     ("computed behind the system prompt", "system prompt", True, 0.0, at_random),
     ("computed behind the whole prefix", "prefix", True, 0.0, at_random),
 ]

@@ -81,6 +81,7 @@ def connected_servers(
     python_path: Path | None = None,
     timeout: float = 0.5,
     extra_config: dict[str, Any] | None = None,
+    failure_policies: Sequence[str] = ("recompute",),
     verbose: bool = True,
     **options: Any,
 ) -> list[LocalServer]:
@@ -96,31 +97,37 @@ def connected_servers(
         python_path: a folder to look for the module in.
         timeout: seconds after which the connector treats an answer of the store as a miss.
         extra_config: further entries of `kv_connector_extra_config`.
+        failure_policies: `kv_load_failure_policy` of the servers, by turns. "recompute" computes
+            what could not be loaded; "fail", vLLM's default, ends the request with an error.
         verbose: say how long it took.
         options: further ones of `vllm serve`, with underscores.
 
     Raises:
+        ValueError: there is no such policy.
         WorkerError: a server did not start. The others are stopped.
     """
+    if not failure_policies or set(failure_policies) - {"recompute", "fail"}:
+        raise ValueError(f"{failure_policies=}; expected 'recompute' or 'fail' for each server.")
     folder = resolve_model(str(model))
     transfer = {
         "kv_connector": connector,
         "kv_connector_module_path": module,
         "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"port": store_port, "timeout": timeout}
         | (extra_config or {}),
     }
     arguments: dict[str, Any] = {"model": folder, "served_model_name": folder.name}
     arguments |= EngineSettings(dtype="float32").arguments()
     arguments |= {"max_num_seqs": 8, "enable_prompt_tokens_details": True}
-    arguments |= {"kv_transfer_config": json.dumps(transfer)} | options
-    command = [str(pipeline_python()), *SERVER_MODULE, *as_options(arguments)]
+    arguments |= options
     paths = worker_environment()
     if python_path is not None:
         paths["PYTHONPATH"] = f"{python_path}{os.pathsep}{paths['PYTHONPATH']}"
 
     def start(number: int) -> LocalServer:
+        policy = failure_policies[number % len(failure_policies)]
+        mine = {"kv_transfer_config": json.dumps(transfer | {"kv_load_failure_policy": policy})}
+        command = [str(pipeline_python()), *SERVER_MODULE, *as_options(mine | arguments)]
         env = vllm_environment() | paths | _own_core(number, count)
         return LocalServer(command, env, folder.name, name=f"vLLM server {number + 1}")
 

@@ -42,3 +42,22 @@ def test_a_larger_model_needs_more_in_part_two_only() -> None:
     for lesson in LESSONS:
         needs = [on_card(lesson, profile, CARDS["L4"]) for profile in (small, large)]
         assert (needs[0] < needs[1]) == (lesson in larger), lesson
+
+
+def test_an_engine_takes_one_cache_of_the_default_size(model_path: Path) -> None:
+    model = ModelConfig.from_pretrained(model_path)
+    config = EngineArgs(device="cpu").create_engine_config(model)
+    tokens = config.num_gpu_blocks * config.block_size
+    assert tokens * model.kv_bytes_per_token(config.dtype) == pytest.approx(ONE_CACHE, rel=1e-3)
+
+
+def test_lessons_on_the_cpu_name_no_other_device() -> None:
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        if any(PART_ONE.get(path.name.partition("_")[0], (1,))):
+            continue
+        cells = nbformat.read(path, as_version=4).cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        engines = re.findall(r"\bLLM\((.*?)\)", code, re.DOTALL)
+        settings = re.search(r"^settings = \{.*?\}$", code, re.MULTILINE)
+        shared = "**settings" if settings and '"device": "cpu"' in settings[0] else "device="
+        assert all("device=" in engine or shared in engine for engine in engines), path.name

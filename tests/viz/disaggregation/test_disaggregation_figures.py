@@ -13,10 +13,12 @@ from utils.viz.disaggregation.fetch_or_compute import (
     smallest_bandwidth,
 )
 from utils.viz.disaggregation.figures import (
+    in_time,
     plot_bars,
     plot_fetch_or_compute,
     plot_gaps,
     plot_goodput,
+    plot_in_time,
 )
 
 
@@ -50,9 +52,19 @@ def test_every_choice_draws_and_says_who_wins() -> None:
 def test_figures_show_what_they_are_given() -> None:
     figure = plot_gaps({"alone": [0.1, 0.1], "together": [0.1, 2.0, 0.1], "none": []}, "title")
     assert [text.get_text() for text in figure.axes[0].texts] == ["100 ms", "2000 ms"]
-    figure = plot_fetch_or_compute([1e6, 1e8], [2.0, 0.1], {1e7: 0.5}, 0.7, 0.8, 5e6)
-    assert "5 MB/s" in figure.axes[0].texts[0].get_text()
+    figure = plot_fetch_or_compute([1e6, 1e8], [2.0, 0.1], {1e7: 0.5}, 0.8, (5e6, 7e6))
+    title = figure.axes[0].get_title() or figure.axes[0].get_title(loc="left")
+    assert "from 7 MB/s on" in title and "was 5 MB/s" in title
     assert len(plot_bars({"a": 1.0, "b": 2.0}, "x", "t").axes[0].patches) == 2
-    rates = {"published": {"x": 1.0, "y": 2.0}, "simulated": {"x": 3.0, "y": 4.0}}
+    rates = {"published": {"x": 1.0, "y": 2.0}, "simulated": {"x": 3.0, "y": 4.5}}
     heights = [bar.get_height() for bar in plot_goodput(rates).axes[0].patches]
-    assert heights == [1.0, 2.0, 3.0, 4.0]
+    assert heights == [1.0, 2.0, 1.0, 1.5]  # multiples of the first arrangement
+
+
+def test_in_time_counts_what_keeps_both_limits() -> None:
+    pairs = [(1.0, 0.1), (1.0, 0.3), (5.0, 0.1)]
+    assert [in_time(pairs, 4.0, gap) for gap in (0.05, 0.1, 0.3)] == [0, 1, 2]
+    figure = plot_in_time({"a": pairs, "b": [(1.0, 0.2)] * 3}, 4.0, (0.1, 0.25))
+    title = figure.axes[0].get_title() or figure.axes[0].get_title(loc="left")
+    assert "at 100 ms: a (1)" in title and "at 250 ms: b (3)" in title
+    assert figure.axes[0].get_lines()[0].get_ydata().max() == 2

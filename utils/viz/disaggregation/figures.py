@@ -49,17 +49,16 @@ def plot_fetch_or_compute(
     bandwidths: Sequence[float],
     predicted: Sequence[float],
     measured: Mapping[float, float],
-    compute_predicted: float,
     compute_measured: float,
-    crossing: float,
+    crossings: tuple[float, float],
 ) -> Figure:
     """Time to first token against the bandwidth of the store.
 
     Args:
         bandwidths, predicted: bytes per second, and seconds.
         measured: bytes per second -> seconds.
-        compute_predicted, compute_measured: seconds without a store.
-        crossing: predicted bandwidth, in bytes per second, from which on fetching wins.
+        compute_measured: seconds without a store.
+        crossings: bytes per second from which on fetching wins, predicted and measured.
     """
     figure, axes = plt.subplots(figsize=(8, 4))
     axes.plot(np.divide(bandwidths, 1e6), predicted, color=BLUE, label="fetched, predicted")
@@ -71,30 +70,66 @@ def plot_fetch_or_compute(
         markeredgecolor=INK,
         label="fetched, measured",
     )
-    axes.axhline(compute_predicted, color=ORANGE, linestyle="--", label="computed, predicted")
-    axes.plot(
-        [crossing / 1e6],
-        [compute_measured],
-        "s",
-        color=ORANGE,
-        markeredgecolor=INK,
-        label="computed, measured",
-    )
-    axes.axvline(crossing / 1e6, color=INK, linestyle=":", linewidth=1.4)
-    axes.annotate(
-        f"break-even, predicted:\n{crossing / 1e6:.0f} MB/s",
-        (crossing / 1e6, 1.0),
-        (6, -34),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-    )
+    axes.axhline(compute_measured, color=ORANGE, linestyle="--", label="computed, measured")
+    for crossing, style in zip(crossings, (":", "-"), strict=True):
+        axes.axvline(crossing / 1e6, color=INK, linestyle=style, linewidth=1.2)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("bandwidth of the store (MB/s, logarithmic)")
+    axes.set_xlabel(
+        "bandwidth of the store (MB/s, logarithmic); upright: break-even, dotted as predicted"
+    )
     axes.set_ylabel("time to first token (s)")
-    axes.set_title("Left of the dotted line computing should be quicker, right of it fetching")
+    measured_mb, predicted_mb = crossings[1] / 1e6, crossings[0] / 1e6
+    axes.set_title(
+        f"Fetching wins from {measured_mb:.0f} MB/s on; the prediction was {predicted_mb:.0f} MB/s"
+    )
     axes.legend(loc="upper right")
     return figure
+
+
+def plot_in_time(
+    served: Mapping[str, Sequence[tuple[float, float]]], ttft: float, marks: Sequence[float]
+) -> Figure:
+    """How many requests are served in time, against the limit of the gap between two tokens.
+
+    Args:
+        served: arrangement -> for each request its time to first token and its longest gap, in
+            seconds.
+        ttft: limit of the time to first token, in seconds.
+        marks: limits of the gap, in seconds, that the title and dotted lines name.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.2))
+    longest = max(gap for pairs in served.values() for _, gap in pairs)
+    limits = np.geomspace(0.05, max(2.0, 1.2 * longest), 400)
+    best: dict[float, list[str]] = {}
+    for (name, pairs), (color, _) in zip(served.items(), _LOOKS[1:], strict=False):
+        counts = [in_time(pairs, ttft, limit) for limit in limits]
+        axes.plot(1e3 * limits, counts, color=color, label=name, linewidth=2)
+    for mark in marks:
+        axes.axvline(1e3 * mark, color=INK, linestyle=":", linewidth=1.2)
+        counts_at = {name: in_time(pairs, ttft, mark) for name, pairs in served.items()}
+        top = max(counts_at.values())
+        best[mark] = [f"{name} ({top})" for name, count in counts_at.items() if count == top]
+        if len(best[mark]) == len(served):
+            best[mark] = [f"all alike ({top})"]
+    total = len(next(iter(served.values())))
+    axes.set_xscale("log")
+    ticks = [tick for tick in (50, 100, 200, 400, 1000, 2000, 4000) if tick <= 1e3 * limits[-1]]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(-0.3, total + 0.6)
+    axes.set_xlabel("longest gap allowed within an answer (ms, logarithmic)")
+    axes.set_ylabel(f"requests in time, of {total}")
+    said = "; ".join(f"at {1e3 * mark:.0f} ms: {', '.join(best[mark])}" for mark in marks)
+    axes.set_title(f"Most requests in time {said}", fontsize=11)
+    axes.legend(loc="upper left")
+    return figure
+
+
+def in_time(pairs: Sequence[tuple[float, float]], ttft: float, gap: float) -> int:
+    """How many pairs of time to first token and longest gap keep both limits. All in seconds."""
+    return sum(first <= ttft and longest <= gap for first, longest in pairs)
 
 
 def plot_bars(values: Mapping[str, float], label: str, title: str, form: str = "{:.2f}") -> Figure:
@@ -116,10 +151,11 @@ def plot_bars(values: Mapping[str, float], label: str, title: str, form: str = "
 
 
 def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Requests per second and GPU: groups of bars, one bar per source of the figure.
+    """Requests per second and GPU as multiples of "together", one bar per source of the figure.
 
     Args:
         rates: source ("published", "simulated") -> arrangement -> requests per second and GPU.
+            The first arrangement is what the others are divided by.
     """
     figure, axes = plt.subplots(figsize=(8, 3.8))
     names = list(next(iter(rates.values())))
@@ -129,7 +165,7 @@ def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
         places = np.arange(len(names)) + (i - (len(rates) - 1) / 2) * width
         bars = axes.bar(
             places,
-            [values[name] for name in names],
+            [values[name] / values[names[0]] for name in names],
             width * 0.94,
             label=source,
             color=_LOOKS[i][0],
@@ -139,7 +175,10 @@ def plot_goodput(rates: Mapping[str, Mapping[str, float]]) -> Figure:
         axes.bar_label(bars, fmt="%.1f")
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="x", visible=False)
-    axes.set_ylabel("requests per second and GPU")
-    axes.set_title("Within limits of latency, three GPUs apart do more than three times one")
+    axes.set_ylabel(f'rate per GPU, as a multiple of "{names[0]}"')
+    said = " and ".join(
+        f"{values[names[-1]] / values[names[0]]:.1f} ({source})" for source, values in rates.items()
+    )
+    axes.set_title(f'Per GPU, "{names[-1]}" reaches {said} times "{names[0]}"', fontsize=11)
     axes.legend(loc="upper left")
     return figure
