@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from utils.pipeline.confidence import Z, block_means, loss_interval, ratio_interval, share_interval
+from utils.pipeline.confidence import Z, loss_interval, ratio_interval, share_interval
 
 
 def wilson_by_search(right: int, total: int) -> tuple[float, float]:
@@ -85,17 +85,6 @@ def test_ratio_interval_leaves_out_what_fills_no_block() -> None:
     losses = reference.clone()
     losses[96:] = 50
     assert ratio_interval(losses, reference) == (1, 1, 1)
-
-
-def test_block_means_are_all_that_the_interval_needs() -> None:
-    generator = torch.Generator().manual_seed(1)
-    losses, reference = torch.rand(2, 1000, generator=generator, dtype=torch.float64)
-    means = [torch.tensor(block_means(one), dtype=torch.float64) for one in (losses, reference)]
-    assert len(means[0]) == 31  # 8 tokens fill no block
-    expected = ratio_interval(losses, reference)
-    assert ratio_interval(*means, block=1) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="fewer than a block"):
-        block_means(losses[:31])
 
 
 def test_ratio_interval_holds_the_truth_although_neighbours_depend() -> None:

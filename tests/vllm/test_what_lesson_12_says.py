@@ -26,27 +26,3 @@ def test_only_symmetric_gptq_files_are_read() -> None:
     AutoGPTQConfig.from_config(GPTQ)
     with pytest.raises(ValueError, match="Unsupported quantization config"):
         AutoGPTQConfig.from_config({**GPTQ, "sym": False})
-
-
-def test_which_cards_each_scheme_needs() -> None:
-    """75: Turing, 89: Ada. Older cards read FP8 files, too, and unpack the weights to 16 bits."""
-    from vllm.model_executor.layers.quantization.compressed_tensors import schemes
-
-    needed = {
-        schemes.CompressedTensorsWNA16: 75,
-        schemes.CompressedTensorsW8A8Int8: 75,
-        schemes.CompressedTensorsW8A8Fp8: 89,
-        schemes.CompressedTensorsW8A16Fp8: 75,
-        schemes.CompressedTensorsW4A4Fp4: 75,
-    }
-    assert {scheme.__name__: scheme.get_min_capability() for scheme in needed} == {
-        scheme.__name__: capability for scheme, capability in needed.items()
-    }
-
-
-def test_the_preset_w4a16_has_groups_of_128() -> None:
-    """So it does not fit the bundled model, whose layers are 576 wide."""
-    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
-
-    weights = PRESET_SCHEMES["W4A16"]["weights"]
-    assert (weights.num_bits, weights.group_size, weights.symmetric) == (4, 128, True)

@@ -61,27 +61,6 @@ def loss_interval(lost: int, won: int, total: int) -> tuple[float, float]:
     return max(-1.0, loss - half), min(1.0, loss + half)
 
 
-def block_means(losses: Tensor, block: int = 32) -> list[float]:
-    """The mean loss of each block of neighboring tokens: all that `ratio_interval` needs.
-
-    A few numbers for a text of thousands of tokens, so they can be kept beside a result. Pass two
-    models' means to `ratio_interval` with `block=1`: the interval is that of the tokens.
-
-    Args:
-        losses: minus log probabilities of the tokens, [n]. Tokens after the last full block don't
-            count.
-        block: neighboring tokens in a block.
-
-    Raises:
-        ValueError: fewer tokens than one block.
-    """
-    if len(losses) < block:
-        raise ValueError(f"{len(losses)} tokens are fewer than a block of {block}.")
-    full = losses[: len(losses) // block * block]
-    means: list[float] = full.double().view(-1, block).mean(1).tolist()
-    return means
-
-
 def ratio_interval(
     losses: Tensor,
     reference: Tensor,

@@ -35,15 +35,6 @@ def test_windows_hold_what_the_choice_says(
     assert "order_id" not in texts["random tokens"] and "Emma was" not in texts["random tokens"]
 
 
-@pytest.mark.parametrize("num_windows", [2, 8, 20])
-def test_the_mixture_is_the_same_at_every_size(
-    model_path: Path, data_dir: Path, tokenizer: Any, num_windows: int
-) -> None:
-    windows = choice_windows("customers and novel", model_path, data_dir, num_windows)
-    customers = ["<|im_start|>" in tokenizer.decode(window) for window in windows]
-    assert customers == [True, False] * (num_windows // 2)
-
-
 @pytest.mark.parametrize("choice", CHOICES)
 def test_small_sizes_begin_the_large_ones(model_path: Path, data_dir: Path, choice: str) -> None:
     many = choice_windows(choice, model_path, data_dir, 10)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from utils.hub import load_hf_model, load_tokenizer
-from utils.pipeline.studies import first_layers
-from utils.pipeline.studies.first_layers import layers_output, output_error, save_first_layers
+from utils.pipeline.studies.first_layers import layers_output, save_first_layers
 
 TEXT = "Water boils at 100 degrees."
 
@@ -32,10 +31,3 @@ def test_a_number_of_layers_that_it_has_not(
 ) -> None:
     with pytest.raises(ValueError, match=f"num_layers={num_layers}: expected 1 to 30"):
         save_first_layers(model_path, tmp_path / "none", num_layers)
-
-
-def test_the_error_is_squared_and_relative(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = {"16 bits": torch.ones(3, 4), "4 bits": torch.full((3, 4), 1.1)}
-    monkeypatch.setattr(first_layers, "layers_output", lambda model, token_ids: outputs[model])
-    assert output_error("4 bits", "16 bits", [1, 2, 3]) == pytest.approx(0.01)
-    assert output_error("16 bits", "16 bits", [1, 2, 3]) == 0

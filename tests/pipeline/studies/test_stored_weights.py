@@ -16,8 +16,6 @@ from utils.pipeline.studies.stored_weights import (
     awq_weight,
     gguf_weight,
     gptq_weight,
-    kinds_of_bytes,
-    misread_awq,
     read_tensor,
 )
 from utils.quant import QuantizedWeight, pack_awq, pack_gptq, rtn, unpack_int4, unpack_int4_awq
@@ -118,31 +116,3 @@ def test_projections_are_those_of_the_quantizers() -> None:
     from utils.quant import SAME_INPUT
 
     assert set(PROJECTIONS) < {name for names in SAME_INPUT for name in names}
-
-
-def test_a_misread_layer_has_the_right_codes_in_the_wrong_places(
-    weight: torch.Tensor, tmp_path: Path
-) -> None:
-    quantized = rtn(weight, group_size=32, sym=False)
-    folder = save(tmp_path, pack_awq(quantized))
-    wrong = misread_awq(folder, f"model.layers.0.{NAME}")
-    right = half(quantized)
-    assert wrong.shape == right.shape
-    torch.testing.assert_close(wrong[0], right[0])  # output 0 is the first in both orders
-    assert not torch.allclose(wrong[1], right[1], atol=0.1)
-
-
-def test_every_byte_is_of_some_kind() -> None:
-    shapes = {
-        "model.embed_tokens.weight": [10, 4],
-        "model.norm.weight": [4],
-        "model.layers.0.mlp.up_proj.weight": [8, 4],
-        "model.layers.1.mlp.up_proj.qweight": [1, 8],
-        "model.layers.1.mlp.up_proj.scales": [1, 8],
-    }
-    header = {
-        name: {"shape": shape, "data_offsets": [100, 100 + number]}
-        for number, (name, shape) in enumerate(shapes.items(), start=1)
-    }
-    expected = {"embedding": 1, "norms": 2, "linear, 16 bits": 3, "codes": 4, "scales": 5}
-    assert kinds_of_bytes(header) == expected

@@ -220,19 +220,3 @@ def answer_perplexity(model: Any, examples: list[Tokens], batch_size: int = 8) -
         total += answer_loss(model, batch).item() * len(batch.targets)
         count += len(batch.targets)
     return exp_or_inf(total / count)
-
-
-@torch.inference_mode()
-def answer_losses(model: Any, examples: list[Tokens], batch_size: int = 8) -> Tensor:
-    """Minus the log probability of each token of the right answers, in nats: float32 [n], on CPU.
-
-    exp of their mean is `answer_perplexity`. Two models' losses can be compared token by token (see
-    `utils.pipeline.confidence.ratio_interval`).
-    """
-    losses = []
-    for start in range(0, len(examples), batch_size):
-        batch = pack(examples[start : start + batch_size])
-        states, head = answer_states(model, batch)
-        logits = F.linear(states.to(head.dtype), head).float()
-        losses.append(F.cross_entropy(logits, batch.targets.to(logits.device), reduction="none"))
-    return torch.cat(losses).cpu()

@@ -24,10 +24,9 @@ def choice_windows(
     The first windows of a large number are good as a small number, so that sizes are nested.
 
     Args:
-        choice: "customers": training conversations, the task itself. "novel": plain English, Jane
-            Austen's Emma. "customers and novel": a window of one and a window of the other in turn,
-            so that any even number holds as much of both. "random tokens": no text at all, every
-            token of the vocabulary equally likely.
+        choice: "customers": training conversations, the task itself. "customers and novel": what
+            the pipeline takes. "novel": plain English, Jane Austen's Emma. "random tokens": no
+            text at all, every token of the vocabulary equally likely.
         model_dir: folder with the tokenizer.
         data_dir: folder of the data stage.
         num_windows: how many.
@@ -46,18 +45,14 @@ def choice_windows(
     if choice == "random tokens":
         return _random_windows(model_dir, num_windows, seed)
     *chats, novel = calibration_texts(model_dir, data_dir)
-    texts = {"customers": chats, "novel": [novel]}
-    parts = [texts[choice]] if choice in texts else [chats, [novel]]
-    drawn = []
-    for part in parts:
-        windows, wanted = all_windows(model_dir, part), -(-num_windows // len(parts))
-        if len(windows) < wanted:
-            raise ValueError(
-                f"{choice!r} holds {len(parts) * len(windows)} windows of {WINDOW} tokens at most, "
-                f"not {num_windows}. Ask for fewer."
-            )
-        drawn.append(random.Random(seed).sample(windows, wanted))
-    return [window for turn in zip(*drawn, strict=True) for window in turn][:num_windows]
+    texts = {"customers": chats, "customers and novel": [*chats, novel], "novel": [novel]}[choice]
+    windows = all_windows(model_dir, texts)
+    if len(windows) < num_windows:
+        raise ValueError(
+            f"{choice!r} holds {len(windows)} windows of {WINDOW} tokens, not {num_windows}. Ask "
+            "for fewer."
+        )
+    return random.Random(seed).sample(windows, num_windows)
 
 
 @torch.inference_mode()

@@ -51,15 +51,3 @@ def layers_output(model: Any, token_ids: list[int]) -> Tensor:
     finally:
         hook.remove()
     return caught[0].flatten(0, 1).float().cpu()
-
-
-def output_error(model: Any, reference: Any, token_ids: list[int]) -> float:
-    """How far a model's layers are from another model's, for a text: relative squared error.
-
-    Args:
-        model, reference: of the same shape, such as a 4-bit and a 16-bit one.
-        token_ids: what both read.
-    """
-    wanted = layers_output(reference, token_ids)
-    off = layers_output(model, token_ids) - wanted
-    return float(off.square().sum() / wanted.square().sum())

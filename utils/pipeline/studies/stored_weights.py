@@ -7,16 +7,14 @@ Q4_1        code * scale + minimum     2 codes in a byte, 32 weights in a block 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.quant.packing import AWQ_ORDER, unpack_awq, unpack_int4
+from utils.quant.packing import AWQ_ORDER
 
 # Q and K are left out: a GGUF file holds their rows in another order, for its rotary embedding.
 PROJECTIONS = {
@@ -72,44 +70,6 @@ def read_tensor(folder: Path, name: str) -> Tensor:
             if name in tensors.keys():  # noqa: SIM118 (not a dict)
                 return tensors.get_tensor(name)
     raise ValueError(f"No tensor {name!r} in {folder.name}. Is the layer's number too high?")
-
-
-def misread_awq(folder: Path, layer: str) -> Tensor:
-    """An AWQ layer's weight, read in the order of GPTQ's codes: float32 [out, in].
-
-    Scales and zeros are right, every code is there, and nothing raises an error.
-
-    Args:
-        folder: an AWQ checkpoint.
-        layer: a linear layer's full name, such as "model.layers.0.mlp.down_proj".
-    """
-    parts = {
-        part: read_tensor(folder, f"{layer}.{part}") for part in ("qweight", "qzeros", "scales")
-    }
-    codes = unpack_int4(parts["qweight"]).t().to(torch.uint8)
-    return replace(unpack_awq(parts), q=codes).dequantize()
-
-
-def kinds_of_bytes(header: Mapping[str, Any]) -> Counter[str]:
-    """What the bytes of a model's safetensors files are spent on.
-
-    Args:
-        header: tensor's name -> its entry in the files' headers ("shape", "data_offsets").
-
-    Returns:
-        kind -> bytes: "codes", "scales", "zeros", "g_idx", "embedding" (the output layer, too),
-        "norms", and "linear, 16 bits".
-    """
-    packed = {"qweight": "codes", "qzeros": "zeros", "scales": "scales", "g_idx": "g_idx"}
-    sizes: Counter[str] = Counter()
-    for name, entry in header.items():
-        kind = packed.get(name.rpartition(".")[2])
-        if kind is None:
-            kind = "norms" if len(entry["shape"]) == 1 else "linear, 16 bits"
-            kind = "embedding" if "embed" in name or "lm_head" in name else kind
-        start, end = entry["data_offsets"]
-        sizes[kind] += end - start
-    return sizes
 
 
 def gptq_weight(folder: Path, layer: int, name: str, row: int, channel: int) -> StoredWeight:
