@@ -38,7 +38,8 @@ from utils.routing.prefix_policies import LongestPrefixAndLoad  # noqa: E402
 from utils.sim.cluster.compare import compare_policies, every_policy  # noqa: E402
 from utils.sim.cluster.cost import llama3_70b_on_a800  # noqa: E402
 from utils.sim.cluster.public_traces import LoadedTrace, download_trace, find_trace, load_mooncake  # noqa: E402
-from utils.sim.cluster.replica import ReplicaConfig, SimReplica  # noqa: E402
+from utils.sim.cluster.replica import SimReplica  # noqa: E402
+from utils.sim.cluster.replica_config import ReplicaConfig  # noqa: E402
 from utils.sim.cluster.simulate import simulate  # noqa: E402
 from utils.sim.cluster.trace import conversations  # noqa: E402
 from utils.viz.routing.mooncake import plot_mooncake  # noqa: E402

@@ -20,7 +20,7 @@ from tests.scale import sized
 from tests.serving.conftest import Served, Steps, serve
 from tests.serving.waiting import PATIENCE, eventually
 from utils.engine import LLM, SamplingParams, StructuredOutputsParams
-from utils.serving.neutral_fields import IGNORED, NEUTRAL
+from utils.serving.http.neutral_fields import IGNORED, NEUTRAL
 from utils.serving.protocol import (
     ChatCompletionRequest,
     CompletionRequest,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from utils.engine import SamplingParams, StructuredOutputsParams
-from utils.serving.neutral_fields import IGNORED, NEUTRAL, as_accepted, not_empty
+from utils.serving.http.neutral_fields import IGNORED, NEUTRAL, as_accepted, not_empty
 
 
 class StreamOptions(BaseModel):

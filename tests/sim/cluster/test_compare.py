@@ -15,7 +15,7 @@ from utils.sim.cluster.compare import (
     summary,
 )
 from utils.sim.cluster.cost import llama3_70b_on_a800
-from utils.sim.cluster.replica import ReplicaConfig
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.simulate import simulate
 from utils.sim.cluster.trace import Conversations, conversations
 

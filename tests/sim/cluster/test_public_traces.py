@@ -21,7 +21,7 @@ from utils.sim.cluster.public_traces import (
     load_azure,
     load_mooncake,
 )
-from utils.sim.cluster.replica import ReplicaConfig
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.simulate import simulate
 
 LINES = """\

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.sim.cluster.cost import CostModel
-from utils.sim.cluster.replica import NEVER, ReplicaConfig, SimReplica
+from utils.sim.cluster.replica import NEVER, SimReplica
+from utils.sim.cluster.replica_config import ReplicaConfig
 
 COST = CostModel(per_step=0.01, per_token=0.002, per_pair=0.0001, per_context_token=0.0003)
 Arrival = tuple[float, int, int]  # seconds, prompt tokens, answer tokens

@@ -20,7 +20,7 @@ from utils.routing.policies import (
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import LongestPrefix, LongestPrefixAndLoad
 from utils.sim.cluster.cost import CostModel, llama3_70b_on_a800
-from utils.sim.cluster.replica import ReplicaConfig
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.simulate import ClusterResult, simulate
 from utils.sim.cluster.trace import Conversations, Row, conversations
 

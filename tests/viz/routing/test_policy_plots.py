@@ -8,7 +8,7 @@ import pytest
 from utils.routing.policies import LeastLoaded
 from utils.sim.cluster.compare import summary
 from utils.sim.cluster.cost import llama3_70b_on_a800
-from utils.sim.cluster.replica import ReplicaConfig
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.simulate import ClusterResult, simulate
 from utils.sim.cluster.trace import conversations
 from utils.viz.routing.policies import plot_gain, plot_overload, plot_policies, plot_waiting

@@ -17,7 +17,7 @@ from utils.routing.policies import (
 from utils.routing.prefix_index import KVIndex, RoutingHistory
 from utils.routing.prefix_policies import CacheAware, LongestPrefix, LongestPrefixAndLoad
 from utils.routing.token_load import FewestWaitingTokens
-from utils.sim.cluster.replica import ReplicaConfig
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.simulate import ClusterResult, simulate
 from utils.sim.cluster.trace import ClusterTrace
 

@@ -13,7 +13,8 @@ import numpy as np
 from utils.routing.policies import Replica, ReplicaLoad, RoutingPolicy, RoutingRequest
 from utils.routing.prefix_index import KVIndex
 from utils.routing.prefix_policies import PrefixPolicy
-from utils.sim.cluster.replica import NEVER, ReplicaConfig, SimReplica
+from utils.sim.cluster.replica import NEVER, SimReplica
+from utils.sim.cluster.replica_config import ReplicaConfig
 from utils.sim.cluster.trace import ClusterTrace
 
 # (request number, chosen index, tokens found in its cache, all replicas as they are now)
