@@ -154,9 +154,7 @@ PLANS: dict[str, Plan] = {
         {"column": [0, 4, 8, 12, 16, 20, 24, 28, 31], "bits": [2, 4], "damp": [0.05, 100.0]}
     ),
     "10_qlora": Calculator("training"),
-    "11_merge": Grid(
-        {"base": ["W", "Q(W)"], "grid": ["NF4", "bfloat16"], "size": [0.125, 0.25, 1.0, 2.0, 8.0]}
-    ),
+    "11_merge": Grid({"base": ["W", "Q(W)"], "grid": ["NF4", "bfloat16"], "size": [0.125, 1.0]}),
     "12_gptq_awq": Grid(
         {
             "layer": [0, 15],
